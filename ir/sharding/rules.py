@@ -107,7 +107,7 @@ def _per_element(size: Size, symbol: sympy.Symbol) -> Size | None:
     return None if coefficient is None else simplify_size(coefficient)
 
 
-def _sizes_equal(a: Size, b: Size) -> bool:
+def _is_same_size(a: Size, b: Size) -> bool:
     return a == b or sympy.expand(sympy.sympify(a) - b) == 0
 
 
@@ -200,7 +200,7 @@ def _reshape(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> Stat
     before, after = axis_of(x, symbol), axis_of(node, symbol)
     if before is None or after is None:
         return _layout(node, states, symbol)
-    if not _sizes_equal(product(x.shape[:before]), product(node.shape[:after])):
+    if not _is_same_size(product(x.shape[:before]), product(node.shape[:after])):
         raise refusal(node, "mixes it with a dim in front of it")
     return _layout(node, states, symbol)
 
@@ -217,7 +217,7 @@ def _slice(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     (x,) = node.args
     axis, p = axis_of(x, symbol), node.params
     for i, (start, stop, step) in enumerate(zip(p["start"], p["stop"], p["step"], strict=True)):
-        is_whole = start == 0 and step == 1 and _sizes_equal(stop, x.shape[i])
+        is_whole = start == 0 and step == 1 and _is_same_size(stop, x.shape[i])
         if (i == axis and not is_whole) or (i != axis and mentions((start, stop), symbol)):
             raise refusal(node, "takes a part of it")
     return _layout(node, states, symbol)

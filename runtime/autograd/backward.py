@@ -12,7 +12,7 @@ from ...ir.errors import users_line
 from ...tracer.capture.capture import OpaqueCallError, is_capturing
 from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, transforms_active
 from ...tracer.trace import CaptureError
-from ..capture.ctx_attributes import REASON, is_assigned
+from ..capture.ctx_attributes import REASON, is_changed
 from ..capture.guards import is_tracked
 from ..compiled.backward import guard_failure, opaque_calls, run_backward
 from ..fallback.answer import Fault, backward_failed, is_fault, recorded_faults, users_backward
@@ -63,7 +63,7 @@ def _differentiated(compiler: Compiled, spec: Specialization, call: BackwardCall
     compiler.require_backward(spec)
     if spec.backward.faulty or _changed_since_forward(compiler, spec, call):
         return as_written(compiler, spec, call)
-    if is_assigned(call.ctx, spec.captured):
+    if is_changed(call.ctx, spec.captured):
         _record_assigned(compiler)
         return as_written(compiler, spec, _followed(call))
     tensors = (*call.residuals, *call.gradients)
@@ -119,15 +119,15 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
         return False
     for opaque in opaque_calls(entry):
         compiler.derivative_refused(CaptureError(reason=opaque.reason_of_method, where=opaque.where))
-    if entry.written:  # a derivative would compute it again, on what is in that memory by then
+    if entry.written_inputs:  # a derivative would compute it again, on what is in that memory by then
         compiler.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=spec.captured.backward_place()))
-    return not (entry.opaque or entry.written)
+    return not (entry.opaque or entry.written_inputs)
 
 
 def _changed_since_forward(compiler: Compiled, spec: Specialization, call: BackwardCall) -> bool:
     """Whether the caller changed what is on ctx since forward: on record."""
     sharing = spec.captured.sharing
-    if sharing is None or (name := sharing.changed(call.ctx._fusegrad_shared)) is None:
+    if sharing is None or (name := sharing.changed_attribute(call.ctx._fusegrad_shared)) is None:
         return False
     reason = f"what `ctx.{name}` shares with the caller changed after forward"
     compiler.refuse("backward", CaptureError(reason=reason, where=spec.captured.backward_place()))

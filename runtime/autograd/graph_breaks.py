@@ -25,7 +25,7 @@ from ...tracer.opaque.opaque import (
     version,
 )
 from ...tracer.trace import CaptureError
-from ..capture.opaque_replay import VARIANTS, offer
+from ..capture.opaque_replay import VARIANTS, offer_tape
 from ..capture.outputs import restore_passthrough_inputs
 from ..compiled.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note
 from ..fallback.answer import Fault, is_fault, put_on_record, recorded_faults
@@ -77,7 +77,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
     for candidate in _candidates(compiler, specialization, given):
         if not _goes_on(candidate, given, tape):
             continue
-        offer(tape)
+        offer_tape(tape)
         try:
             result = node_of(compiler, candidate, compiler.node_key(candidate, backend), given)(*args)
         except Mismatch:
@@ -90,7 +90,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
             fault = Fault.of(error)
             break
         finally:
-            offer(None)
+            offer_tape(None)
         if candidate is not specialization:
             compiler.prefer(candidate, given)
         return restore_passthrough_inputs(candidate.captured, result, args)

@@ -18,7 +18,7 @@ from ...tracer.containers import open_containers
 from ...tracer.function import ForwardCapture
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
-from ..capture.ctx_attributes import showing
+from ..capture.ctx_attributes import node_namespace
 from ..capture.outputs import rebuild_output
 from ..capture.user_methods import ctx_attributes
 from ..compiled.function_class import node_class, shown
@@ -53,7 +53,7 @@ def make_node(
     if own_backward and method is not None:
         return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
-    node = node_class(cls, (Function,), body, showing(captured))
+    node = node_class(cls, (Function,), body, node_namespace(captured))
     if not captured.forward.tensor_attributes:
         node._backward_cls._fusegrad_tensors = ()  # for all of them, in place of a slot of each
     if chosen is not None and saved_tensors_can_be_told_apart:
@@ -121,8 +121,8 @@ def write_context(
     elif captured.tensor_attributes:
         text.add(f"ctx._fusegrad_tensors = {tensors}")
     if sharing is not None:
-        shared = f"{text.constant(sharing.of, 'shared')}({args})"
-        named = f"vars(ctx).update({text.constant(sharing.named, 'named')}({shared}))"
+        shared = f"{text.constant(sharing.objects_of, 'shared')}({args})"
+        named = f"vars(ctx).update({text.constant(sharing.attributes, 'named')}({shared}))"
         text.add(named if own_backward else f"ctx._fusegrad_shared = {shared}")
     for mark, places in _marks_of(captured):
         if places:

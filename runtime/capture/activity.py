@@ -34,14 +34,14 @@ def sources_of(trace: Trace, tangents: bool = False) -> list[frozenset[int]]:
     """
     meta, key = trace.graph_module.meta, _KEYS[tangents]
     if key not in meta:
-        meta[key] = _found(trace.graph_module.graph, tangents)
+        meta[key] = _compute_sources(trace.graph_module.graph, tangents)
     return meta[key]  # type: ignore[no-any-return]
 
 
-def _found(graph: torch.fx.Graph, tangents: bool) -> list[frozenset[int]]:
+def _compute_sources(graph: torch.fx.Graph, tangents: bool) -> list[frozenset[int]]:
     (results,) = graph.find_nodes(op="output")[0].args
     cut = {node for node in graph.nodes if _is_cut(node, tangents)}
-    reach = _reaching(graph, _homes(graph, cut), cut)
+    reach = _reach_of_nodes(graph, _memory_roots(graph, cut), cut)
     return [reach[r] if isinstance(r, torch.fx.Node) else frozenset() for r in results]
 
 
@@ -53,10 +53,10 @@ def _is_cut(node: torch.fx.Node, tangents: bool) -> bool:
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    return _base(node) is not None and not _written(node)
+    return _base(node) is not None and not _written_arguments(node)
 
 
-def _reaching(
+def _reach_of_nodes(
     graph: torch.fx.Graph, home: Homes, cut: Collection[torch.fx.Node]
 ) -> dict[torch.fx.Node, frozenset[int]]:
     """Per node what reaches its memory, by whatever is written there: it may be read before, or after that."""
@@ -66,17 +66,17 @@ def _reaching(
     while before != reach:
         before = dict(reach)
         for node in (n for n in graph.nodes if n.op not in ("placeholder", "output") and n not in cut):
-            found = _reached(node, {a: reach[home[a]] for a in node.all_input_nodes})
-            for written in (node, *_written(node)):
-                reach[home[written]] |= found
+            sources = _sources_through(node, {a: reach[home[a]] for a in node.all_input_nodes})
+            for target in (node, *_written_arguments(node)):
+                reach[home[target]] |= sources
     return {node: reach[at] for node, at in home.items()}
 
 
-def _homes(graph: torch.fx.Graph, cut: Collection[torch.fx.Node]) -> Homes:
+def _memory_roots(graph: torch.fx.Graph, cut: Collection[torch.fx.Node]) -> Homes:
     """Per node the first one with its memory. What was detached counts as apart; what was written to does not."""
     home: Homes = {}
     for node in graph.nodes:
-        base = None if node in cut and not _written(node) else _base(node)
+        base = None if node in cut and not _written_arguments(node) else _base(node)
         home[node] = node if base is None else home[base]
     return home
 
@@ -93,7 +93,7 @@ def _is_returned(node: torch.fx.Node, info: Any) -> bool:
     return any(r is not None and r.before_set & info.before_set for r in returned)
 
 
-def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [a for a, info in _arguments(node) if info is not None and info.is_write]
 
 
@@ -102,13 +102,13 @@ def _arguments(node: torch.fx.Node) -> list[tuple[torch.fx.Node, Any]]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    given = [node.args[i] if i < len(node.args) else node.kwargs.get(a.name) for i, a in enumerate(schema.arguments)]
-    pairs = zip(given, schema.arguments, strict=True)
+    values = [node.args[i] if i < len(node.args) else node.kwargs.get(a.name) for i, a in enumerate(schema.arguments)]
+    pairs = zip(values, schema.arguments, strict=True)
     flat = ((v, a.alias_info) for value, a in pairs for v in (value if isinstance(value, list | tuple) else [value]))
     return [(v, info) for v, info in flat if isinstance(v, torch.fx.Node)]
 
 
-def _reached(node: torch.fx.Node, reach: dict[torch.fx.Node, frozenset[int]]) -> frozenset[int]:
+def _sources_through(node: torch.fx.Node, reach: dict[torch.fx.Node, frozenset[int]]) -> frozenset[int]:
     if node.target in _SHAPE_ONLY or not _may_be_float(node):
         return frozenset()
     return frozenset().union(*(reach[a] for a in node.all_input_nodes))
@@ -137,20 +137,20 @@ def takes_gaps(node: torch.fx.Node) -> bool:
     while waiting:
         alias = waiting.pop()
         for user in alias.users:
-            if user.op == "output" or _asks_a_length(user):
+            if user.op == "output" or _is_size_query(user):
                 continue
-            if not hasattr(user.target, "_schema") or user.target in _BY_STRIDES or alias in _written(user):
+            if not hasattr(user.target, "_schema") or user.target in _BY_STRIDES or alias in _written_arguments(user):
                 return False
             if _base(user) is alias:
                 waiting.append(user)
     return True
 
 
-def _asks_a_length(node: torch.fx.Node) -> bool:
+def _is_size_query(node: torch.fx.Node) -> bool:
     return node.target in (aten.sym_size.int, aten.sym_numel.default)
 
 
-def independent(trace: Trace, of: Sequence[int], tangents: bool = False) -> list[int]:
+def independent_results(trace: Trace, of: Sequence[int], tangents: bool = False) -> list[int]:
     """The results that depend on none of these inputs."""
-    wanted = frozenset(of)
-    return [i for i, sources in enumerate(sources_of(trace, tangents)) if not sources & wanted]
+    inputs = frozenset(of)
+    return [i for i, sources in enumerate(sources_of(trace, tangents)) if not sources & inputs]

@@ -25,7 +25,7 @@ from ..settings import logs
 from ..settings.counters import count
 from ..values.sizes import Binder, BoundSizes
 from .guards import Guard, guard_from, lasting_state, size_guard
-from .opaque_replay import not_in_place
+from .opaque_replay import in_place_error
 from .redraw import draws
 from .shared_objects import Sharing
 
@@ -66,24 +66,24 @@ class CapturedFunction:
         self.symbols: AbstractSet[sympy.Symbol] = dict.fromkeys(symbols).keys()  # in this order in every process
         self.backward_symbols: list[sympy.Symbol] = []  # of these, those that backward is given as numbers
         self.guard: Guard = guard_from(())
-        self.assumed: Sequence[str] = ()  # the guard's conditions that no session knows: of a stored capture
-        self.kinds: tuple[Any, ...] | None = None  # the commonest backward, where it is known without a trace
+        self.assumed_conditions: Sequence[str] = ()  # the guard's conditions that no session knows: of a stored capture
+        self.stored_kinds: tuple[Any, ...] | None = None  # the commonest backward, where it is known without a trace
         self.read_constants: Callable[[Sizes], dict[str, Any]] | None = None  # the same of what is on ctx
         # What the graph reads and writes besides its arguments' values.
         self.lifted: list[Any] = []
-        self.written: list[int] = []
-        self.unversioned: list[int] = []
+        self.written_inputs: list[int] = []
+        self.unversioned_inputs: list[int] = []
         # How its results become the user's.
         self.is_plain = hasattr(cls, "_fusegrad_sources")
-        self.given: tuple[tuple[int, int], ...] = ()
+        self.passthrough: tuple[tuple[int, int], ...] = ()
         self.skip = frozenset(i for i, k in enumerate(output_kinds(forward)) if k != "tensor")
         self.inner_views = inner_views(forward)
         self.sharing = Sharing(forward.shared, self.arguments) if forward.shared else None
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        self.first_outside = self.outside()  # when it was captured
+        self.outside_at_capture = self.outside_state()  # when it was captured
         # What the first call's comparison finds out.
         self.restrided = False  # strides were corrected
-        self.shows_more = False  # an operator returns memory that it is given, and does not say so
+        self.returns_input_memory = False  # an operator returns memory that it is given, and does not say so
         self.unchecked = False  # made-up data was no fit for its method: the first call on real data compares
 
     @property
@@ -92,14 +92,16 @@ class CapturedFunction:
         return self.forward.session
 
     @property
-    def since(self) -> int:
+    def first_backward_guard(self) -> int:
         """The number of the first guard that a backward added: what one assumed, all later ones were captured under."""
         return self.forward.traced.since
 
     def current_guard(self) -> Guard:
         """The conditions on sizes under which what is known by now holds."""
         guard = size_guard(self.session, self.forward.fakes)
-        return guard_from(list(dict.fromkeys((*self.assumed, *cast(Any, guard).conditions)))) if self.assumed else guard
+        if not self.assumed_conditions:
+            return guard
+        return guard_from(list(dict.fromkeys((*self.assumed_conditions, *cast(Any, guard).conditions))))
 
     def name_at(self, place: ValueRef) -> str:
         """The user's name for what is at a place."""
@@ -143,7 +145,7 @@ class CapturedFunction:
     @property
     def writes_inputs(self) -> bool:
         """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
-        return bool(self.forward.dirty) or bool(self.written)
+        return bool(self.forward.dirty) or bool(self.written_inputs)
 
     @lazy_attribute
     def draws(self) -> bool:
@@ -161,11 +163,11 @@ class CapturedFunction:
             return self.read_constants(sizes)
         return {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
 
-    def outside(self) -> tuple[Any, ...]:
+    def outside_state(self) -> tuple[Any, ...]:
         """What is read from outside, and torch's state, at present."""
         return self.reads.facts(), lasting_state()
 
-    def exactly_as_captured(self) -> Any:
+    def without_added_casts(self) -> Any:
         """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
         return no_autocast() if self.under_autocast else _AS_IT_IS
 
@@ -189,15 +191,16 @@ def capture_function(
     visible = len(traced.fake_outputs)
     trace.names = [captured.names[i] for i in captured.slots]
     trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
-    captured.written = written_placeholders(trace.graph_module, len(captured.slots))
-    captured.unversioned = unversioned_placeholders(trace.graph_module, len(captured.slots)) if captured.written else []
+    captured.written_inputs = written_placeholders(trace.graph_module, len(captured.slots))
+    if captured.written_inputs:
+        captured.unversioned_inputs = unversioned_placeholders(trace.graph_module, len(captured.slots))
     if captured.opaque and captured.writes_inputs:
-        raise not_in_place(captured.opaque[0])
+        raise in_place_error(captured.opaque[0])
     # The guard before anything else is asked of the session, which may learn more with every question.
     captured.guard = captured.current_guard()
     captured.session.fix_equalities()
     captured.lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
-    captured.given = passthrough_inputs(captured) if captured.is_plain else ()
+    captured.passthrough = passthrough_inputs(captured) if captured.is_plain else ()
     captured.backward_symbols = unbound_symbols(captured)
     traced.since = len(captured.session.env.guards)
     return captured
@@ -207,10 +210,10 @@ def trace_forward(
     cls: type, args: Sequence[Any], reads: Reads, session: Session, tape: Tape | None
 ) -> ForwardCapture:
     """forward and setup_context on fakes like the arguments."""
-    given = user_count(args)
-    needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < given for i, a in enumerate(args))
+    user_arguments = user_count(args)
+    needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < user_arguments for i, a in enumerate(args))
     fakes = [session.fake(a) for a in args if isinstance(a, Tensor)]
-    require_allowed(f"{cls.__name__}.forward")
+    require_capture_allowed(f"{cls.__name__}.forward")
     count("captures")
     with logs.capturing(f"{cls.__name__}.forward", lambda: forward.trace, method_place(cls.forward)):  # type: ignore[attr-defined]
         forward = capture_forward(cls, args, fakes, session, reads, needs, tape)
@@ -234,16 +237,16 @@ def present_residuals(captured: CapturedFunction) -> list[ValueRef]:
 
 def unbound_symbols(captured: CapturedFunction) -> list[sympy.Symbol]:
     """Symbols that backward may need and that the shapes of its own inputs do not tell."""
-    kept = [f for p in captured.residual_places if (f := captured.forward.fake_at(p)) is not None]
-    bound = set(Binder([*kept, *captured.forward.fake_outputs]).sources)
-    known = captured.symbols
+    residuals = [f for p in captured.residual_places if (f := captured.forward.fake_at(p)) is not None]
+    bound = set(Binder([*residuals, *captured.forward.fake_outputs]).sources)
+    captured_symbols = captured.symbols
     needs = captured.forward.needs_input_grad
-    wanting = [f for i, f in zip(captured.slots, captured.forward.fakes, strict=True) if needs[i]]
-    shapes = [e for f in (*kept, *captured.forward.fake_outputs) for e in (*f.shape, *f.stride())]
-    shapes += [e for f in wanting for e in f.shape]
-    wanted = symbols_in(captured.forward.constants.values()) | symbols_in(shapes)
-    masked = set(Binder(kept, ("size",)).sources)
-    return sorted(((wanted & known) - (bound & masked)), key=str)
+    differentiated = [f for i, f in zip(captured.slots, captured.forward.fakes, strict=True) if needs[i]]
+    shapes = [e for f in (*residuals, *captured.forward.fake_outputs) for e in (*f.shape, *f.stride())]
+    shapes += [e for f in differentiated for e in f.shape]
+    needed = symbols_in(captured.forward.constants.values()) | symbols_in(shapes)
+    masked = set(Binder(residuals, ("size",)).sources)
+    return sorted(((needed & captured_symbols) - (bound & masked)), key=str)
 
 
 def output_kinds(forward: ForwardCapture) -> list[str]:
@@ -263,7 +266,7 @@ def argument_names(cls: type, count: int) -> list[str]:
     return parameter_names(cls.forward, count, skip, "argument")  # type: ignore[attr-defined]
 
 
-def require_allowed(what: str) -> None:
+def require_capture_allowed(what: str) -> None:
     """Raises CaptureError where whoever watches does not let this be captured."""
     if not watch_allows("capture", what):
         raise CaptureError(reason="it is not captured while a fault is looked for", where="unknown")
@@ -275,7 +278,7 @@ def hint_of(session: Session, symbol: sympy.Symbol) -> Any:
     return int(values[symbol]) if symbol.is_integer else float(values[symbol])
 
 
-def number_of(session: Session, symbol: sympy.Symbol) -> Any:
+def traceable_number(session: Session, symbol: sympy.Symbol) -> Any:
     """A symbol as a number that can be traced."""
     env, hint = session.env, hint_of(session, symbol)
     return env.create_symintnode(symbol, hint=hint) if symbol.is_integer else env.create_symfloatnode(symbol, hint=hint)

@@ -25,9 +25,9 @@ from ..settings.counters import count
 from ..values.gradient_layouts import as_gradient_of, canonical_layout, cast_as_gradient
 from ..values.sizes import Binder, BoundSizes
 from .activity import takes_gaps
-from .captured import CapturedFunction, number_of, require_allowed
+from .captured import CapturedFunction, require_capture_allowed, traceable_number
 from .guards import is_float
-from .outputs import passed_through, views_of_inputs
+from .outputs import passthrough_results, views_of_inputs
 from .redraw import draws
 from .user_methods import ctx_attributes, requires_grad_at, run_user_backward
 
@@ -52,15 +52,15 @@ class BackwardEntry:
     guards: tuple[sympy.Basic, ...]
     lifted: list[Any] = field(default_factory=list)
     opaque: Sequence[Any] = ()  # its opaque nodes, in the order of their calls
-    passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
-    viewed: dict[int, tuple[int, Any]] = field(default_factory=dict)  # that are a view of one: its number, the fake
-    written: tuple[int, ...] = ()  # which of (residuals, symbols, gradients) it writes to
-    unversioned: tuple[int, ...] = ()  # which inputs it writes to unseen by autograd: by way of `.data`, or by numpy
+    passed_gradients: dict[int, int] = field(default_factory=dict)  # result: the gradient that it is, unchanged
+    viewed_gradients: dict[int, tuple[int, Any]] = field(default_factory=dict)  # result: its base's number, its fake
+    written_inputs: tuple[int, ...] = ()  # which of (residuals, symbols, gradients) it writes to
+    unversioned_inputs: tuple[int, ...] = ()  # those written unseen by autograd: through `.data` or numpy
     executables: dict[str, Executable] = field(default_factory=dict)
-    others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
-    admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
-    compared: bool = False
-    everywhere: bool = False  # it serves sizes for which a capture of its own would be another one
+    alternatives: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
+    admitted_sizes: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    is_checked: bool = False
+    serves_all_sizes: bool = False  # it serves sizes for which a capture of its own would be another one
     stored_guards: tuple[sympy.Basic, ...] = ()  # of another process's capture, which hold as well
 
     @property
@@ -91,40 +91,40 @@ class BackwardEntry:
         return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]
 
     def with_passed_gradients(
-        self, results: Sequence[V], given: Sequence[V], backend: str, view: Callable[[Tensor, V], V]
+        self, results: Sequence[V], gradients: Sequence[V], backend: str, view: Callable[[Tensor, V], V]
     ) -> list[V]:
         """What autograd gets: results, gradients that are handed on as they came, and views of such.
 
         Over values of any kind: tensors in a call, their names in a text. view: makes what a fake is, of a gradient.
         """
         full = list(results)
-        for result, gradient in self.passed.items():
-            full[result] = given[gradient]
+        for result, gradient in self.passed_gradients.items():
+            full[result] = gradients[gradient]
         if backend in KERNEL_BACKENDS:  # elsewhere the views are among the captured operations
-            for result, (gradient, fake) in self.viewed.items():
-                full[result] = view(fake, given[gradient])
+            for result, (gradient, fake) in self.viewed_gradients.items():
+                full[result] = view(fake, gradients[gradient])
         return full
 
     def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""
-        if not self.guards or self.everywhere:
+        if not self.guards or self.serves_all_sizes:
             return True
         if any(not s.is_integer for g in self.guards for s in g.free_symbols):  # numbers that were read: never twice
             return all(bool(g.xreplace(sizes)) for g in self.guards)
         key = sizes.key
-        admitted = self.admitted.get(key)
+        admitted = self.admitted_sizes.get(key)
         if admitted is None:
-            if len(self.admitted) >= RECORDS:
-                self.admitted.clear()
-            admitted = self.admitted[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
+            if len(self.admitted_sizes) >= RECORDS:
+                self.admitted_sizes.clear()
+            admitted = self.admitted_sizes[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
         return admitted
 
-    def learn(self, guards: tuple[sympy.Basic, ...]) -> None:
+    def assume(self, guards: tuple[sympy.Basic, ...]) -> None:
         """Lowering added to what is assumed."""
         guards = tuple(dict.fromkeys((*self.stored_guards, *guards)))
         if guards != self.guards:
             self.guards = guards
-            self.admitted.clear()
+            self.admitted_sizes.clear()
 
 
 def backward_names(captured: CapturedFunction) -> list[str]:
@@ -141,7 +141,7 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
 
     tape: what its opaque calls returned before.
     """
-    require_allowed(f"{captured.name}.backward")
+    require_capture_allowed(f"{captured.name}.backward")
     count("captures")
     residuals, symbols = fresh_residuals(captured)
     fakes = [fake_gradient(captured, i, k) for i, k in enumerate(kinds)]
@@ -154,46 +154,49 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
         for i, value in zip(live, present, strict=True):
             full[i] = value
         r, s = len(residuals), len(residuals) + len(symbols)
-        told = dict(zip(captured.backward_symbols, full[r:s], strict=True))
-        sizes = Binder(residuals, ("size",)).read(full[:r]) | told
-        with known_history(full[:r], answer) as known:
-            histories.append(known)
-            return reduced_as_by_autograd(captured, run_user_backward(captured, full[:r], sizes, full[s:]))
+        symbol_values = dict(zip(captured.backward_symbols, full[r:s], strict=True))
+        sizes = Binder(residuals, ("size",)).read(full[:r]) | symbol_values
+        with known_history(full[:r], answer) as history:
+            histories.append(history)
+            return reduce_like_autograd(captured, run_user_backward(captured, full[:r], sizes, full[s:]))
 
     gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
     what = f"{captured.name}.backward for gradients {gradients}"
     with logs.capturing(what, lambda: trace, captured.backward_place()):
-        again = None if tape is None else tape.rewound_tape()
+        tape_copy = None if tape is None else tape.rewound_tape()
         trace = guarded_trace(captured.session, body, [everything[i] for i in live], captured.reads, tape=tape)
         # Backward asked whether a saved tensor has a history, which a capture has not: both answers, and one graph.
         if histories[-1].place is not None:
             answer, first = True, histories[-1]
-            other = guarded_trace(captured.session, body, [everything[i] for i in live], captured.reads, tape=again)
-            require_no_difference(first, trace, histories[-1], other)
+            inputs = [everything[i] for i in live]
+            other_trace = guarded_trace(captured.session, body, inputs, captured.reads, tape=tape_copy)
+            require_no_difference(first, trace, histories[-1], other_trace)
     names = backward_names(captured)
     trace.names = [names[i] for i in live]
     trace.output_names = [f"grad_{name}" for name in captured.names]
-    guards = captured.session.conditions(captured.symbols, captured.since)
+    guards = captured.session.conditions(captured.symbols, captured.first_backward_guard)
     at_gradients = len(residuals) + len(symbols)
     of_gradient = {p: at - at_gradients for p, at in enumerate(live) if at >= at_gradients}
-    passed = {r: of_gradient[p] for r, p in passed_through(trace).items() if p in of_gradient}
-    viewed = {r: (of_gradient[p], f) for r, (p, f) in views_of_inputs(trace).items() if p in of_gradient}
+    passed_gradients = {r: of_gradient[p] for r, p in passthrough_results(trace).items() if p in of_gradient}
+    viewed_gradients = {r: (of_gradient[p], f) for r, (p, f) in views_of_inputs(trace).items() if p in of_gradient}
     lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
-    written = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
-    unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written else ()
-    source = BackwardTrace(trace, captured.since)
-    return BackwardEntry(source, guards, lifted, trace.opaque, passed, viewed, written, unversioned)
+    written_inputs = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
+    unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written_inputs else ()
+    source = BackwardTrace(trace, captured.first_backward_guard)
+    return BackwardEntry(
+        source, guards, lifted, trace.opaque, passed_gradients, viewed_gradients, written_inputs, unversioned
+    )
 
 
 def fresh_residuals(captured: CapturedFunction) -> tuple[list[Tensor | None], list[Any]]:
     """Fresh fakes of what is kept for backward, and the sizes that they do not tell."""
-    kept = [captured.forward.fake_at(p) for p in captured.residual_places]
-    symbols = [number_of(captured.session, s) for s in captured.backward_symbols]
-    again = [captured.session.fake_again(r) if r is not None else None for r in kept]
-    for r, place in zip(again, captured.residual_places, strict=True):
+    fakes = [captured.forward.fake_at(p) for p in captured.residual_places]
+    symbols = [traceable_number(captured.session, s) for s in captured.backward_symbols]
+    copies = [captured.session.fake_again(r) if r is not None else None for r in fakes]
+    for r, place in zip(copies, captured.residual_places, strict=True):
         if r is not None and requires_grad_at(captured, place):
             r.requires_grad_()
-    return again, symbols
+    return copies, symbols
 
 
 def capture_jvp(captured: CapturedFunction, tangents: Sequence[Tensor]) -> Trace:
@@ -205,28 +208,29 @@ def capture_jvp(captured: CapturedFunction, tangents: Sequence[Tensor]) -> Trace
 
     def body(*values: Any) -> tuple[Any, ...]:
         supply = iter(values[:n])
-        kept = [next(supply) if r is not None else None for r in residuals]
-        sizes = Binder(residuals, ("size",)).read(kept) | dict(zip(captured.backward_symbols, values[n:m], strict=True))
-        return user_jvp(captured, kept, sizes, values[m:])
+        saved = [next(supply) if r is not None else None for r in residuals]
+        symbol_values = dict(zip(captured.backward_symbols, values[n:m], strict=True))
+        sizes = Binder(residuals, ("size",)).read(saved) | symbol_values
+        return user_jvp(captured, saved, sizes, values[m:])
 
     moving = [captured.session.fake_again(t) for t in tangents]
     return guarded_trace(captured.session, body, [*present, *symbols, *moving], captured.reads)
 
 
 def user_jvp(
-    captured: CapturedFunction, kept: Sequence[Any], sizes: Mapping[sympy.Symbol, Any], moving: Sequence[Any]
+    captured: CapturedFunction, saved: Sequence[Any], sizes: Mapping[sympy.Symbol, Any], moving: Sequence[Any]
 ) -> tuple[Any, ...]:
     n, supply = len(captured.forward.saved), iter(moving)
-    attributes = ctx_attributes(captured, kept[n:], sizes)
-    ctx = BackwardContext(kept[:n], attributes, captured.forward.needs_input_grad[: captured.count])
+    attributes = ctx_attributes(captured, saved[n:], sizes)
+    ctx = BackwardContext(saved[:n], attributes, captured.forward.needs_input_grad[: captured.count])
     tangents = [None if like is None else next(supply).clone() for like in attributes["_fusegrad_likes"]]
     return as_tuple(captured.cls.jvp(ctx, *tangents))  # type: ignore[attr-defined]
 
 
 def predicted_kinds(captured: CapturedFunction) -> tuple[Any, ...]:
     """The commonest backward: every differentiable output has a gradient, each row-major."""
-    if captured.kinds is not None:
-        return captured.kinds
+    if captured.stored_kinds is not None:
+        return captured.stored_kinds
     gradients = gradients_per_output(captured, captured.forward.fake_outputs)
     return tuple(None if g is None else "contiguous" for g in gradients)
 
@@ -263,7 +267,7 @@ def gradient_likes(captured: CapturedFunction) -> list[Any]:
     return [None if o.kind == "object" else next(supply) for o in captured.forward.outputs]
 
 
-def reduced_as_by_autograd(captured: CapturedFunction, gradients: Sequence[Any]) -> tuple[Any, ...]:
+def reduce_like_autograd(captured: CapturedFunction, gradients: Sequence[Any]) -> tuple[Any, ...]:
     """What autograd does to a gradient, done in the graph: reduced to the input's shape, cast to its dtype."""
     finished: list[Any] = []
     for argument, gradient in enumerate(gradients):
@@ -277,7 +281,7 @@ def reduced_as_by_autograd(captured: CapturedFunction, gradients: Sequence[Any])
     return tuple(finished)
 
 
-def reduced_to_argument(
+def reduce_to_argument(
     captured: CapturedFunction, argument: int, gradient: Any, sizes: Mapping[sympy.Symbol, Any]
 ) -> Any:
     """One gradient reduced to its argument's shape and cast to its dtype, at the given sizes.
@@ -309,16 +313,16 @@ def layout_guard_failure(
     if any(canonical_layout(g) is not g for g in gradients):
         return "it may ask how a gradient lies in memory, which has gaps"
     pairs = () if chosen else zip(residuals, captured.residual_places, strict=True)
-    kept = [(r, f) for r, p in pairs if (f := captured.forward.fake_at(p)) is not None]
-    if any(tuple(r.stride()) != tuple(rebind(tuple(f.stride()), sizes)) for r, f in kept):
+    fakes = [(r, f) for r, p in pairs if (f := captured.forward.fake_at(p)) is not None]
+    if any(tuple(r.stride()) != tuple(rebind(tuple(f.stride()), sizes)) for r, f in fakes):
         return "it may ask how a saved tensor lies in memory, which a hook gave another layout"
     return None
 
 
 def admits_sizes(captured: CapturedFunction, sizes: Sizes) -> bool:
     """Whether what backwards assumed about sizes, under which every later one is captured, holds at these."""
-    given = captured.binder.sources.keys()
-    return all(bool(c.xreplace(sizes)) for c in captured.session.conditions(given, captured.since))
+    sources = captured.binder.sources.keys()
+    return all(bool(c.xreplace(sizes)) for c in captured.session.conditions(sources, captured.first_backward_guard))
 
 
 def _refuse(value: Any) -> Any:

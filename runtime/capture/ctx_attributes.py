@@ -19,48 +19,48 @@ SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_patch", "_fusegrad_s
 REASON = "an attribute of its ctx was assigned or changed after forward"
 
 
-def showing(captured: CapturedFunction) -> dict[str, Any]:
+def node_namespace(captured: CapturedFunction) -> dict[str, Any]:
     """The names of a class of nodes on which the user's attributes are found."""
 
-    def shown(ctx: Any) -> dict[str, Any]:
-        return left_on(ctx, captured)
+    def attributes(ctx: Any) -> dict[str, Any]:
+        return attributes_on(ctx, captured)
 
     def missing(ctx: Any, name: str) -> Any:
-        if not name.startswith("_fusegrad") and name in (found := shown(ctx)):
-            return found[name]
+        if not name.startswith("_fusegrad") and name in (own := attributes(ctx)):
+            return own[name]
         raise AttributeError(f"{type(ctx).__name__!r} object has no attribute {name!r}")
 
-    return {"__slots__": SLOTS, "__getattr__": missing, "__dict__": property(shown)}
+    return {"__slots__": SLOTS, "__getattr__": missing, "__dict__": property(attributes)}
 
 
-def left_on(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
+def attributes_on(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
     """What is on ctx, to be read and changed."""
-    found = on(ctx)
+    attributes = on(ctx)
     if not getattr(ctx, "_fusegrad_shown", False):
-        for name, value in _by_forward(ctx, captured).items():
-            found.setdefault(name, value)
+        for name, value in _forward_attributes(ctx, captured).items():
+            attributes.setdefault(name, value)
         ctx._fusegrad_shown = True  # only now: a fault above must not read as an attribute that forward never set
-    return found
+    return attributes
 
 
-def is_assigned(ctx: Any, captured: CapturedFunction) -> bool:
+def is_changed(ctx: Any, captured: CapturedFunction) -> bool:
     """Whether what is on ctx is not what forward put there."""
-    if not (now := on(ctx)):
+    if not (current := on(ctx)):
         return False
-    before = _by_forward(ctx, captured)
-    gone = getattr(ctx, "_fusegrad_shown", False) and before.keys() - now.keys()
-    return bool(gone) or any(name not in before or not _same(before[name], value) for name, value in now.items())
+    before = _forward_attributes(ctx, captured)
+    deleted = getattr(ctx, "_fusegrad_shown", False) and before.keys() - current.keys()
+    return bool(deleted) or any(name not in before or not _same(before[name], value) for name, value in current.items())
 
 
-def _by_forward(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
+def _forward_attributes(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
     """What forward put on ctx, the caller's own objects among it."""
     own = ctx_attributes(captured, ctx._fusegrad_tensors, ctx._fusegrad_sizes)
-    return own if captured.sharing is None else own | captured.sharing.named(ctx._fusegrad_shared)
+    return own if captured.sharing is None else own | captured.sharing.attributes(ctx._fusegrad_shared)
 
 
-def _same(before: Any, now: Any) -> bool:
-    if before is now:
+def _same(before: Any, current: Any) -> bool:
+    if before is current:
         return True
-    tensors = [[leaf for leaf in leaves(v) if isinstance(leaf, torch.Tensor)] for v in (before, now)]
+    tensors = [[leaf for leaf in leaves(v) if isinstance(leaf, torch.Tensor)] for v in (before, current)]
     identical = len(tensors[0]) == len(tensors[1]) and all(a is b for a, b in zip(*tensors, strict=True))
-    return identical and not isinstance(now, torch.Tensor) and bool(freeze(before) == freeze(now))
+    return identical and not isinstance(current, torch.Tensor) and bool(freeze(before) == freeze(current))

@@ -22,8 +22,8 @@ from ..values.bitwise import MemoryFilled, bitwise_difference, cut_small, is_mad
 from ..values.gradient_layouts import order_unlike
 from ..values.sizes import Binder, BoundSizes
 from .captured import CapturedFunction, output_kinds
-from .captured_backward import BackwardEntry, gradient_likes, reduced_to_argument
-from .opaque_replay import played, replayed
+from .captured_backward import BackwardEntry, gradient_likes, reduce_to_argument
+from .opaque_replay import replay_opaque_calls, replay_opaque_nodes
 from .user_methods import run_user_backward, run_user_forward
 
 Tensor = torch.Tensor
@@ -35,7 +35,7 @@ def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | 
     if not settings().check:
         return None
     sizes = captured.sizes(args)
-    values = shrunk(captured, [args[i] for i in captured.slots], captured.forward.fakes, captured.forward.trace, sizes)
+    values = shrink(captured, [args[i] for i in captured.slots], captured.forward.fakes, captured.forward.trace, sizes)
     if values is None:
         return None
     supply = iter(values)
@@ -44,15 +44,15 @@ def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | 
     if cut_down and tape is not None:
         return None
     at = captured.sizes(arguments)
-    replay = _Recorded(replayed(partial(replay_forward, captured), tape, at))
-    theirs = played(partial(run_user_forward, captured), tape)
-    why = compared(captured, replay, theirs, arguments, cut_down, tape or captured.forward.trace)
+    replay = _RecordedCall(replay_opaque_nodes(partial(replay_forward, captured), tape, at))
+    theirs = replay_opaque_calls(partial(run_user_forward, captured), tape)
+    why = compare(captured, replay, theirs, arguments, cut_down, tape or captured.forward.trace)
     if why is None and replay.results:  # empty where cut data was no fit for the method
-        captured.shows_more = returns_memory_of(captured, replay.given, replay.results)
+        captured.returns_input_memory = returns_memory_of(captured, replay.given, replay.results)
         fakes = correct_strides(captured, captured.forward.trace, replay.results, at)
-        for kept in (captured.forward.fake_outputs, captured.forward.fake_hidden):
-            kept[:] = [f if f is not None else k for f, k in zip(fakes, kept, strict=False)]
-            fakes = fakes[len(kept) :]
+        for fakes_of_part in (captured.forward.fake_outputs, captured.forward.fake_hidden):
+            fakes_of_part[:] = [f if f is not None else k for f, k in zip(fakes, fakes_of_part, strict=False)]
+            fakes = fakes[len(fakes_of_part) :]
     return why
 
 
@@ -65,10 +65,10 @@ def check_backward(
     tape: Tape | None = None,
 ) -> None:
     """Raises CaptureError where a captured backward is not the user's method."""
-    if not settings().check or entry.executables or entry.compared:
+    if not settings().check or entry.executables or entry.is_checked:
         return
     fakes = [*(captured.forward.fake_at(p) for p in captured.residual_places), *gradient_likes(captured)]
-    values = shrunk(captured, [*residuals, *gradients], fakes, entry.trace, sizes)
+    values = shrink(captured, [*residuals, *gradients], fakes, entry.trace, sizes)
     if values is None:
         return
     at = sizes_of_values(captured, values, fakes, sizes)
@@ -78,25 +78,25 @@ def check_backward(
 
     def users(given: Sequence[Any]) -> Sequence[Any]:
         results = run_user_backward(captured, given[:r], at, given[r:])
-        return [reduced_to_argument(captured, i, g, at) for i, g in enumerate(results)]
+        return [reduce_to_argument(captured, i, g, at) for i, g in enumerate(results)]
 
     def mine(given: Sequence[Any]) -> Sequence[Any]:
         symbols = [at[s] for s in captured.backward_symbols]
         inputs = [v for v in (*given[:r], *symbols, *given[r:]) if v is not None]
-        with captured.exactly_as_captured():
+        with captured.without_added_casts():
             lifted = [p.get() for p in entry.lifted if p is not None]
             return step_by_step(entry.trace.graph_module, *inputs, *lifted)  # type: ignore[no-any-return]
 
-    replay = _Recorded(replayed(mine, tape, known := BoundSizes(at)))
-    why = compared(captured, replay, played(users, tape), values, at is not sizes, tape or entry.trace)
+    replay = _RecordedCall(replay_opaque_nodes(mine, tape, bound := BoundSizes(at)))
+    why = compare(captured, replay, replay_opaque_calls(users, tape), values, at is not sizes, tape or entry.trace)
     if why is not None:
         raise CaptureError(reason=why, where="unknown")
-    correct_strides(captured, entry.trace, replay.results, known)
+    correct_strides(captured, entry.trace, replay.results, bound)
 
 
-def returns_memory_of(captured: CapturedFunction, given: Sequence[Any], results: Sequence[Any]) -> bool:
+def returns_memory_of(captured: CapturedFunction, inputs: Sequence[Any], results: Sequence[Any]) -> bool:
     """Whether an output that the capture takes for one of its own shows an argument: an operator did not say so."""
-    held = {memory_of(t) for t in given if isinstance(t, Tensor) and t.layout is torch.strided}
+    held = {memory_of(t) for t in inputs if isinstance(t, Tensor) and t.layout is torch.strided}
     pairs = zip(results, output_kinds(captured.forward), strict=False)
     own = [r for r, kind in pairs if kind == "tensor" and isinstance(r, Tensor) and r.layout is torch.strided]
     return any(memory_of(r) in held for r in own)
@@ -106,18 +106,18 @@ def correct_strides(
     captured: CapturedFunction, trace: Trace, results: Sequence[Any], sizes: Sizes
 ) -> list[Tensor | None]:
     """Per output a fake with eager's strides where the captured one had others; the trace is told as well."""
-    (made,) = trace.graph_module.graph.find_nodes(op="output")[0].args
-    found: list[Tensor | None] = []
-    for node, result in zip(made, results, strict=False):
+    (outputs,) = trace.graph_module.graph.find_nodes(op="output")[0].args
+    corrected: list[Tensor | None] = []
+    for node, result in zip(outputs, results, strict=False):
         order = None if node is None else order_unlike(node.meta.get("val"), result, sizes)
-        found.append(None if order is None else captured.session.fake_permuted(node.meta["val"], order))
-        if found[-1] is not None:
-            node.meta["val"] = found[-1]
+        corrected.append(None if order is None else captured.session.fake_permuted(node.meta["val"], order))
+        if corrected[-1] is not None:
+            node.meta["val"] = corrected[-1]
             captured.restrided = True
-    return found
+    return corrected
 
 
-def shrunk(
+def shrink(
     captured: CapturedFunction, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: Sizes
 ) -> list[Any] | None:
     """The values, cut down where the user's method would fill memory; None where no cut is legal."""
@@ -128,7 +128,7 @@ def shrunk(
 
 def replay_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
     """The captured operations of forward, one by one."""
-    with captured.exactly_as_captured():
+    with captured.without_added_casts():
         lifted = [r.get() for r in captured.lifted if r is not None]
         return list(step_by_step(captured.forward.trace.graph_module, *captured.tensors_of(args), *lifted))
 
@@ -136,11 +136,11 @@ def replay_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]
 def sizes_of_values(captured: CapturedFunction, values: Sequence[Any], fakes: Sequence[Any], sizes: Any) -> Any:
     """The sizes at which cut-down values stand; the given ones where nothing was cut."""
     present = [(v, f) for v, f in zip(values, fakes, strict=True) if v is not None and f is not None]
-    found = Binder([f for _, f in present])([v for v, _ in present])
-    return sizes if all(sizes.get(s) == n for s, n in found.items()) else BoundSizes({**sizes, **found})
+    bound = Binder([f for _, f in present])([v for v, _ in present])
+    return sizes if all(sizes.get(s) == n for s, n in bound.items()) else BoundSizes({**sizes, **bound})
 
 
-def compared(
+def compare(
     captured: CapturedFunction, mine: Any, users: Any, arguments: Sequence[Any], cut_down: bool, of: Trace | Tape
 ) -> str | None:
     """of: the graph, or the tape of its nested calls, which are not to be run again."""
@@ -158,13 +158,13 @@ def compared(
         raise
 
 
-class _Recorded:
+class _RecordedCall:
     """A call that remembers its results."""
 
     def __init__(self, call: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         self.call, self.given, self.results = call, list[Any](), list[Any]()
 
-    def __call__(self, given: Sequence[Any]) -> Sequence[Any]:
-        self.given = list(given)
-        self.results = list(self.call(given))
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        self.given = list(arguments)
+        self.results = list(self.call(arguments))
         return list(self.results)

@@ -13,7 +13,7 @@ from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import is_fake, is_traced_elsewhere, no_tracing_functions, plain_tensors
 from ..values.bitwise import made_up_data
 
-_asked: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
+_fake_results: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
 
 
 def is_for_a_graph(values: Sequence[Any]) -> bool:
@@ -21,41 +21,41 @@ def is_for_a_graph(values: Sequence[Any]) -> bool:
     return is_traced_elsewhere() or any(map(is_fake, values))
 
 
-def is_outer(args: Sequence[Any] = ()) -> bool:
+def is_for_outer_graph(args: Sequence[Any] = ()) -> bool:
     """Whether somebody else makes a graph of what runs here.
 
     args: of a rule, which runs on tensors without memory where Dynamo asks for the results of a derivative.
     """
-    return watcher() is None and (_asked.get() or is_for_a_graph(args))
+    return watcher() is None and (_fake_results.get() or is_for_a_graph(args))
 
 
-def is_asked_for() -> bool:
+def wants_fake_results() -> bool:
     """Whether results without memory are asked for, and no more."""
-    return _asked.get() and not is_traced_elsewhere()
+    return _fake_results.get() and not is_traced_elsewhere()
 
 
 @contextmanager
-def asked_for() -> Iterator[None]:
+def with_fake_results() -> Iterator[None]:
     """Within the block calls are made as for a graph: fake tensors alone do not say that they are for one."""
-    token = _asked.set(True)
+    token = _fake_results.set(True)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _fake_results.reset(token)
 
 
 @contextmanager
-def asked_by(args: Sequence[Any]) -> Iterator[None]:
+def with_fake_results_for(args: Sequence[Any]) -> Iterator[None]:
     """The same where an argument of an operator has no memory."""
-    token = _asked.set(_asked.get() or any(map(is_fake, args)))
+    token = _fake_results.set(_fake_results.get() or any(map(is_fake, args)))
     try:
         yield
     finally:
-        _asked.reset(token)
+        _fake_results.reset(token)
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def outside_graph() -> Iterator[None]:
     """Within the block nothing of the graph around it is seen: for captures of ours."""
     with ExitStack() as stack:
         stack.enter_context(made_up_data())

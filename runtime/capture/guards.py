@@ -54,44 +54,44 @@ def is_meta(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_meta
 
 
-def unseen_state(args: Sequence[Any]) -> str | None:
+def unkeyed_state(args: Sequence[Any]) -> str | None:
     """Why no key can tell two states of an argument apart; None where one can."""
-    others = [a for a in args if not isinstance(a, torch.Tensor)]
-    why = next((why for a in others if (why := why_unfit(a, DEPTH))), None)
-    unlike = next((a for a in others if freeze(a, DEPTH) != freeze(a, DEPTH)), None) if why is None else None
-    if unlike is None:
+    constants = [a for a in args if not isinstance(a, torch.Tensor)]
+    why = next((why for a in constants if (why := why_unfit(a, DEPTH))), None)
+    unstable = next((a for a in constants if freeze(a, DEPTH) != freeze(a, DEPTH)), None) if why is None else None
+    if unstable is None:
         return why
-    return f"an argument holds more than can be compared at every call: a {type(unlike).__qualname__}"
+    return f"an argument holds more than can be compared at every call: a {type(unstable).__qualname__}"
 
 
-def is_given_twice(args: Sequence[Any]) -> bool:
+def has_duplicate(args: Sequence[Any]) -> bool:
     """Whether two arguments are one tensor."""
     tensors = [id(a) for a in args if isinstance(a, torch.Tensor)]
     return len(set(tensors)) < len(tensors)
 
 
-def carried(args: Sequence[Any], names: Collection[str]) -> str | None:
+def carried_attribute(args: Sequence[Any], names: Collection[str]) -> str | None:
     """The attribute of these names that someone put on a tensor argument, where there is one."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)] if names else ()
     return next((name for t in tensors for name in getattr(t, "__dict__", ()) if name in names or ANY in names), None)
 
 
-def backward_guard_failure(reads: Reads, kept: Sequence[Any], gradients: Sequence[Any]) -> str | None:
+def backward_guard_failure(reads: Reads, saved: Sequence[Any], gradients: Sequence[Any]) -> str | None:
     """What backward may ask of the tensors of one call that its capture does not know; None where it asks nothing."""
     if reads.compares_identity:
-        saved = {id(t): t for t in kept if isinstance(t, torch.Tensor)}
-        if is_given_twice((*saved.values(), *gradients)):
+        distinct = {id(t): t for t in saved if isinstance(t, torch.Tensor)}
+        if has_duplicate((*distinct.values(), *gradients)):
             return "it may ask whether two tensors are one, which they are"
-    name = carried((*kept, *gradients), reads.custom_attributes)
+    name = carried_attribute((*saved, *gradients), reads.custom_attributes)
     return None if name is None else f"it is given a tensor that carries `{name}`"
 
 
 def exact_key(args: Sequence[Any]) -> tuple[Any, ...]:
     """Everything about the arguments but their data: with it equal, no guard needs to be asked."""
-    return tuple([_exactly(a) if isinstance(a, torch.Tensor) else freeze(a, DEPTH) for a in args])
+    return tuple([_exact_tensor_key(a) if isinstance(a, torch.Tensor) else freeze(a, DEPTH) for a in args])
 
 
-def _exactly(t: torch.Tensor) -> tuple[Any, ...]:
+def _exact_tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
     return (t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), type(t))
 
 
@@ -129,14 +129,14 @@ def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
     everything = [*fakes, *session.returned]
     sources = [LocalSource(f"t{i}") for i in range(len(everything))]
     conditions = session.env.produce_guards(cast(Any, everything), sources, ignore_static=False)
-    beyond = tuple(f"L['t{i}']" for i in range(len(fakes), len(everything)))
-    conditions = [c for c in conditions if not any(name in c for name in beyond)]
+    returned = tuple(f"L['t{i}']" for i in range(len(fakes), len(everything)))
+    conditions = [c for c in conditions if not any(name in c for name in returned)]
     return guard_from([re.sub(r"L\['t\d+'\]\.storage_offset\(\)", "0", c) for c in conditions])
 
 
 def guard_from(conditions: Sequence[str]) -> Guard:
     """The guard of such conditions."""
-    guard: Any = _compiled(conditions) if conditions else lambda tensors: True
+    guard: Any = _compile(conditions) if conditions else lambda tensors: True
     guard.conditions = list(conditions)
     return cast(Guard, guard)
 
@@ -146,7 +146,7 @@ def _text(conditions: Sequence[str]) -> str:
     return re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
 
 
-def _compiled(conditions: Sequence[str]) -> Guard:
+def _compile(conditions: Sequence[str]) -> Guard:
     text = _text(conditions)
     names: dict[str, Any] = dict(SYMPY_INTERP)
     body = f"def guard(t):\n try: return {text}\n except ZeroDivisionError: return False"  # a size is 0 that was not
@@ -154,9 +154,9 @@ def _compiled(conditions: Sequence[str]) -> Guard:
     return cast(Guard, names["guard"])
 
 
-def ask_for_sizes_alone(conditions: Sequence[str]) -> bool:
+def compare_sizes_only(conditions: Sequence[str]) -> bool:
     """Whether conditions, which may come from a file, do nothing but compare sizes and strides."""
-    return not conditions or all(map(_is_of_sizes, ast.walk(ast.parse(_text(conditions), mode="eval"))))
+    return not conditions or all(map(_is_size_expression, ast.walk(ast.parse(_text(conditions), mode="eval"))))
 
 
 _OF_SIZES = (
@@ -165,7 +165,7 @@ _OF_SIZES = (
 )  # fmt: skip
 
 
-def _is_of_sizes(node: ast.AST) -> bool:
+def _is_size_expression(node: ast.AST) -> bool:
     """Whether a part of an expression only compares and computes with sizes and strides."""
     if isinstance(node, ast.Constant):
         return type(node.value) in (int, float, bool)

@@ -23,7 +23,7 @@ VIEWS = frozenset(f"aten::{name}" for name in "t transpose permute view expand u
 """What looks at its argument's memory and does nothing else."""
 
 
-def finished_outputs(
+def finish_outputs(
     captured: CapturedFunction, results: list[Any], inputs: Sequence[Tensor], sizes: Sizes
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(the user's tensor outputs, the hidden ones) from what a graph returned: aliases and views as in eager."""
@@ -48,8 +48,8 @@ def alias_outputs(
     """Outputs that are an input, show the memory of one or of another output, or are one object twice."""
 
     def view(fake: Tensor, base: Tensor, like: Tensor, tracked: bool) -> Tensor:
-        shown = view_like(fake, base, sizes, like)
-        return shown if tracked else shown.detach()
+        result = view_like(fake, base, sizes, like)
+        return result if tracked else result.detach()
 
     return with_aliases(captured.forward, outputs, inputs, hidden, view)
 
@@ -116,10 +116,10 @@ def from_flat_outputs(
 
 def restore_passthrough_inputs(captured: CapturedFunction, result: Any, args: Sequence[Any]) -> Any:
     """What a plain function returns: its arguments as they are, which a Function makes views of."""
-    if not captured.given:
+    if not captured.passthrough:
         return result
     full = list(as_tuple(result))
-    for i, argument in captured.given:
+    for i, argument in captured.passthrough:
         full[i] = args[argument]
     return tuple(full) if captured.forward.is_tuple else full[0]
 
@@ -136,7 +136,7 @@ def tensor_at(
 def view_like(fake: Tensor, base: Tensor, sizes: Sizes, of: Tensor | None = None) -> Tensor:
     """What the fake is a view of (of the fake `of`), seen the same way: strides, offset, dtype, lazy conjugate."""
     shape, strides, offset = view_of(fake, sizes)
-    base = base if fake.dtype == base.dtype else _reinterpreted(base, fake.dtype)
+    base = base if fake.dtype == base.dtype else _reinterpret(base, fake.dtype)
     view = base.as_strided(shape, strides, base.storage_offset() + offset)
     view = view.conj() if _differ(Tensor.is_conj, fake, of) else view
     return neg_view(view) if _differ(Tensor.is_neg, fake, of) else view
@@ -158,30 +158,30 @@ def view_of(view: Tensor, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...
     return shape, strides, int(rebind(view.storage_offset(), sizes))
 
 
-def _reinterpreted(base: Tensor, dtype: torch.dtype) -> Tensor:
+def _reinterpret(base: Tensor, dtype: torch.dtype) -> Tensor:
     """The memory that a tensor spans as a vector of another dtype."""
     every = span(tuple(base.shape), base.stride())
     return base.as_strided((every,), (1,), base.storage_offset()).view(dtype)
 
 
-def passed_through(trace: Trace) -> dict[int, int]:
+def passthrough_results(trace: Trace) -> dict[int, int]:
     """Results of a trace that are one of its inputs, untouched: {result: input}."""
     graph = trace.graph_module.graph
-    (made,) = graph.find_nodes(op="output")[0].args
+    (results,) = graph.find_nodes(op="output")[0].args
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     untouched = {n: i for i, n in enumerate(inputs) if not any(map(_is_write, n.users))}
-    return {r: untouched[n] for r, n in enumerate(made) if n in untouched}
+    return {r: untouched[n] for r, n in enumerate(results) if n in untouched}
 
 
 def views_of_inputs(trace: Trace) -> dict[int, tuple[int, Tensor]]:
     """Results of a trace that are views of one of its inputs: {result: (input, what the view is like)}."""
     graph = trace.graph_module.graph
-    (made,) = graph.find_nodes(op="output")[0].args
+    (results,) = graph.find_nodes(op="output")[0].args
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     if any(map(_is_write, graph.nodes)):
         return {}
-    found = {r: (_base_of(n), n) for r, n in enumerate(made) if isinstance(n, torch.fx.Node) and n not in inputs}
-    return {r: (inputs.index(base), n.meta["val"]) for r, (base, n) in found.items() if base in inputs}
+    bases = {r: (_base_of(n), n) for r, n in enumerate(results) if isinstance(n, torch.fx.Node) and n not in inputs}
+    return {r: (inputs.index(base), n.meta["val"]) for r, (base, n) in bases.items() if base in inputs}
 
 
 def _base_of(node: torch.fx.Node) -> torch.fx.Node:

@@ -34,35 +34,35 @@ def draws(trace: Trace) -> bool:
     return meta[_KEY]  # type: ignore[no-any-return]
 
 
-def generators(values: Iterable[Any]) -> Generators:
+def generator_states(values: Iterable[Any]) -> Generators:
     """The states that draws beside these values begin with."""
     devices = {v.device for v in values if isinstance(v, torch.Tensor)} | {torch.device("cpu")}
-    return [(d, _module(d).get_rng_state(*_numbered(d))) for d in devices if _has_states(d)]
+    return [(d, _module(d).get_rng_state(*_device_argument(d))) for d in devices if _has_states(d)]
 
 
 @contextmanager
-def drawing_from(states: Generators | None) -> Iterator[None]:
+def redraw(states: Generators | None) -> Iterator[None]:
     """Within the block the numbers of that time are drawn again; afterwards the generators are as they were.
 
     `anew` ends that before the end of the block.
     """
-    now = [(d, _module(d).get_rng_state(*_numbered(d))) for d, _ in states or ()]
-    outer, _again.now = getattr(_again, "now", None), now
+    before = [(d, _module(d).get_rng_state(*_device_argument(d))) for d, _ in states or ()]
+    outer, _outer.now = getattr(_outer, "now", None), before
     _set(states or ())
     try:
         yield
     finally:
-        _set(getattr(_again, "now", None) or ())
-        _again.now = outer
+        _set(getattr(_outer, "now", None) or ())
+        _outer.now = outer
 
 
-_again = threading.local()  # `now`: the generators as they were before numbers were drawn again
+_outer = threading.local()  # `now`: the generators as they were before numbers were drawn again
 
 
-def anew() -> None:
+def end_redraw() -> None:
     """What follows draws numbers of its own: a derivative may call what draws, and that is no repetition."""
-    _set(getattr(_again, "now", None) or ())
-    _again.now = None
+    _set(getattr(_outer, "now", None) or ())
+    _outer.now = None
 
 
 def require_no_draw_after(node: Node | None) -> None:
@@ -87,7 +87,7 @@ def _recorded_graph() -> Any:
 
 def _set(states: Generators) -> None:
     for device, state in states:
-        _module(device).set_rng_state(state, *_numbered(device))
+        _module(device).set_rng_state(state, *_device_argument(device))
 
 
 def _has_states(device: torch.device) -> bool:
@@ -99,5 +99,5 @@ def _module(device: torch.device) -> Any:
     return torch if device.type == "cpu" else torch.get_device_module(device.type)
 
 
-def _numbered(device: torch.device) -> tuple[torch.device, ...]:
+def _device_argument(device: torch.device) -> tuple[torch.device, ...]:
     return () if device.type == "cpu" else (device,)

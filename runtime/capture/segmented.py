@@ -44,12 +44,12 @@ WITH_CTX = ("setup_context", "backward", "vjp")
 class _Rewritten:
     """A static method in the place of another, for as long as that is the user's."""
 
-    def __init__(self, cls: type, name: str, made: Any) -> None:
-        self.cls, self.name, self.original, self.made = cls, name, getattr(cls, name), made
+    def __init__(self, cls: type, name: str, replacement: Any) -> None:
+        self.cls, self.name, self.original, self.made = cls, name, getattr(cls, name), replacement
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        now = getattr(self.cls, self.name)
-        return self.made if now is self.original else now
+        current = getattr(self.cls, self.name)
+        return self.made if current is self.original else current
 
 
 class Segmented:
@@ -59,53 +59,54 @@ class Segmented:
         self.original = self.cls = cls
         self.allowed = not hasattr(cls, "_fusegrad_sources")
         self.lines: dict[str, Lines] = {}
-        self.made: dict[str, _Rewritten] = {}
+        self.rewritten: dict[str, _Rewritten] = {}
         self.codes: dict[str, Any] = {}
         self.segments: dict[str, list[Segment]] = {}
         self.attempts = 0
         self.failed: set[str] = set()
 
-    def renew(self) -> None:
+    def forget_exchanged(self) -> None:
         """Forget what is known of methods that the user exchanged since."""
-        for name in [n for n in self.lines if _known(getattr(self.original, n)) != self.codes.get(n)]:
+        for name in [n for n in self.lines if _identity(getattr(self.original, n)) != self.codes.get(n)]:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        for table in (self.lines, self.made, self.codes, self.segments):
+        for table in (self.lines, self.rewritten, self.codes, self.segments):
             table.pop(name, None)
         self._make()
 
     def add_reads(self, reads: Reads) -> None:
         """A rewritten method is as good as the code of the user's."""
-        for name in self.made:
+        for name in self.rewritten:
             function = innermost_function(getattr(self.original, name))
             path = f"code of {self.original.__qualname__}.{name}@{id(function)}"
             reads.entries[path] = Read(path, "function", lambda function=function: function, ("is", function))  # type: ignore[misc]
             reads.keepalive.append(function)
 
-    def clash(self, reads: Reads) -> bool:
+    def give_up_clashing(self, reads: Reads) -> bool:
         """Give up segments that may change what the methods read besides them; whether there were any."""
-        roots = {_root(r.path) for r in reads.entries.values() if r.kind in ("value", "tensor")} - {None}
+        roots = {_root_name(r.path) for r in reads.entries.values() if r.kind in ("value", "tensor")} - {None}
         clashing = [n for n, known in self.segments.items() if any(_may_change(s, roots) for s in known)]
         for name in clashing:
             self._give_up(name)
         return bool(clashing)
 
-    def without_effects(self, methods: Mapping[str, Callable[..., Any]]) -> None:
+    def take_out_effects(self, methods: Mapping[str, Callable[..., Any]]) -> None:
         """Take out of methods what a graph would lose, as far as it can be taken out."""
         for name in methods:
             for _ in range(2):
                 effects = certain_effects(getattr(self.cls, name))
-                found = [(lines_of(getattr(self.original, name), e.where), e.reason) for e in effects]
-                found += [([line], CATCHES) for line in self._caught(name)]
-                if not found or not all(lines for lines, _ in found):
+                findings = [(lines_of(getattr(self.original, name), e.where), e.reason) for e in effects]
+                findings += [([line], CATCHES) for line in self._catching_lines(name)]
+                if not findings or not all(lines for lines, _ in findings):
                     break
-                if not self._take(name, {line: _why(why) for lines, why in reversed(found) for line in lines}):
+                why = {line: _reason_of(reason) for lines, reason in reversed(findings) for line in lines}
+                if not self._take_out_lines(name, why):
                     break
             if name in self.lines and certain_effects(getattr(self.cls, name)):
                 self._give_up(name)
 
-    def _caught(self, name: str) -> list[int]:
+    def _catching_lines(self, name: str) -> list[int]:
         """Where a method catches what torch raises for some data."""
         function = innermost_function(getattr(self.original, name))
         return [] if function is None or name in self.lines or name in self.failed else lines_that_catch(function)
@@ -116,7 +117,7 @@ class Segmented:
         lines = lines_that_catch(function) if name in self.failed and function is not None else []
         return f"{function.__code__.co_filename}:{lines[0]}" if lines and function is not None else None
 
-    def without(self, methods: Mapping[str, Callable[..., Any]], error: CaptureError) -> bool:
+    def take_out(self, methods: Mapping[str, Callable[..., Any]], error: CaptureError) -> bool:
         """Take out of methods where a capture failed; whether anything changed."""
         segment = error.callee
         if isinstance(segment, Segment):
@@ -125,12 +126,12 @@ class Segmented:
             return False
         for name in methods:
             lines = _lines_of_error(getattr(self.original, name), error)
-            known = self.lines.get(name, Lines()).why
-            if lines and not all(line in known for line in lines):
-                return self._take(name, dict.fromkeys(lines, _why(error.facts["reason"])))
+            reasons = self.lines.get(name, Lines()).why
+            if lines and not all(line in reasons for line in lines):
+                return self._take_out_lines(name, dict.fromkeys(lines, _reason_of(error.facts["reason"])))
         return False
 
-    def _take(self, name: str, why: Mapping[int, Why]) -> bool:
+    def _take_out_lines(self, name: str, why: Mapping[int, Why]) -> bool:
         return self._rewrite(name, self.lines.get(name, Lines()).with_lines(why))
 
     def _widen(self, segment: Segment) -> bool:
@@ -154,12 +155,12 @@ class Segmented:
         if function is None or name in self.failed or self.attempts > ATTEMPTS or not _is_static(self.original, name):
             return False
         try:
-            made, segments = cut(function, lines, self._ctx(name, function), f"{self.original.__name__}Backward")
-            around = decorate_again(method, made)
+            replacement, segments = cut(function, lines, self._ctx(name, function), f"{self.original.__name__}Backward")
+            wrapped = decorate_again(method, replacement)
         except UnfitError:
             return False
-        self.lines[name], self.codes[name], self.segments[name] = lines, _known(method), segments
-        self.made[name] = _Rewritten(self.original, name, around)
+        self.lines[name], self.codes[name], self.segments[name] = lines, _identity(method), segments
+        self.rewritten[name] = _Rewritten(self.original, name, wrapped)
         self._make()
         return True
 
@@ -171,8 +172,8 @@ class Segmented:
     def _make(self) -> None:
         original = self.original
         names = {n: getattr(original, n) for n in ("__module__", "__qualname__", "__doc__")}
-        body: dict[str, Any] = {**names, **self.made}
-        self.cls = type(original)(original.__name__, (original,), body) if self.made else original
+        body: dict[str, Any] = {**names, **self.rewritten}
+        self.cls = type(original)(original.__name__, (original,), body) if self.rewritten else original
 
 
 def _is_static(cls: type, name: str) -> bool:
@@ -180,16 +181,16 @@ def _is_static(cls: type, name: str) -> bool:
     return owner is not None and isinstance(vars(owner)[name], staticmethod)
 
 
-def _known(method: Any) -> Any:
+def _identity(method: Any) -> Any:
     """What a method was when it was rewritten."""
     function = innermost_function(method)
     return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 
 
-def _root(path: str) -> str | None:
+def _root_name(path: str) -> str | None:
     """The global or the free variable that a path begins with."""
-    found = re.match(r"(?:global|closure) (\w+)", path)
-    return found[1] if found else None
+    match = re.match(r"(?:global|closure) (\w+)", path)
+    return match[1] if match else None
 
 
 def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
@@ -201,7 +202,7 @@ def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
     return in_place or any(is_change(effect.reason) for effect in scan(segment.function).effects)
 
 
-def _why(reason: str) -> Why:
+def _reason_of(reason: str) -> Why:
     return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be captured: {reason}")
 
 
@@ -211,5 +212,5 @@ def _lines_of_error(method: Any, error: CaptureError) -> list[int]:
     if function is None:
         return []
     code = function.__code__
-    passed = [n for file, name, n in error.passed if name == code.co_name and holds(code, file, n)]
-    return passed[-1:] or lines_of(method, error.facts["where"])
+    lines = [n for file, name, n in error.passed if name == code.co_name and holds(code, file, n)]
+    return lines[-1:] or lines_of(method, error.facts["where"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...tracer.opaque.shared import Shared, picture, tensors_of
 
-Held = tuple[tuple[Any, tuple[Any, ...]], ...]
+SharedObjects = tuple[tuple[Any, tuple[Any, ...]], ...]
 """Each object, and the tensors in it at forward."""
 
 
@@ -18,22 +18,22 @@ class Sharing:
         self.shared = shared
         self.pictures = [picture(s.object_in(args)) for s in shared]
 
-    def of(self, args: Sequence[Any]) -> Held:
+    def objects_of(self, args: Sequence[Any]) -> SharedObjects:
         """The objects of a call."""
         objects = [s.object_in(args) for s in self.shared]
         return tuple([(value, tensors_of(value)) for value in objects])
 
-    def named(self, held: Held) -> dict[str, Any]:
+    def attributes(self, held: SharedObjects) -> dict[str, Any]:
         """The attributes themselves."""
         return {s.name: value for s, (value, _) in zip(self.shared, held, strict=True)}
 
-    def changed(self, held: Held) -> str | None:
+    def changed_attribute(self, held: SharedObjects) -> str | None:
         """The name of an attribute that is no longer what it was; None where all are."""
-        then = zip(self.shared, self.pictures, held, strict=True)
-        return next((s.name for s, before, (value, tensors) in then if not _is_as(value, before, tensors)), None)
+        rows = zip(self.shared, self.pictures, held, strict=True)
+        return next((s.name for s, before, (value, tensors) in rows if not _is_unchanged(value, before, tensors)), None)
 
 
-def _is_as(value: Any, before: Any, tensors: Sequence[Any]) -> bool:
-    now = tensors_of(value)
-    same = len(now) == len(tensors) and all(a is b for a, b in zip(now, tensors, strict=True))
-    return same and bool(picture(value) == before)
+def _is_unchanged(value: Any, before: Any, tensors: Sequence[Any]) -> bool:
+    current = tensors_of(value)
+    identical = len(current) == len(tensors) and all(a is b for a, b in zip(current, tensors, strict=True))
+    return identical and bool(picture(value) == before)

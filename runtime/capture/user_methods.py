@@ -15,7 +15,7 @@ from ...tracer.function import call_forward, merge_attributes, run_backward, ten
 from ...tracer.methods import as_tuple
 from ...tracer.torch_private import transforms_active
 from .captured import CapturedFunction
-from .graph_mode import is_outer
+from .graph_mode import is_for_outer_graph
 from .guards import is_float
 
 Tensor = torch.Tensor
@@ -36,7 +36,7 @@ def run_user_backward(
     sizes: Mapping[sympy.Symbol, Any],
     gradients: Sequence[Any],
     attached: bool = False,
-    left: dict[str, Any] | None = None,
+    ctx_state: dict[str, Any] | None = None,
 ) -> tuple[Any, ...]:
     """The user's own backward body on whatever is given. attached: without its `once_differentiable`.
 
@@ -44,10 +44,10 @@ def run_user_backward(
     """
     n = len(captured.forward.saved)
     residuals = with_eager_requires_grad(captured, residuals)
-    attributes = {} if left is None else left
+    attributes = {} if ctx_state is None else ctx_state
     if not attributes:
         attributes.update(ctx_attributes(captured, residuals[n:], sizes))
-    may_change = left is not None
+    may_change = ctx_state is not None
     return run_backward(
         captured.cls, captured.forward, residuals[:n], attributes, gradients, captured.count, attached, may_change
     )
@@ -58,10 +58,10 @@ def with_eager_requires_grad(captured: CapturedFunction, residuals: Sequence[Any
 
     At the bottom of torch.func it does not; above, the transforms say themselves what they differentiate.
     """
-    if transforms_active() or is_outer(residuals):
+    if transforms_active() or is_for_outer_graph(residuals):
         return residuals
     pairs = zip(residuals, captured.residual_places, strict=True)
-    return [followed(r) if requires_grad_at(captured, p) else r for r, p in pairs]
+    return [alias_requiring_grad(r) if requires_grad_at(captured, p) else r for r, p in pairs]
 
 
 def requires_grad_at(captured: CapturedFunction, place: ValueRef | None) -> bool:
@@ -95,14 +95,14 @@ def hidden_tensors(
 ) -> list[Tensor]:
     """The tensors that are kept and neither arguments nor outputs, in the order of `fake_hidden`."""
     outputs = as_tuple(output)
-    seen = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
+    outer = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
     contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
     on_ctx = (*ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
-    kept = (*bases_of_parts(captured, outputs), *contained, *on_ctx)
+    candidates = (*bases_of_parts(captured, outputs), *contained, *on_ctx)
     hidden: list[Tensor] = []
-    for t in kept:
-        if t is not None and id(t) not in seen:
-            seen[id(t)] = t
+    for t in candidates:
+        if t is not None and id(t) not in outer:
+            outer[id(t)] = t
             hidden.append(t)
     return hidden
 
@@ -113,6 +113,6 @@ def bases_of_parts(captured: CapturedFunction, outputs: Sequence[Any]) -> list[T
     return [parts[i]._base for i in sorted(parts)]
 
 
-def followed(value: Tensor) -> Tensor:
+def alias_requiring_grad(value: Tensor) -> Tensor:
     """An alias that requires grad, but for what does so. No `detach` that a capture would take for the user's."""
     return value if value.requires_grad else torch.ops.aten.detach.default(value).requires_grad_()

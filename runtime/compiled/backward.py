@@ -15,7 +15,7 @@ from ...tracer.opaque.segments import Segment
 from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import admits_sizes, layout_guard_failure
-from ..capture.ctx_attributes import left_on
+from ..capture.ctx_attributes import attributes_on
 from ..capture.guards import backward_guard_failure
 from ..capture.opaque_replay import VARIANTS
 from ..capture.user_methods import run_user_backward
@@ -81,14 +81,14 @@ def split_backward(
         except Mismatch as mismatch:
             tape = mismatch.tape.rewound_tape()
     # None does: the user's own body finishes the call, recorded, and what it called becomes a node of a new capture.
-    before = captured.outside()
+    before = captured.outside_state()
     with recording(tape, operators=_of_operators(met)):
-        left = {} if call.ctx is None else left_on(call.ctx, captured)
-        results = run_user_backward(captured, call.residuals, call.sizes, call.gradients, left=left)
+        left = {} if call.ctx is None else attributes_on(call.ctx, captured)
+        results = run_user_backward(captured, call.residuals, call.sizes, call.gradients, ctx_state=left)
     with recorded_faults(compiler, "backward", call.gradients):
         tape.require_whole()
         _learn(met)
-        if _has_own_lines(tape) and captured.outside() != before:
+        if _has_own_lines(tape) and captured.outside_state() != before:
             compiler.report_once("backward", CHANGES)
             return results
         _add_backward(compiler, spec, call, Tape(completed=tape.completed, data=tape.data))

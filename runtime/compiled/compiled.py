@@ -38,14 +38,14 @@ from ...tracer.trace import CaptureError
 from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import (
     argument_fact,
-    carried,
+    carried_attribute,
     exact_key,
     global_state,
+    has_duplicate,
     is_closure,
-    is_given_twice,
     is_meta,
     is_plain,
-    unseen_state,
+    unkeyed_state,
 )
 from ..fallback.answer import (
     UNDER_FUNC,
@@ -318,9 +318,9 @@ class Compiled:
 
     def _unseen(self, args: Sequence[Any]) -> str | None:
         reads = self.reads_now()
-        if reads.compares_identity and is_given_twice(args):
+        if reads.compares_identity and has_duplicate(args):
             return "it may ask whether two arguments are one tensor, which they are"
-        name = carried(args, reads.custom_attributes)
+        name = carried_attribute(args, reads.custom_attributes)
         return None if name is None else f"an argument is a tensor that carries `{name}`"
 
     def reads_now(self) -> Reads:
@@ -510,7 +510,7 @@ class Compiled:
             raise CaptureError(reason=reason, where=users_line())
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="an argument is a tensor subclass or not strided", where=users_line())
-        if (why := unseen_state(args)) is not None:
+        if (why := unkeyed_state(args)) is not None:
             raise CaptureError(reason=why, where=users_line())
         if (why := self._unseen(args)) is not None:
             raise CaptureError(reason=why, where=users_line())

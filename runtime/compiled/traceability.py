@@ -53,7 +53,7 @@ class Traceability:
 
     def take_out(self, role: str, error: CaptureError) -> bool:
         """Take out of a role what a capture failed at; whether it is worth another attempt."""
-        return self.may_segment(role) and self.segmented.without(self.sources_by_name(role), error)
+        return self.may_segment(role) and self.segmented.take_out(self.sources_by_name(role), error)
 
     def roles(self) -> Iterator[str]:
         """The roles that the user wrote a method for."""
@@ -66,11 +66,11 @@ class Traceability:
 
     def _scanned(self) -> Reads:
         tried = [role for role in self.roles() if self.declared[role].value is not False]
-        self.segmented.renew()
+        self.segmented.forget_exchanged()
         for role in filter(self.may_segment, tried):
-            self.segmented.without_effects(self.sources_by_name(role))
+            self.segmented.take_out_effects(self.sources_by_name(role))
         reads = self._scan(tried)
-        if self.segmented.clash(reads):
+        if self.segmented.give_up_clashing(reads):
             reads = self._scan(tried)
         if "backward" in tried and self.effects.get("backward") is None:
             seen = [e for method in self.sources("backward") for e in backward_effects(method)]

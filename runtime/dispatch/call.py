@@ -11,7 +11,7 @@ from ...tracer.capture.capture import OpaqueCallError, is_capturing
 from ...tracer.containers import open_containers
 from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import dual_level, is_fake, transforms_active
-from ..capture.graph_mode import is_outer
+from ..capture.graph_mode import is_for_outer_graph
 from ..compiled.compiled import Compiled
 from ..distributed.call import has_dtensors
 from ..fallback.records import Attempt, Later, NotCaptured
@@ -59,7 +59,7 @@ class Call:
             return Mode.EAGER
         self.bind()
         if self.kwargs or (is_capturing() and not _is_linearized(self.args)):
-            return Mode.FOREIGN_GRAPH if is_outer() and not self.kwargs else Mode.OBSERVED
+            return Mode.FOREIGN_GRAPH if is_for_outer_graph() and not self.kwargs else Mode.OBSERVED
         if has_dtensors(self.args):
             return Mode.DISTRIBUTED
         return Mode.TRANSFORMED if transforms_active() or dual_level() >= 0 else Mode.PLAIN
@@ -102,7 +102,7 @@ class Call:
 def _is_left_out(compiled: Compiled) -> bool:
     """Whether forward runs in eager wherever it is called, but in another compiler's graph, which refuses it."""
     declared = compiled.methods.declared["forward"].value is False or "forward" in compiled.broken
-    return declared and not (is_capturing() and is_outer())
+    return declared and not (is_capturing() and is_for_outer_graph())
 
 
 def _is_linearized(args: Sequence[Any]) -> bool:

@@ -58,7 +58,7 @@ class Dispatcher(Compiled):
         key = self.node_key(specialization, self.backend_for(given))
         apply = node_of(self, specialization, key, given)
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
-        if captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
+        if captured.passthrough or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
         if asked is not None and self.ready.should_compile(kind) and should_run("ready", captured.name):
             with recorded_faults(self, "forward", args):

@@ -21,7 +21,7 @@ from ...ir.sharding.rules import WHOLE
 from ...tracer.methods import as_tuple, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrap_functorch
 from ...tracer.trace import CaptureError
-from ..capture.graph_mode import aside
+from ..capture.graph_mode import outside_graph
 from .partition import ShardingPlan
 from .placements import (
     ScaledGradient,
@@ -115,7 +115,7 @@ def call_in_graph(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
     mesh = _mesh(compiler, args)
     if mesh.get_coordinate() is None:
         raise CaptureError(reason="it is given DTensors of which this rank has no part", where=users_line())
-    with aside():
+    with outside_graph():
         rule = rule_for(compiler, [stand_in(a) if isinstance(a, Tensor) else a for a in args])
     if isinstance(rule, CaptureError):
         raise rule

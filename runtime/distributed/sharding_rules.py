@@ -17,7 +17,7 @@ from ...tracer.function import rebind
 from ...tracer.methods import backward_method
 from ...tracer.trace import CaptureError
 from ..capture.captured_backward import BackwardEntry
-from ..capture.guards import unseen_state
+from ..capture.guards import unkeyed_state
 from ..specialize.randomness import require_none as require_no_draws
 from ..specialize.specialization import Specialization
 from ..values.sizes import number
@@ -115,7 +115,7 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
-    if (why := unseen_state(args) or compiler._unseen(args)) is not None:
+    if (why := unkeyed_state(args) or compiler._unseen(args)) is not None:
         raise CaptureError(reason=why, where=users_line())
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
     spec = compiler.capture_only(stand_ins, of_whole=True)

@@ -36,7 +36,7 @@ from ...tracer.torch_private import (
     unwrap_functorch,
 )
 from ...tracer.trace import CaptureError
-from ..capture.graph_mode import aside, asked_for, is_asked_for, is_for_a_graph
+from ..capture.graph_mode import is_for_a_graph, outside_graph, wants_fake_results, with_fake_results
 from ..capture.guards import is_tracked
 from ..capture.outputs import from_flat_outputs
 from ..distributed import call as distributed
@@ -88,7 +88,7 @@ def in_dynamos_graph(
     run: makes it for real.
     """
     try:
-        with asked_for() if is_for_a_graph(open_containers((*args, *kwargs.values()))) else nullcontext():
+        with with_fake_results() if is_for_a_graph(open_containers((*args, *kwargs.values()))) else nullcontext():
             return run(*args, **kwargs)
     except Exception as error:
         if not is_fault(error):
@@ -102,7 +102,7 @@ def in_dynamos_graph(
 
 def trace_call(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call in somebody else's graph. Raises OuterGraphError where it cannot be there."""
-    asked_by_dynamo = is_asked_for()
+    asked_by_dynamo = wants_fake_results()
     try:
         with faults_refused(compiler, args):
             if asked_by_dynamo:
@@ -194,7 +194,7 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
 
 def _require_parts_are_seen(args: Sequence[Any]) -> None:
     """Of a DTensor torch.export and make_fx see the whole: its part would be a constant of their graphs."""
-    seen = is_asked_for() or any(is_wrapper_subclass(a) and is_traced_by_aot(a) for a in args)
+    seen = wants_fake_results() or any(is_wrapper_subclass(a) and is_traced_by_aot(a) for a in args)
     if torch.compiler.is_exporting() or not seen:
         raise Refused("it is given DTensors, whose parts only torch.compile sees", users_line())
 
@@ -214,7 +214,7 @@ def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
             raise _refused(error)
     try:
         examples = [example(a) for a in given]
-        with aside():
+        with outside_graph():
             spec = compiler.specialization(examples)
             if spec is None:
                 raise Refused(*_recorded(compiler, "forward"))

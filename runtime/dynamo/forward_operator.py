@@ -28,7 +28,7 @@ from ...tracer.torch_private import (
 )
 from ...tracer.trace import CaptureError, Trace
 from ..capture.captured_backward import predicted_kinds
-from ..capture.graph_mode import aside
+from ..capture.graph_mode import outside_graph
 from ..capture.guards import is_tracked
 from ..capture.outputs import alias_outputs
 from ..functorch.function import FunctorchFunction, why_not_transformable
@@ -65,7 +65,7 @@ def example(value: Any) -> Any:
     shape, strides = [_hint(n) for n in value.shape], [_hint(n) for n in value.stride()]
     moves = transforms_active() or torch.compiler.is_exporting()  # who loads a program may differentiate it
     differentiable = value.requires_grad or (moves and _is_float(value.dtype))
-    with aside():
+    with outside_graph():
         made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
         return made.requires_grad_(differentiable)
 
@@ -111,7 +111,7 @@ class Root:
     def _backward(self) -> str:
         if backward_method(self.compiler.cls) is None:
             return ""
-        with aside(), no_autocast():
+        with outside_graph(), no_autocast():
             return operations(self.spec.backward.entry(predicted_kinds(self.spec.captured)).trace)
 
     @property
@@ -122,7 +122,10 @@ class Root:
     def agrees(self, other: Root) -> bool:
         """Whether the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
         mine, his = self.spec, other.spec
-        return mine is his or (self.code == other.code and mine.captured.first_outside == his.captured.first_outside)
+        if mine is his:
+            return True
+        same_outside = mine.captured.outside_at_capture == his.captured.outside_at_capture
+        return self.code == other.code and same_outside
 
 
 @dataclass(frozen=True)
@@ -255,7 +258,7 @@ class Forward(FunctorchFunction):
 
     def _on_memory(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
         """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""
-        tensors = [t.clone() if i in self.spec.captured.written else t for i, t in enumerate(tensors)]
+        tensors = [t.clone() if i in self.spec.captured.written_inputs else t for i, t in enumerate(tensors)]
         args = self.spec.captured.with_tensors(tensors)
         if not self.compared:
             self._compare(args)
@@ -347,7 +350,7 @@ def executed(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
 def unit_operator(unit: TransformableGraph, args: Sequence[Any]) -> tuple[Operator, tuple[bool, ...]]:
     """The operator, and which results there are."""
     examples = [example(a) if isinstance(a, Tensor) else None if a is None else _hint(a) for a in args]
-    with aside():
+    with outside_graph():
         if isinstance(unit, BackwardUnit):
             made = _of_backward(unit, examples)
         else:

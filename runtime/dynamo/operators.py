@@ -26,7 +26,7 @@ from ...tracer.torch_private import (
     memory_of,
     pushes_tangents,
 )
-from ..capture.graph_mode import asked_by
+from ..capture.graph_mode import with_fake_results_for
 
 Tensor = torch.Tensor
 NAMESPACE = "fusegrad"
@@ -103,13 +103,13 @@ class Operator:
         """Through its Function where something is differentiated."""
         tracked = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if tracked or (dual_level() >= 0 and pushes_tangents()):
-            with asked_by(args):
+            with with_fake_results_for(args):
                 return self._returned(direct_apply(self.function())(*self.spread(self._given(args))))
         return below_autograd(self.overload, keyset, args)
 
     def under_transforms(self, *args: Any) -> Any:
         """Where torch.func transforms are active: they meet its Function, as they do outside of a graph."""
-        with asked_by(args):
+        with with_fake_results_for(args):
             return self._returned(custom_function_call(self.function(), *self.spread(self._given(args))))
 
 

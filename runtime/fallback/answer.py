@@ -30,7 +30,7 @@ from ...tracer.torch_private import custom_function_call, dual_level, torchs_app
 from ...tracer.trace import CaptureError
 from ..cache import entry_files, location
 from ..cache import store as cache
-from ..capture.ctx_attributes import left_on
+from ..capture.ctx_attributes import attributes_on
 from ..execution.source_writer import NODE, STRAIGHT
 from ..settings.config import settings
 from .effects import AFTER_EFFECTS, launching
@@ -285,7 +285,7 @@ def users_backward(
     captured = spec.captured
     saved_values = residuals if residual_choice is None else residual_choice.originals(residuals, ctx)
     forward, cls, saved = captured.forward, compiler.cls, len(captured.forward.saved)
-    attributes = left_on(ctx, captured)
+    attributes = attributes_on(ctx, captured)
     own = backward_context(cls.__name__)(saved_values[:saved], attributes, forward.needs_input_grad[: captured.count])
     method = cls.vjp if cls.backward is Function.backward else cls.backward
     result = hand_over(method, own, *([list(gradients)] if takes_boxed_gradients(cls) else gradients))

@@ -78,7 +78,7 @@ def write_entry(
     key: of the node that serves them. given: the arguments with defaults filled in.
     """
     captured = spec.captured
-    if captured.opaque or captured.unversioned or function_modes():
+    if captured.opaque or captured.unversioned_inputs or function_modes():
         return None
     text, call = SourceWriter(), EntryCall(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
@@ -301,7 +301,7 @@ def _write_backward(
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
     entry = next(iter(spec.backward.other_entries(tuple(map(layout_class, gradients)))), None)
-    if entry is None or entry.opaque or entry.unversioned or entry.draws or not entry.admits(sizes):
+    if entry is None or entry.opaque or entry.unversioned_inputs or entry.draws or not entry.admits(sizes):
         return None
     executable = entry.executables.get(executable_key(call.backend, call.chosen))
     if executable is None or any(canonical_layout(g) is not g for g in gradients):
@@ -321,7 +321,8 @@ def _write_backward(
     outside = [*guard_reads(text, spec.captured.reads), *guard_methods(text, spec.captured.cls, DERIVATIVES)]
     outside += guard_lasting_state(text)
     if spec.captured.sharing is not None:
-        outside.append(f"{text.constant(spec.captured.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
+        changed = text.constant(spec.captured.sharing.changed_attribute, "changed")
+        outside.append(f"{changed}(ctx._fusegrad_shared) is None")
     if spec.captured.reads.custom_attributes or spec.captured.reads.compares_identity:
         kept_alike += _guard_backward_tensors(text, spec.captured.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"

@@ -19,7 +19,7 @@ from ...tracer.reads.attributes import is_a
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.reads.value_keys import DEPTH, SCALARS, freeze
 from ...tracer.torch_private import UNSEEN, deterministic, tensor_check
-from ..capture.guards import carried, global_state, lasting_state
+from ..capture.guards import carried_attribute, global_state, lasting_state
 from ..execution.source_writer import SourceWriter, row
 from ..settings.config import in_force
 
@@ -202,7 +202,8 @@ def guard_lasting_state(text: SourceWriter) -> Iterable[str]:
 def guard_custom_attributes(text: SourceWriter, names: Sequence[str], asked: Collection[str]) -> Iterable[str]:
     """Nobody put attributes on these tensors that the methods ask for."""
     if asked and names:
-        yield f"{text.constant(carried, 'carried')}(({row(names)}), {text.constant(frozenset(asked), 'asked')}) is None"
+        carried = text.constant(carried_attribute, "carried")
+        yield f"{carried}(({row(names)}), {text.constant(frozenset(asked), 'asked')}) is None"
 
 
 def guard_methods(text: SourceWriter, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:

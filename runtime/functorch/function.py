@@ -33,7 +33,7 @@ from ...tracer.torch_private import (
     share_memory,
 )
 from ...tracer.trace import CaptureError
-from ..capture.captured_backward import gradients_per_output, predicted_kinds, reduced_to_argument
+from ..capture.captured_backward import gradients_per_output, predicted_kinds, reduce_to_argument
 from ..capture.guards import is_float
 from ..capture.outputs import is_as_strided, rebuild_output, tensor_at, view_of
 from ..capture.user_methods import ctx_attributes, hidden_of_user, run_user_backward, run_user_forward
@@ -467,7 +467,7 @@ class FunctorchFunction(FunctionRules):
         captured = spec.captured
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
-        self.written, self.pure = captured.written, _pure(spec)
+        self.written, self.pure = captured.written_inputs, _pure(spec)
         name, reads = captured.name, captured.reads
         self.forward_unit = self.pushed_unit = TransformableGraph(f"{name}_forward", self._forward_body, backend, reads)
         if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
@@ -485,7 +485,7 @@ class FunctorchFunction(FunctionRules):
     def as_written(self, residuals: Sequence[Any], sizes: Sequence[Any], full: Sequence[Any]) -> Sequence[Any]:
         named = BoundSizes(zip(self.symbols, sizes, strict=True))
         results = run_user_backward(self.spec.captured, residuals, named, full)
-        return [reduced_to_argument(self.spec.captured, i, g, named) for i, g in enumerate(results)]
+        return [reduce_to_argument(self.spec.captured, i, g, named) for i, g in enumerate(results)]
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
         captured = self.spec.captured
@@ -565,7 +565,7 @@ class FunctorchFunction(FunctionRules):
         captured = self.spec.captured
         at = BoundSizes(sizes)
         made = run_user_backward(captured, residuals, at, gradients_per_output(captured, gradients))
-        return [reduced_to_argument(captured, i, g, at) for i, g in enumerate(made)]
+        return [reduce_to_argument(captured, i, g, at) for i, g in enumerate(made)]
 
     def tangent_body(self, mask: tuple[bool, ...]) -> Any:
         def body(*args: Any) -> Sequence[Any]:
@@ -676,7 +676,7 @@ class Batched(FunctionRules):
         captured = self.spec.captured
         tensors = captured.tensors_of(args)
         results = list(self.forward_unit(*tensors))
-        for i, made in zip(captured.written, results[self.made :], strict=True):
+        for i, made in zip(captured.written_inputs, results[self.made :], strict=True):
             if self.dims[i] is None:
                 raise WrittenByEveryLane(function=captured.name, argument=captured.names[captured.slots[i]])
             tensors[i].copy_(made.movedim(0, self.dims[i] or 0))
@@ -775,7 +775,7 @@ def _pure(spec: Specialization) -> torch.fx.GraphModule:
     if not writes(trace.graph_module):
         return trace.graph_module
     with capture_lock, no_tracing_functions(), plain_tensors(), torch.no_grad():
-        return without_writes(captured.forward.session, trace, captured.written)
+        return without_writes(captured.forward.session, trace, captured.written_inputs)
 
 
 def transposed_backward(
@@ -788,7 +788,7 @@ def transposed_backward(
         with IgnoreDetach(probes):
             given = gradients_per_output(captured, probes)
             gradients = run_user_backward(captured, residuals, sizes, given, attached=True)
-        gradients = tuple(reduced_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
+        gradients = tuple(reduce_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
         pairs = [
             (g, t)
             for g, t in zip(gradients, tangents, strict=True)

@@ -44,7 +44,7 @@ def tangents_of(
         backward = graph_of(entry.trace, f"{captured.name}_backward")
     except LoweringError:
         return None
-    entry.learn(captured.session.conditions(captured.symbols, entry.since))
+    entry.assume(captured.session.conditions(captured.symbols, entry.since))
     if not _is_pure(backward) or not all(captured.forward.needs_input_grad[i] for i in moving):
         return None
     try:

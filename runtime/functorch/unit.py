@@ -38,12 +38,12 @@ from ...tracer.torch_private import (
     unwrap_functorch,
 )
 from ...tracer.trace import CaptureError, Trace
-from ..capture.activity import independent, sources_of
-from ..capture.captured import require_allowed
-from ..capture.captured_backward import reduced_to_argument
-from ..capture.graph_mode import is_outer
+from ..capture.activity import independent_results, sources_of
+from ..capture.captured import require_capture_allowed
+from ..capture.captured_backward import reduce_to_argument
+from ..capture.graph_mode import is_for_outer_graph
 from ..capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
-from ..capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
+from ..capture.redraw import Generators, draws, end_redraw, generator_states, last_node, redraw, require_no_draw_after
 from ..capture.user_methods import run_user_backward
 from ..compiled.backward import OTHER_SIZES, run_backward
 from ..execution.executable import Executable
@@ -213,7 +213,7 @@ class TransformableGraph:
 
     def generators(self, args: Sequence[Any]) -> Generators | None:
         """The states of torch's generators before a run that draws; None for one that does not."""
-        return generators(args) if self.draws and not is_capturing() else None
+        return generator_states(args) if self.draws and not is_capturing() else None
 
     def further_facts(self) -> tuple[Any, ...]:
         """What else has to be equal for a graph to hold."""
@@ -251,7 +251,7 @@ class TransformableGraph:
         self.graphs[at] = (self.graphs[at][0], size_guard(session, executable.trace.fakes), *self.graphs[at][2:])
 
     def _capture(self, args: Sequence[Any], facts: Any) -> tuple[Executable, list[Tensor]]:
-        require_allowed(self.name)
+        require_capture_allowed(self.name)
         count("captures")
         session = Session()
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
@@ -658,7 +658,7 @@ def vjp_of(
         with without_anomaly_mode():  # torch keeps for good what it tells as the parent of a node that makes a NaN
             outputs = body(*leaves)
         if not is_capturing():
-            anew()
+            end_redraw()
         last = last_node() if repeats and is_capturing() else None
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if is_tracked(o) and c is not None]
         wanted = [leaf for a, leaf in zip(asked, leaves, strict=True) if a]
@@ -722,7 +722,7 @@ def make_operators_by(operators: Operators) -> None:
 
 def _graphed(args: Sequence[Any]) -> Operators | None:
     """What makes operators of units, where somebody else makes a graph; None where we do."""
-    return _operators[0] if is_outer(args) else None
+    return _operators[0] if is_for_outer_graph(args) else None
 
 
 def _is_one_of(output: Any, args: Sequence[Any]) -> bool:
@@ -749,7 +749,7 @@ def _constant_results(
     if captured is None:
         return []
     trace, live = captured
-    return independent(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])], tangents)
+    return independent_results(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])], tangents)
 
 
 def _moved(needs: Sequence[bool], args: Sequence[Any]) -> list[bool]:
@@ -830,20 +830,20 @@ def _function_of(unit: TransformableGraph, pushes: bool) -> Any:
     def backward(ctx: Any, *gradients: Any) -> Any:
         args = arguments(ctx)
         try:
-            with drawing_from(ctx.generators):
+            with redraw(ctx.generators):
                 return tuple(unit.pullback(args, gradients, ctx.needs_input_grad))
         except Exception as error:
             if unit.failed is None or not is_fault(error):
                 raise
             fault = Fault.of(error)
-        with drawing_from(ctx.generators):
+        with redraw(ctx.generators):
             results = vjp_of(lambda *a: unit.as_written(a), args, gradients, ctx.needs_input_grad, _is_followed())
         unit.failed(fault, args)
         return tuple(results)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         args = arguments(ctx)
-        with drawing_from(ctx.generators):
+        with redraw(ctx.generators):
             pushed = enumerate(zip(unit.pushforward(args, tangents), ctx.likes, strict=True))
         full = ((i, zeros(s) if t is None and s is not None else t) for i, (t, s) in pushed)
         return tuple(None if i in ctx.constant else t for i, t in full)
@@ -896,7 +896,7 @@ class BackwardUnit(TransformableGraph):
             found = self.specialization.backward.entry_at(kinds, sizes)
         except CaptureError:
             return {}
-        return {} if found is None else found[1].passed
+        return {} if found is None else found[1].passed_gradients
 
     def _parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], BoundSizes, Sequence[Any]]:
         middle = self.split + len(self.symbols)
@@ -906,13 +906,13 @@ class BackwardUnit(TransformableGraph):
     def _apart(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments, copies of those that backward writes to: a derivative needs them as they are, too."""
         entries = [e for e in self.specialization.backward.entries.values() if not isinstance(e, CaptureError)]
-        written = {i for entry in entries for i in entry.written}
+        written = {i for entry in entries for i in entry.written_inputs}
         return [a.clone() if i in written and isinstance(a, Tensor) else a for i, a in enumerate(args)]
 
     def _python(self, *args: Any) -> Sequence[Any]:
         residuals, sizes, gradients = self._parts(self._apart(args))
         results = run_user_backward(self.specialization.captured, residuals, sizes, gradients)
-        return [reduced_to_argument(self.specialization.captured, i, g, sizes) for i, g in enumerate(results)]
+        return [reduce_to_argument(self.specialization.captured, i, g, sizes) for i, g in enumerate(results)]
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if is_capturing():

@@ -256,7 +256,7 @@ class CaptureStore(NullStore):
     # -------------------------------------------------------------- after a call
     def keep_forward(self, spec: Specialization) -> None:
         """Writes forward after its first run."""
-        if self.is_done or self.place is None or spec.captured.outside() != spec.captured.first_outside:
+        if self.is_done or self.place is None or spec.captured.outside_state() != spec.captured.outside_at_capture:
             self.reserved = None  # forward came again, and no backward between
             self.release()
             return
@@ -283,7 +283,8 @@ class CaptureStore(NullStore):
         kinds = _kinds(gradients)
         if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
             return
-        if spec.captured.outside() != spec.captured.first_outside:  # the key says what was so when forward was captured
+        # The key holds the state at forward's capture: backward's trace under another state is not what it names.
+        if spec.captured.outside_state() != spec.captured.outside_at_capture:
             return
         self.kept.add(name)
         entry = next(iter(spec.backward.other_entries(kinds)), None)

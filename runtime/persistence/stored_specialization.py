@@ -30,7 +30,7 @@ from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ...tracer.trace import CaptureError, Trace
 from ..capture.captured import CapturedFunction, Report, capture_function, hint_of
 from ..capture.captured_backward import BackwardEntry, BackwardTrace, capture_backward, predicted_kinds
-from ..capture.guards import ask_for_sizes_alone, global_state, guard_from
+from ..capture.guards import compare_sizes_only, global_state, guard_from
 from ..execution.executable import Executable
 from ..execution.kernel_plan import KernelPlan
 from ..specialize.residuals import ResidualPlan, executable_key
@@ -47,8 +47,8 @@ Doc = dict[str, Any]
 def outline(captured: CapturedFunction) -> Doc:
     """What a capture found out about forward. Raises NotKept where a table cannot say it."""
     forward = captured.forward
-    beyond = forward.trace.lifted or captured.opaque or captured.written or captured.skip
-    if beyond or captured.restrided or captured.shows_more:
+    beyond = forward.trace.lifted or captured.opaque or captured.written_inputs or captured.skip
+    if beyond or captured.restrided or captured.returns_input_memory:
         raise NotKept("it reads tensors from outside, calls what is opaque, writes to arguments or returns views")
     if any(o.kind != "tensor" for o in forward.outputs):
         raise NotKept("it returns more than tensors of its own")
@@ -131,7 +131,7 @@ def forward_document(spec: Specialization, backend: str, device: torch.device) -
     chosen = spec.known_choice()
     executable = spec.executables[executable_key(backend, chosen)]
     conditions = _conditions(spec.captured.current_guard())
-    if not ask_for_sizes_alone(conditions):
+    if not compare_sizes_only(conditions):
         raise NotKept("its guard asks for more than sizes")
     return {
         "outline": outline(spec.captured),
@@ -158,13 +158,13 @@ def _choice(chosen: ResidualPlan) -> Doc:
 def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, device: torch.device) -> Doc:
     """backward for one layout of gradients. Raises NotKept."""
     executable = entry.executables[executable_key(backend, spec.known_choice())]
-    if entry.lifted or entry.opaque or entry.others or entry.viewed:
+    if entry.lifted or entry.opaque or entry.alternatives or entry.viewed_gradients:
         raise NotKept("backward reads tensors from outside, calls what is opaque, or returns a view of a gradient")
-    if entry.written:
+    if entry.written_inputs:
         raise NotKept("backward writes to what it is given")
     return {
         "guards": conditions(entry.guards, {s.name: s for s in spec.captured.symbols}),
-        "passed": [list(pair) for pair in entry.passed.items()],
+        "passed": [list(pair) for pair in entry.passed_gradients.items()],
         "sources": [[s.name, *where] for s, where in executable.binder.sources.items()],
         "operations": operations(entry.trace),
         "plan": plan(executable.plans[device]),
@@ -183,7 +183,7 @@ class Stored:
         self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool, report: Report, found: Doc, backend: str
     ) -> None:
         """Raises ValueError, KeyError, ParseError where the document is not what it should be."""
-        if not ask_for_sizes_alone(found["guard"]):
+        if not compare_sizes_only(found["guard"]):
             raise ValueError("the guard asks for more than sizes")
         self.table, self.backend = found["outline"], backend
         self.symbols = symbols_from(self.table["symbols"], "symbols")
@@ -198,9 +198,9 @@ class Stored:
     def _complete(self, guard: Sequence[str]) -> None:
         """What `capture_function` reads off a trace, out of the table."""
         captured, table = self.captured, self.table
-        captured.guard, captured.assumed = guard_from(guard), guard
+        captured.guard, captured.assumed_conditions = guard_from(guard), guard
         captured.backward_symbols = [self.symbols[name] for name in table["backward_symbols"]]
-        captured.kinds = tuple(ast.literal_eval(table["kinds"]))
+        captured.stored_kinds = tuple(ast.literal_eval(table["kinds"]))
         if (constants := table["constants"]) is not None:
             read = {k: constant_from(v, self.symbols, "constants") for k, v in constants.items()}
             captured.read_constants = lambda sizes: {name: settled(value, sizes) for name, value in read.items()}
@@ -267,7 +267,7 @@ class Stored:
             found["plan"], f"{captured.name}_backward", self.backend, device, partial(captured.report, "backward")
         )
         trace = partial(self._backward_again, kinds, found["operations"], passed)
-        entry = BackwardEntry(trace, guards, passed=passed, compared=True, stored_guards=guards)
+        entry = BackwardEntry(trace, guards, passed_gradients=passed, is_checked=True, stored_guards=guards)
         binder = _binder(found["sources"], self.symbols)
         executable = Executable.planned(plan, lambda: entry.trace, frozenset(passed), binder)
         entry.executables[executable_key(self.backend, self.spec.known_choice())] = executable
@@ -277,7 +277,7 @@ class Stored:
     def _backward_again(self, kinds: tuple[Any, ...], known: str, passed: dict[int, int]) -> BackwardTrace:
         with capture_lock, plain_tensors(), torch.no_grad():
             again = capture_backward(self.captured, kinds)
-        if operations(again.trace) != known or again.passed != passed:
+        if operations(again.trace) != known or again.passed_gradients != passed:
             raise self._differs("a second capture of backward finds something else than the first")
         return again.traced
 

@@ -103,7 +103,7 @@ class Backward:
         if isinstance(entry, CaptureError):
             raise entry.without_frames()
         if self.of_whole:
-            entry.everywhere = entry.compared = True
+            entry.serves_all_sizes = entry.is_checked = True
         return entry
 
     @property
@@ -114,7 +114,7 @@ class Backward:
     def key_now(self, kinds: tuple[Any, ...]) -> Any:
         """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
         cls = self.captured.cls
-        return kinds, *self.captured.outside(), backward_method(cls), cls.jvp  # type: ignore[attr-defined]
+        return kinds, *self.captured.outside_state(), backward_method(cls), cls.jvp  # type: ignore[attr-defined]
 
     def add_split_entry(self, call: BackwardCall, tape: Tape) -> BackwardEntry | None:
         """Capture backward with opaque nodes, whose results are on the tape, and compare it at once."""
@@ -131,7 +131,7 @@ class Backward:
             self.entries[key] = error.without_frames()
             self.failed = self.failed or not isinstance(error, OpaqueCallError)
             raise
-        entry.others, entry.compared = others, True
+        entry.alternatives, entry.is_checked = others, True
         self.entries[self.key_now(kinds)] = entry  # the capture may have found more that backward reads
         if entry.guards:  # no other capture of it is made beside this one: calls of other sizes begin anew
             self.captured.guard = self.captured.current_guard()
@@ -140,7 +140,7 @@ class Backward:
     def other_entries(self, kinds: tuple[Any, ...]) -> list[BackwardEntry]:
         """What backward was captured as for these gradients, newest first."""
         known = self.entries.get(self.key_now(kinds))
-        return [known, *known.others] if isinstance(known, BackwardEntry) else []
+        return [known, *known.alternatives] if isinstance(known, BackwardEntry) else []
 
     def executable(self, call: BackwardCall, entry: BackwardEntry, compares: bool = True) -> Executable:
         """A captured backward on the call's residuals and backend, compared with the user's own and lowered once."""
@@ -151,7 +151,7 @@ class Backward:
                     if compares:
                         self.compare(call, entry)
                     executable = executable_for(self, entry, call)
-                    entry.learn(self.captured.session.conditions(self.captured.symbols, entry.since))
+                    entry.assume(self.captured.session.conditions(self.captured.symbols, entry.since))
                     entry.executables[call.key] = executable
         return entry.executables[call.key]
 
@@ -197,7 +197,7 @@ class Backward:
             return self, entry
         if entry.opaque:
             return None
-        added = next((other for other in entry.others if other.admits(sizes) and not other.opaque), None)
+        added = next((other for other in entry.alternatives if other.admits(sizes) and not other.opaque), None)
         if added is not None:
             return self, added
         sibling, args = self.sibling_at(sizes)
@@ -272,11 +272,11 @@ def run_entry(
     for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
         if not (by_torch and entry.takes_gaps[i]):
             inputs[i] = canonical_layout(inputs[i])
-    for i in entry.unversioned:
+    for i in entry.unversioned_inputs:
         inputs[i] = inputs[i].data
     lifted = [r.get() for r in entry.lifted if r is not None]
     again = running_with_tape(executable, tape, sizes) if entry.opaque else nullcontext(sizes)
-    with again as now, captured.exactly_as_captured(), drawing_again(inputs) if entry.draws else _AS_IT_IS:
+    with again as now, captured.without_added_casts(), drawing_again(inputs) if entry.draws else _AS_IT_IS:
         results = executable(inputs, lifted, now)
 
     def view(fake: Tensor, gradient: Any) -> Tensor:
@@ -290,8 +290,8 @@ def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall)
     captured, backend = backward.captured, call.backend
     name, report = f"{captured.name}_backward", partial(captured.report, "backward")
     graph = None if call.chosen is None else _from_chosen(captured, call.chosen, entry, call.kinds)
-    viewed = entry.viewed if backend in KERNEL_BACKENDS else {}
-    return Executable(entry.trace, name, backend, frozenset({*entry.passed, *viewed}), report, graph)
+    viewed = entry.viewed_gradients if backend in KERNEL_BACKENDS else {}
+    return Executable(entry.trace, name, backend, frozenset({*entry.passed_gradients, *viewed}), report, graph)
 
 
 def _from_chosen(captured: CapturedFunction, chosen: ResidualPlan, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:

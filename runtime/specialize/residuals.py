@@ -34,7 +34,7 @@ def may_be_exchanged(captured: CapturedFunction) -> bool:
     forward = captured.forward
     if not (forward.hidden_count or captured.is_plain) or forward.tensor_attributes or forward.saved_for_forward:
         return False
-    return not forward.returns_hidden and not captured.shows_more and is_on(_pass_of(captured))
+    return not forward.returns_hidden and not captured.returns_input_memory and is_on(_pass_of(captured))
 
 
 def choose(
@@ -69,7 +69,7 @@ def _chosen(
 
 
 def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
-    if backward.written:  # which has to be the memory that the user saved
+    if backward.written_inputs:  # which has to be the memory that the user saved
         raise CaptureError(reason="its backward writes to what it is given", where=captured.backward_place())
     if backward.opaque:
         raise CaptureError(reason="its backward has opaque nodes", where=backward.opaque[0].where)

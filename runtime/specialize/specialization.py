@@ -14,8 +14,8 @@ from ...tracer.reads.reads import Reads
 from ...tracer.trace import CaptureError, Trace
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import predicted_kinds
-from ..capture.opaque_replay import offered, running_with_tape
-from ..capture.outputs import finished_outputs
+from ..capture.opaque_replay import running_with_tape, take_offered_tape
+from ..capture.outputs import finish_outputs
 from ..execution.executable import Executable
 from ..execution.pipeline import graph_of, optimize
 from ..settings.config import KERNEL_BACKENDS
@@ -55,7 +55,7 @@ class Specialization:
             return
         captured = self.captured
         skip = captured.skip if backend in KERNEL_BACKENDS else frozenset()
-        why_not = GIVEN_BACK if captured.shows_more else ""
+        why_not = GIVEN_BACK if captured.returns_input_memory else ""
         self.executables[backend] = self._executable_of(captured.forward.trace, backend, skip, why_not=why_not)
         captured.guard = captured.current_guard()  # lowering may have learnt more about sizes
 
@@ -108,16 +108,16 @@ class Specialization:
         executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
         lifted = [r.get() for r in captured.lifted if r is not None]
         given = inputs
-        if captured.unversioned:  # written to by way of `.data`: their versions stay
-            given = [t.data if i in captured.unversioned else t for i, t in enumerate(inputs)]
+        if captured.unversioned_inputs:  # written to by way of `.data`: their versions stay
+            given = [t.data if i in captured.unversioned_inputs else t for i, t in enumerate(inputs)]
         if captured.opaque:  # what they return may be of further sizes; their own code runs under the call's autocast
-            with running_with_tape(executable, offered(), sizes) as extended, captured.exactly_as_captured():
+            with running_with_tape(executable, take_offered_tape(), sizes) as extended, captured.without_added_casts():
                 results = executable(given, lifted, extended)
             sizes.learn(extended)
         else:
-            with captured.exactly_as_captured():
+            with captured.without_added_casts():
                 results = executable(given, lifted, sizes)
-        return finished_outputs(captured, results, inputs, sizes)
+        return finish_outputs(captured, results, inputs, sizes)
 
     def adopt(self, cls: type, reads: Reads) -> None:
         """Another backward in the place of the one that could not be captured; what it reads, and does besides."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusegrad.runtime.capture.guards import unseen_state
+from fusegrad.runtime.capture.guards import unkeyed_state
 from fusegrad.tracer.reads import reads as scans
 from fusegrad.tracer.reads import value_keys
 from fusegrad.tracer.reads.attributes import ABSENT, attribute
@@ -301,9 +301,9 @@ def test_a_picture_of_code_that_reads_a_whole_package_ends(monkeypatch) -> None:
     monkeypatch.setattr(value_keys, "FACTS", 50)
     module = chain(60)
     own = types.SimpleNamespace(step=module.step0)
-    assert freeze(own) == freeze(own) and unseen_state([own]) is None
+    assert freeze(own) == freeze(own) and unkeyed_state([own]) is None
     own.others = [module.step1, module.step2]
-    assert freeze(own) != freeze(own) and "more than can be compared" in str(unseen_state([own]))
+    assert freeze(own) != freeze(own) and "more than can be compared" in str(unkeyed_state([own]))
 
 
 def test_methods_that_call_each_other_read_one_object() -> None:

@@ -105,7 +105,11 @@ def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...],
         dirty=tuple(captured.dirty), non_differentiable=tuple(captured.non_differentiable),
         materialize_grads=captured.materialize_grads,
         entries=tuple(
-            Entry(tuple(k is not None for k in kinds), graphs.add("backward", g), tuple(entries[kinds].passed.items()))
+            Entry(
+                tuple(k is not None for k in kinds),
+                graphs.add("backward", g),
+                tuple(entries[kinds].passed_gradients.items()),
+            )
             for kinds, g in backwards.items()
         ),
     )  # fmt: skip
@@ -122,7 +126,7 @@ def _forward_graph(spec: Specialization) -> Graph:
 def _backward_graph(spec: Specialization, entry: BackwardEntry) -> Graph:
     """backward; what is a gradient as it came is no output of its own."""
     graph = graph_of(entry.trace, f"{spec.captured.name}_backward")
-    graph.outputs = [None if i in entry.passed else o for i, o in enumerate(graph.outputs)]
+    graph.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(graph.outputs)]
     return graph
 
 

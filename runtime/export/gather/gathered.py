@@ -177,9 +177,9 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         kinds = predicted_kinds(spec.captured)
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
         whole = after.copy()
-        after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
+        after.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(after.outputs)]
         symbols = tuple(spec.captured.backward_symbols)
-        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, symbols)
+        backward = part_of(compiler, after, "backward", target, sizes, entry.passed_gradients, symbols)
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ....ir.errors import FusegradError, ParseError
-from ...capture.graph_mode import aside
+from ...capture.graph_mode import outside_graph
 from ...dynamo.forward_operator import Forward, Origin, Root, unit_operator
 from ...dynamo.operators import NAMESPACE, known
 from ...functorch.unit import TransformableGraph
@@ -140,7 +140,7 @@ def _register_operator(document: Doc, path: str) -> None:
         steps = constant_from(document["steps"], {}, name)
     except (ParseError, TypeError, ValueError) as error:
         raise _program_error(path, name, f"it cannot be read: {error}", "save the program again.") from error
-    with aside():
+    with outside_graph():
         spec = compiler.specialization(arguments)
     if spec is not None:
         forward = Forward(compiler, spec, document["backend"], document["copies"], recorded=True, alone=True)

@@ -237,7 +237,7 @@ def test_what_comes_from_disk_has_every_attribute(tmp_path: Path) -> None:
     assert run_now - run_stored - {"trace"} == set()
 
 
-AGAIN = {"everywhere", "session", "trace", "since", "fakes", "fake_outputs", "fake_hidden", "constants"}
+AGAIN = {"serves_all_sizes", "session", "trace", "since", "fakes", "fake_outputs", "fake_hidden", "constants"}
 
 
 def test_a_step_that_is_left_out_stays_so_on_disk(tmp_path: Path) -> None:
