@@ -1,4 +1,4 @@
-"""What is known in a kernel: its atoms, and whether a polynomial in them is provably not negative."""
+"""A kernel's atoms, and proofs that a polynomial in them is not negative."""
 
 from __future__ import annotations
 

@@ -106,13 +106,13 @@ class Subject:
         """A random gradient for each output that is differentiated; none where eager raises."""
         _seed(self.seed)
         try:
-            outputs = as_tuple(flat_outputs(self.on_tensors(self.eager))(*(_tracked(x) for x in copies_of(xs))))
+            outputs = as_tuple(flat_outputs(self.on_tensors(self.eager))(*(_track(x) for x in copies_of(xs))))
         except Exception:
             return []
         numbers = torch.Generator().manual_seed(self.seed + 1)
         drawn = [_normal(o, numbers) if isinstance(o, Tensor) and o.requires_grad else None for o in outputs]
-        chosen = [g if weights.only in (None, i) else None for i, g in enumerate(drawn)]
-        return [g if g is None else _weight(g, weights.layout) for g in chosen]
+        selected = [g if weights.only in (None, i) else None for i, g in enumerate(drawn)]
+        return [g if g is None else _weight(g, weights.layout) for g in selected]
 
 
 def _seed(seed: int) -> None:
@@ -127,7 +127,7 @@ def _weight(g: Tensor, layout: str) -> Tensor:
     return g if weight is None else weight
 
 
-def _tracked(x: Tensor) -> Tensor:
+def _track(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.requires_grad)
 
 

@@ -32,15 +32,15 @@ def launch_failure(error: BaseException) -> LaunchFailure | None:
 
     The frames that the error came through are cleared then: they hold what the launch was given.
     """
-    found = _classify(error)
-    if found is not None:
+    failure = _classify(error)
+    if failure is not None:
         traceback.clear_frames(error.__traceback__)
-    return found
+    return failure
 
 
 def _classify(error: BaseException) -> LaunchFailure | None:
-    said = str(error).strip()
-    first, lower = (said.splitlines() or [""])[0], said.lower()
+    text = str(error).strip()
+    first, lower = (text.splitlines() or [""])[0], text.lower()
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return LaunchFailure("memory", reason)

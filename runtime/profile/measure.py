@@ -98,19 +98,19 @@ def _peak_on_cpu(call: Callable[[], Any]) -> int:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    held = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
-    return max(itertools.accumulate(count for _, count in held), default=0)
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    return max(itertools.accumulate(count for _, count in changes), default=0)
 
 
 @contextmanager
 def saved_bytes(inputs: Sequence[Any]) -> Iterator[list[int]]:
     """Within: what autograd keeps besides the inputs, in bytes, each piece of memory once."""
-    total, seen = [0], {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
+    total, counted = [0], {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
 
     def pack(tensor: Tensor) -> Tensor:
         memory = tensor.untyped_storage()
-        if memory.data_ptr() not in seen:
-            seen.add(memory.data_ptr())
+        if memory.data_ptr() not in counted:
+            counted.add(memory.data_ptr())
             total[0] += memory.nbytes()
         return tensor
 
@@ -119,7 +119,7 @@ def saved_bytes(inputs: Sequence[Any]) -> Iterator[list[int]]:
 
 
 def operations(run: Callable[[], Any], device: torch.device, calls: int = 10) -> tuple[list[dict[str, Any]], Any]:
-    """What one call runs on the device, by name, out of torch's profiler; and the profiler, for its trace."""
+    """The operations that one call runs on the device, by torch's profiler; and the profiler, for its trace."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)

@@ -27,7 +27,7 @@ from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named
 from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .report import ProfileArgumentError
-from .roofline import Modelled, modelled
+from .roofline import Modelled, model_launches
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
@@ -57,14 +57,14 @@ class Achieved:
     of_copy: float | None
 
 
-def _achieved(launch: Modelled, microseconds: float, copy: float | None) -> Achieved:
-    moved, done = launch.bytes / microseconds * 1e6, launch.operations / microseconds * 1e6
-    return Achieved(launch.name, launch.direction, microseconds, moved, done, moved / copy if copy else None)
+def _rates(launch: Modelled, microseconds: float, copy: float | None) -> Achieved:
+    moved, operations = launch.bytes / microseconds * 1e6, launch.operations / microseconds * 1e6
+    return Achieved(launch.name, launch.direction, microseconds, moved, operations, moved / copy if copy else None)
 
 
 @dataclass
 class Profile:
-    """What `profile` found. Prints as tables; `to_dict()`; `write(path)` as .json, .html, or a Chrome trace."""
+    """The result of `profile`. Prints as tables; `to_dict()`; `write(path)` as .json, .html, or a Chrome trace."""
 
     name: str
     backend: str
@@ -106,7 +106,7 @@ class Profile:
         for direction, rows in self.operations.items():
             for row in rows:
                 if (m := counted.get((direction, row["name"]))) is not None:
-                    yield _achieved(m, row["microseconds"] / row["calls"], self.copy_bandwidth)
+                    yield _rates(m, row["microseconds"] / row["calls"], self.copy_bandwidth)
 
     def __str__(self) -> str:
         from .report import as_text
@@ -141,18 +141,18 @@ def profile(
     default where that is a terminal.
     Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
     """
-    modelled_on, fast = device_named(device), _compiled(target_class)
+    modelled_on, fast = device_named(device), _compiled_class(target_class)
     compiler = compiler_of(fast)
     _require_known(compiler, baselines)
     real = [_real(a) for a in arguments(fast, args)]
-    real = list(_following(compiler.complete(real)))
+    real = list(_with_gradients(compiler.complete(real)))
     place = next((a.device for a in real if isinstance(a, Tensor)), torch.device("cpu"))
-    found = explain(fast, *args, target=modelled_on.target)
+    explanation = explain(fast, *args, target=modelled_on.target)
     result = Profile(
         name=compiler.cls.__name__, backend=compiler.backend_for(real), machine=_machine(place),
-        arguments=", ".join(map(_described, real)), measured=[], saved={}, operations={},
-        modelled=modelled(found, modelled_on, found.sizes), device=modelled_on,
-        binaries=_binaries(found, modelled_on.target) if metrics and found.kernel_records else {},
+        arguments=", ".join(map(_description, real)), measured=[], saved={}, operations={},
+        modelled=model_launches(explanation, modelled_on, explanation.sizes), device=modelled_on,
+        binaries=_binaries(explanation, modelled_on.target) if metrics and explanation.kernel_records else {},
         copy_bandwidth=copy_bandwidth(place),
     )  # fmt: skip
     candidates = list(_candidates(compiler, fast, baselines))
@@ -162,24 +162,24 @@ def profile(
     return result
 
 
-def _binaries(found: Explanation, target: str) -> dict[str, dict[str, Any]]:
-    """What the compiled kernels need, and how full they can make a multiprocessor."""
-    warps, processor = {k.name: k.num_warps for k in found.kernel_records}, MULTIPROCESSORS[target]
+def _binaries(explanation: Explanation, target: str) -> dict[str, dict[str, Any]]:
+    """Registers and memory of the compiled kernels, and how full they can make a multiprocessor."""
+    warps, processor = {k.name: k.num_warps for k in explanation.kernel_records}, MULTIPROCESSORS[target]
     return {
         name: {**facts, "warps": warps[name],
                "occupancy": processor.occupancy(facts["registers"], facts["shared"], warps[name])}
-        for name, facts in found.metrics(target).items()
+        for name, facts in explanation.metrics(target).items()
     }  # fmt: skip
 
 
-def differentiated(target_class: Any, args: Sequence[Any]) -> str:
+def run_once(target_class: Any, args: Sequence[Any]) -> str:
     """Call a Function, compiled afresh, forward and backward, once without grad mode; its name."""
-    known = compiler_of(_compiled(target_class))
-    options = (known.backend, known.fullgraph, known.dynamic, known.methods.option)
-    fast: Any = compile_class(known.user_class, *options, numerics=known.numerics)
+    source = compiler_of(_compiled_class(target_class))
+    options = (source.backend, source.fullgraph, source.dynamic, source.methods.option)
+    fast: Any = compile_class(source.user_class, *options, numerics=source.numerics)
     compiler = compiler_of(fast)
     real = [_real(a) for a in arguments(target_class, tuple(args))]
-    real = list(_following(compiler.complete(real)))
+    real = list(_with_gradients(compiler.complete(real)))
     _without_grad(fast.apply, real)()
     if outputs := _differentiable(fast.apply(*real)):
         _backward(outputs, real)()
@@ -200,22 +200,22 @@ def _real(value: Any) -> Any:
     """A tensor for a specification: normal numbers, small integers."""
     if not is_spec(value):
         return value
-    (dtype, shape), where = parse_spec(value), "cuda" if torch.cuda.is_available() else "cpu"
+    (dtype, shape), device = parse_spec(value), "cuda" if torch.cuda.is_available() else "cpu"
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, device=where).to(dtype)
-    return torch.randint(0, 2, shape, device=where).to(dtype)
+        return torch.randn(shape, device=device).to(dtype)
+    return torch.randint(0, 2, shape, device=device).to(dtype)
 
 
-def _following(values: Sequence[Any]) -> Iterator[Any]:
+def _with_gradients(values: Sequence[Any]) -> Iterator[Any]:
     """Where no argument asks for a gradient, every floating one is taken to."""
-    asked = any(isinstance(v, Tensor) and v.requires_grad for v in values)
+    has_gradients = any(isinstance(v, Tensor) and v.requires_grad for v in values)
     for value in values:
         if isinstance(value, Tensor):
-            value = value.detach().requires_grad_(value.requires_grad or (not asked and is_float(value)))
+            value = value.detach().requires_grad_(value.requires_grad or (not has_gradients and is_float(value)))
         yield value
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
@@ -226,7 +226,7 @@ def _machine(place: torch.device) -> str:
 
 
 # ------------------------------------------------------------------ measuring
-def _compiled(target_class: Any) -> Any:
+def _compiled_class(target_class: Any) -> Any:
     return target_class if hasattr(target_class, "_fusegrad") else compile(target_class)
 
 
@@ -253,19 +253,19 @@ def _measure(
     direction = "forward"
     advance(f"{name} forward")
     try:
-        _timed(result, name, direction, _without_grad(apply, args), place, seconds)
+        _time(result, name, direction, _without_grad(apply, args), place, seconds)
         with saved_bytes(args) as total:
             outputs = _differentiable(apply(*args))
         if outputs:
             result.saved[name], direction = total[0], "backward"
             advance(f"{name} backward")
-            _timed(result, name, direction, _backward(outputs, args), place, seconds)
+            _time(result, name, direction, _backward(outputs, args), place, seconds)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         result.measured.append(Measured(name, direction, None, why))
 
 
-def _timed(
+def _time(
     result: Profile, name: str, direction: str, call: Callable[[], Any], place: torch.device, seconds: float
 ) -> None:
     result.measured.append(Measured(name, direction, times_of(call, place, seconds)))
@@ -291,4 +291,3 @@ def _backward(outputs: Sequence[Tensor], args: Sequence[Any]) -> Callable[[], An
     inputs = list({id(a): a for a in args if isinstance(a, Tensor) and a.requires_grad}.values())
     gradients = [torch.randn_like(o) for o in outputs]
     return lambda: torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
-

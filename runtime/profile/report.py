@@ -20,7 +20,7 @@ COLORS = {"fusegrad": "#3b6fb6", "eager": "#9aa4b2", "torch.compile": "#c2843a"}
 
 
 class Profiled(Protocol):
-    """What is shown of a profile."""
+    """The facts of a profile that are shown."""
 
     name: str
     backend: str
@@ -53,8 +53,6 @@ def write(profile: Profiled, path: Path) -> None:
     elif path.suffix == ".html":
         path.write_text(as_html(profile), encoding="utf-8")
     else:
-        pass
-
         raise ProfileArgumentError(
             function=profile.name, detail=f"it cannot be written as {path.name}",
             fix="end it in .json, .html or .trace.json.",
@@ -94,10 +92,10 @@ def blocks(profile: Profiled) -> list[Block]:
     parts = [
         Table(measured, TIMES, _times(profile)),
         Table("", MEMORY, _memory(profile)),
-        Table("our launches, as measured", LAUNCHES, _achieved(profile)),
+        Table("our launches, as measured", LAUNCHES, _launch_rows(profile)),
         *(Table(f"{direction}, operations by their own time (measured)", OPERATIONS, _operations(rows))
           for direction, rows in profile.operations.items()),
-        Table(model, MODEL, _modelled(profile.modelled)),
+        Table(model, MODEL, _model_rows(profile.modelled)),
         Table(f"compiled for {device.target}", BINARIES, _binaries(profile)),
     ]  # fmt: skip
     return [f"{profile.name}({profile.arguments})", *(part for part in parts if part.rows)]
@@ -105,19 +103,19 @@ def blocks(profile: Profiled) -> list[Block]:
 
 def _memory(profile: Profiled) -> list[list[str]]:
     names = dict.fromkeys([*profile.saved, *profile.peaks])
-    return [[name, *map(_counted, (profile.saved.get(name), *_peaks(profile, name)))] for name in names]
+    return [[name, *map(_with_commas, (profile.saved.get(name), *_peaks(profile, name)))] for name in names]
 
 
 def _peaks(profile: Profiled, name: str) -> tuple[int | None, int | None]:
-    found = profile.peaks.get(name, {})
-    return found.get("forward"), found.get("backward")
+    peaks = profile.peaks.get(name, {})
+    return peaks.get("forward"), peaks.get("backward")
 
 
-def _counted(count: int | None) -> str:
+def _with_commas(count: int | None) -> str:
     return "" if count is None else f"{count:,}"
 
 
-def _achieved(profile: Profiled) -> list[list[str]]:
+def _launch_rows(profile: Profiled) -> list[list[str]]:
     return [
         [a.name, a.direction, f"{a.microseconds:,.1f}", f"{a.bytes_per_second / 1e9:,.0f}",
          f"{a.operations_per_second / 1e9:,.0f}", "" if a.of_copy is None else f"{100 * a.of_copy:.0f}"]
@@ -134,15 +132,13 @@ def _figures(times: Times) -> list[str]:
 
 
 def _operations(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    shown = [[r["name"], f"{r['calls']:g}", f"{r['microseconds']:,.1f}"] for r in rows[:SHOWN]]
-    rest = sum(r["microseconds"] for r in rows[SHOWN:])
-    return [*shown, [f"{len(rows) - SHOWN} more", "", f"{rest:,.1f}"]] if len(rows) > SHOWN else shown
+    listed = [[r["name"], f"{r['calls']:g}", f"{r['microseconds']:,.1f}"] for r in rows[:SHOWN]]
+    remaining = sum(r["microseconds"] for r in rows[SHOWN:])
+    return [*listed, [f"{len(rows) - SHOWN} more", "", f"{remaining:,.1f}"]] if len(rows) > SHOWN else listed
 
 
-def _modelled(rows: Sequence[Modelled]) -> list[list[str]]:
-    return [
-        [m.name, m.direction, f"{m.bytes:,}", f"{m.operations:,}", _least(m.microseconds), m.bound] for m in rows
-    ]
+def _model_rows(rows: Sequence[Modelled]) -> list[list[str]]:
+    return [[m.name, m.direction, f"{m.bytes:,}", f"{m.operations:,}", _least(m.microseconds), m.bound] for m in rows]
 
 
 def _least(microseconds: float) -> str:
@@ -182,7 +178,7 @@ def _measured_part(profile: Profiled) -> str:
         bars(timed),
         table(["candidate", *TIMES[1:]], _times(profile)),
         table(MEMORY, _memory(profile)),
-        *([table(LAUNCHES, launches)] if (launches := _achieved(profile)) else []),
+        *([table(LAUNCHES, launches)] if (launches := _launch_rows(profile)) else []),
         note("Medians; forward without a graph, backward of a forward that is kept."),
     ]
     operations = "".join(
@@ -193,9 +189,9 @@ def _measured_part(profile: Profiled) -> str:
 
 
 def _model_part(profile: Profiled) -> str:
-    told = "Not measured: the least time in which this device could move each launch's bytes, or do its operations."
-    numbered = [[str(at), *row] for at, row in enumerate(_modelled(profile.modelled), 1)]
-    return "".join([note(f"{told} Peaks: {profile.device.source}."), roofline(profile), table(["", *MODEL], numbered)])
+    text = "Not measured: the least time in which this device could move each launch's bytes, or do its operations."
+    numbered = [[str(at), *row] for at, row in enumerate(_model_rows(profile.modelled), 1)]
+    return "".join([note(f"{text} Peaks: {profile.device.source}."), roofline(profile), table(["", *MODEL], numbered)])
 
 
 def _binaries_part(profile: Profiled) -> str:
@@ -255,14 +251,14 @@ Dot = tuple[float, float, int]
 def _dots(dots: Sequence[Dot], names: Sequence[str]) -> Iterator[str]:
     """A dot for each launch, with its number above; dots whose numbers would overlap share one label."""
     for x, y, number in dots:
-        told = f"<title>{escape(names[number - 1])}</title>"
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#3b6fb6">{told}</circle>'
-    for group in _together(dots):
+        title = f"<title>{escape(names[number - 1])}</title>"
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#3b6fb6">{title}</circle>'
+    for group in _label_groups(dots):
         x, y = sum(x for x, _, _ in group) / len(group), min(y for _, y, _ in group)
         yield f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{_numbers(group)}</text>'
 
 
-def _together(dots: Sequence[Dot]) -> list[list[Dot]]:
+def _label_groups(dots: Sequence[Dot]) -> list[list[Dot]]:
     """From left to right; a group joins the one before it for as long as their labels overlap."""
     groups: list[list[Dot]] = []
     for dot in sorted(dots):
@@ -304,12 +300,12 @@ def _grid(low: int, high: int, floor: int, top: int, at: Any) -> Iterator[str]:
     for power in range(floor, top + 1):
         (left, y), (right, _) = at(10.0**low, 10.0**power), at(10.0**high, 10.0**power)
         yield f'<path d="M{left:.1f} {y:.1f}H{right:.1f}" {rule}/>'
-        yield f'<text x="{left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end" {grey}>{_prefixed(power)}</text>'
+        yield f'<text x="{left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end" {grey}>{_with_si_prefix(power)}</text>'
     yield f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle" {grey}>operations per byte</text>'
     yield f'<text x="0" y="11" {grey}>operations per second</text>'
 
 
-def _prefixed(power: int) -> str:
+def _with_si_prefix(power: int) -> str:
     """13 -> 10 T"""
     thousands = max(0, min(power // 3, 5))
     return f"{10.0 ** (power - 3 * thousands):g} {' kMGTP'[thousands]}"

@@ -155,9 +155,9 @@ def _describe_backward_unit(
 
 def compiler_of(target: Any) -> Dispatcher:
     """The compiler behind a compiled class or function; a fresh one for a plain class."""
-    known = getattr(target, "_fusegrad", None)
-    if isinstance(known, Dispatcher):
-        return known
+    compiler = getattr(target, "_fusegrad", None)
+    if isinstance(compiler, Dispatcher):
+        return compiler
     return compiled(target)._fusegrad  # type: ignore[no-any-return]
 
 
@@ -232,31 +232,29 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     captured = spec.captured
     target = named_target(explanation.target, explanation.numerics)
-    chosen = chosen_residuals(spec, sizes) if has_backward else None
-    explanation.kept = residual_rows(spec, chosen, sizes) if has_backward else []
+    plan = chosen_residuals(spec, sizes) if has_backward else None
+    explanation.kept = residual_rows(spec, plan, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)
     try:
-        forward = forward_graph(spec, chosen)
-        places = chosen.places if chosen else captured.residual_places
+        forward = forward_graph(spec, plan)
+        places = plan.places if plan else captured.residual_places
         explanation.residuals = tuple(p for p in places if p is not None)
         explanation.saved_bytes = _saved_bytes(forward, explanation, spec, sizes)
         hidden = [None if i in captured.skip else o for i, o in enumerate(forward.outputs)]
         forward.outputs = hidden
         explanation.directions["forward"] = kernels_report(forward, "forward", sizes, target)
         if has_backward:
-            explanation.directions["backward"] = kernels_report(
-                _backward_graph(spec, chosen), "backward", sizes, target
-            )
+            explanation.directions["backward"] = kernels_report(_backward_graph(spec, plan), "backward", sizes, target)
     except LoweringError as error:
         _on_cpu(explanation, spec, sizes, has_backward)
         for report in explanation.directions.values():
             report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
 
 
-def _backward_graph(spec: Specialization, chosen: ResidualPlan | None) -> Graph:
+def _backward_graph(spec: Specialization, plan: ResidualPlan | None) -> Graph:
     kinds, name = known_kinds(spec.backward), f"{spec.captured.name}_backward"
     entry = spec.backward.entry(kinds)
-    return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
+    return graph_of(entry.trace, name) if plan is None else plan.backward_graph(kinds, entry, name)
 
 
 def _saved_bytes(forward: Graph, explanation: Explanation, spec: Specialization, sizes: Sizes) -> int:

@@ -44,7 +44,7 @@ def _function(text: str, name: str) -> Any:
     return namespace[name]
 
 
-def _compiled(job: dict[str, Any]) -> Any:
+def _compile(job: dict[str, Any]) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -67,7 +67,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     """Compile, write the files into the folder that the job names, measure."""
     import triton
 
-    compiled = _compiled(job)
+    compiled = _compile(job)
     asm = {kind: compiled.asm[kind] for kind in KEPT if kind in compiled.asm}
     for kind, content in asm.items():
         Path(job["out"], kind).write_bytes(content if isinstance(content, bytes) else content.encode())
