@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -72,6 +72,7 @@ from ..reads.reached import Reached, resume_watch, watching_effects
 from ..reads.reads import Reads
 from ..reads.snapshot import CaptureAgain, Snapshot
 from ..reads.value_keys import SCALARS, Handle, is_a_value
+from ..scoped_state import variable_within
 from ..torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -623,14 +624,9 @@ def _is_in_place(name: str) -> bool:
 _origin_override: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
 
 
-@contextmanager
-def origin_overridden(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
+def origin_overridden(origin: tuple[str | None, str, str] | None) -> AbstractContextManager[Any]:
     """Within the block, operations come from this (name, place, line): a graph of before is run again."""
-    token = _origin_override.set(origin)
-    try:
-        yield
-    finally:
-        _origin_override.reset(token)
+    return variable_within(_origin_override, origin)
 
 
 _QUESTIONS = ("__invert__", "__int__", "__index__", "__iter__", "__init__")

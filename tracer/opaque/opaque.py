@@ -27,6 +27,7 @@ from ..capture.memory import copy_tensor, has_same_content, overlap, storage_byt
 from ..declared import declarations
 from ..reads.reads import scan
 from ..reads.value_keys import SCALARS, freeze
+from ..scoped_state import attribute_within
 from .segments import Segment
 
 Tensor = torch.Tensor
@@ -106,7 +107,7 @@ class Taped:
     """One call of a nested body: what it returned, and what matters of what it was given.
 
     aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
-    written: arguments that the body changed, with their new content; filled: those of them that it did not read.
+    written_inputs: arguments that the body changed, with their new content; filled: those that it did not read.
     unversioned: those written to that autograd takes for what they were (numpy writes).
     fault: why no graph may hold the call. views: results that autograd takes for views, be it of a tensor that
     nothing else refers to.
@@ -342,20 +343,15 @@ class Run:
 _runs = threading.local()
 
 
-@contextlib.contextmanager
-def running(run: Run | None) -> Iterator[None]:
+def running(run: Run | None) -> contextlib.AbstractContextManager[None]:
     """Within the block opaque nodes belong to `run`, in this thread."""
-    outer, _runs.now = getattr(_runs, "now", None), run
-    try:
-        yield
-    finally:
-        _runs.now = outer
+    return attribute_within(_runs, "now", run)
 
 
 class OpaqueNode:
     """A nested call in a captured graph: `target(*tensors and numbers) -> tensors`, the user's own body inside.
 
-    given: the fakes and symbolic numbers that it takes. leaves: fakes of its tensors, its other results as constants.
+    inputs: the fakes and symbolic numbers that it takes. leaves: fakes of its tensors, its other results as constants.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ def _fill(value: Any, content: Any) -> None:
 class Lines:
     """Which lines of a method cannot be captured, why, and how many statements around each go with it.
 
-    whole: names of values that exist in one segment alone, from where they are bound to where they are read last.
+    confined: names of values that exist in one segment alone, from where they are bound to where they are read last.
     """
 
     why: dict[int, Any] = field(default_factory=dict)

@@ -24,7 +24,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -34,6 +34,7 @@ import torch
 
 from ..containers import leaves
 from ..declared import declarations
+from ..scoped_state import attribute_within
 from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, is_tensor, module_of
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight_count, telling_instructions
 from .changes import is_question, is_shown
@@ -373,26 +374,19 @@ def reads_of(function: types.FunctionType) -> Reads:
 _known = threading.local()
 
 
-@contextmanager
-def each_closure_once() -> Iterator[None]:
+def each_closure_once() -> AbstractContextManager[None]:
     """Within the block this thread scans no closure twice: nothing changes what they read."""
-    before = getattr(_known, "closures", None)
-    _known.closures = {} if before is None else before
-    try:
-        yield
-    finally:
-        _known.closures = before
+    return _cached_within("closures")
 
 
-@contextmanager
-def each_method_once() -> Iterator[None]:
+def each_method_once() -> AbstractContextManager[None]:
     """Within the block this thread finds out once what the methods of a class do at every call."""
-    before = getattr(_known, "certain", None)
-    _known.certain = {} if before is None else before
-    try:
-        yield
-    finally:
-        _known.certain = before
+    return _cached_within("certain")
+
+
+def _cached_within(cache: str) -> AbstractContextManager[None]:
+    known = getattr(_known, cache, None)
+    return attribute_within(_known, cache, {} if known is None else known)
 
 
 def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
