@@ -274,7 +274,7 @@ def _avoid_calls_like(compiler: FallbackTarget, args: tuple[Any, ...], fault: Fa
     compiler.ready.forget()
     complete_args = compiler.complete(args)
     with capture_lock:
-        error = CaptureError(reason=reason_of(fault, None), where="unknown")
+        error = CaptureError(reason=reason_of(fault, None))
         compiler.exact[compiler._key(complete_args)], compiler.refused[compiler.facts(complete_args)] = None, error
 
 

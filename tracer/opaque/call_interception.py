@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..capture.data import DataReads
 from ..capture.memory import copy_tensor
+from ..containers import tensors_in
 from ..locks import INNER, lock_of
 from ..scoped_state import attribute_within
 from ..torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
-from .opaque import Run, Tape, Taped, call_for_real, opaque_operators, read_data_for_real, running, tensors_in
+from .opaque import Run, Tape, Taped, call_for_real, opaque_operators, read_data_for_real, running
 from .watching import Watcher, watcher, watching_now
 
 _lock = lock_of(INNER)

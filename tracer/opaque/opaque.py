@@ -24,6 +24,7 @@ from ...ir.errors import InternalError
 from ..capture.collectives import COMMUNICATES, Received
 from ..capture.data import is_symbolic
 from ..capture.memory import copy_tensor, has_same_content, overlap, storage_bytes
+from ..containers import tensors_in
 from ..declared import declarations
 from ..reads.reads import scan
 from ..reads.value_keys import SCALARS, freeze
@@ -180,10 +181,6 @@ class Tape:
     def calls(self) -> list[Taped]:
         """All calls that happened, in their order."""
         return [*self.completed, *self.pending]
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any, keep: bool) -> tuple[Any, Taped]:

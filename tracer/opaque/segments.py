@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..reads.attributes import cell_content, cells_of, closed_over
 from ..reads.value_keys import is_library
 
 MOST = 500
@@ -612,7 +613,7 @@ def cut(
     read = functools.partial(_read_of_ctx, node)
     own = {LOCALS: locals, LEFT: SegmentResult, ABSENCE: ABSENT, OF_CTX: getattr, ON_IT: read}
     objects: dict[str, Any] = {**own, **cutter.segments}
-    cells = dict(zip(cutter.code.co_freevars, function.__closure__ or (), strict=True))
+    cells = cells_of(function)
     cells |= {name: types.CellType(value) for name, value in objects.items()}
     for segment in cutter.segments.values():
         body = _compile_definition(cutter.bodies[segment.__name__], list(objects), cutter.code)
@@ -733,13 +734,8 @@ def _value(node: ast.AST, function: types.FunctionType) -> Any:
         return vars(owner).get(node.attr) if isinstance(owner, types.ModuleType | type) else None
     if not isinstance(node, ast.Name):
         return None
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-    if node.id in cells:
-        try:
-            return cells[node.id].cell_contents
-        except ValueError:
-            return None
-    return function.__globals__.get(node.id)
+    cell = cells_of(function).get(node.id)
+    return function.__globals__.get(node.id) if cell is None else cell_content(cell)
 
 
 def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool:
@@ -759,9 +755,8 @@ def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool
 def _callees_of(function: types.FunctionType) -> list[Any]:
     """The functions and classes that a function may call by a name that it knows."""
     env, names = function.__globals__, _all_names(function.__code__)
-    cells = [c.cell_contents for c in function.__closure__ or () if _is_filled(c)]
     modules = [v for n in names if isinstance(v := env.get(n), types.ModuleType)]
-    direct = [*cells, *(env.get(n) for n in names), *(vars(m).get(n) for m in modules for n in names)]
+    direct = [*closed_over(function), *(env.get(n) for n in names), *(vars(m).get(n) for m in modules for n in names)]
     functions = [inspect.unwrap(f) if isinstance(f, types.FunctionType) else f for f in direct]
     return [f for f in functions if isinstance(f, types.FunctionType | type)]
 
@@ -788,10 +783,3 @@ def stores_items(code: types.CodeType) -> bool:
 def _all_names(code: types.CodeType) -> set[str]:
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return {*code.co_names, *(n for c in inner for n in _all_names(c))}
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -35,7 +35,18 @@ import torch
 from ..containers import leaves
 from ..declared import declarations
 from ..scoped_state import attribute_within
-from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, is_tensor, module_of
+from .attributes import (
+    ABSENT,
+    attribute,
+    bound_to,
+    cells_of,
+    closed_over,
+    has_instance_dict,
+    instance_dict,
+    is_a,
+    is_tensor,
+    module_of,
+)
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight_count, telling_instructions
 from .changes import is_question, is_shown
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
@@ -445,14 +456,7 @@ def _is_held(cls: type) -> bool:
 
 def _holds_its_class_alone(function: types.FunctionType, cls: type) -> bool:
     """True if the closure of a method is no more than the cell of `super()`."""
-    return function.__code__.co_freevars == ("__class__",) and _cell(function) is cls
-
-
-def _cell(function: types.FunctionType) -> Any:
-    try:
-        return (function.__closure__ or ())[0].cell_contents
-    except (IndexError, ValueError):
-        return ABSENT
+    return function.__code__.co_freevars == ("__class__",) and any(value is cls for value in closed_over(function))
 
 
 def scan(*functions: Callable[..., Any], foreign: ForeignFunctions | None = None) -> Reads:
@@ -667,7 +671,7 @@ def _scan_function(task: _Task) -> None:
     function, search = task.function, task.search
     code, reads = function.__code__, search.reads
     reads.keepalive.append(function)
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    cells = cells_of(function)
     if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.foreign_codes):
         reads.skipped.append((function, task.me))
         _scan_wrapped(function, cells, search)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture.fake_leaks import holds_fakes
-from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
+from .attributes import ABSENT, closed_over, has_instance_dict, instance_dict, is_a
 from .reads import Reads
 from .value_keys import SCALARS, Memory, is_fixed, is_library
 
@@ -267,16 +267,8 @@ def _parts_of_function(function: types.FunctionType) -> list[Any]:
     """The values in a function: defaults, and the objects that it wraps."""
     if is_library(function):
         return []
-    cells = list(function.__closure__ or ())
-    inside = [cell.cell_contents for cell in cells if _is_full(cell)]
-    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells, *inside]
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        return bool((cell.cell_contents,))
-    except ValueError:
-        return False
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [*defaults, *(function.__closure__ or ()), *closed_over(function)]
 
 
 _WITH_CONTENT = (*(kind for kind, _ in _KINDS), functools._lru_cache_wrapper)
