@@ -273,8 +273,12 @@ def guarded_trace(
     tape: Tape | None = None,
 ) -> Trace:
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
+
+    def trace(tape: Tape | None) -> Trace:
+        return session.trace(fn, fakes, reads, from_source, tape)
+
     try:
-        return _trace_with_sizes_as_keys(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_sizes_as_keys(trace, reads, tape)
     except CaptureError as error:
         if as_data_read_error(error.with_lines_of(error), tape) is error:
             raise  # an error that is its own cause is a cycle
@@ -284,31 +288,24 @@ def guarded_trace(
         raise as_data_read_error(_as_capture_error(error), tape) from error
 
 
-def _trace_with_sizes_as_keys(
-    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-    tape: Tape | None,
-) -> Trace:  # fmt: skip
-    """`session.trace`, once more for one size alone where the method looks it up in a dict."""
+def _trace_with_sizes_as_keys(trace: Callable[[Tape | None], Trace], reads: Reads | None, tape: Tape | None) -> Trace:
+    """The trace, once more for one size alone where the method looks it up in a dict."""
     try:
-        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_caches_filled(trace, reads, tape)
     except TypeError as error:
         if not str(error).startswith(NO_KEY):
             raise
     with sizes_as_keys():
-        rewound = None if tape is None else tape.rewound_tape()
-        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, rewound)
+        return _trace_with_caches_filled(trace, reads, None if tape is None else tape.rewound_tape())
 
 
-def _trace_with_caches_filled(
-    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-    tape: Tape | None,
-) -> Trace:  # fmt: skip
-    """`session.trace`, once more where it came to functions of other packages that change something, or fill caches."""
+def _trace_with_caches_filled(trace: Callable[[Tape | None], Trace], reads: Reads | None, tape: Tape | None) -> Trace:
+    """The trace, once more where it came to functions of other packages that change something, or fill caches."""
     filled: list[Snapshot] = []
     try:
         for _ in range(PASSES):
             try:
-                return session.trace(fn, fakes, reads, from_source, tape)
+                return trace(tape)
             except CaptureAgain as again:
                 filled += [again.snapshot] if again.filled else []
             if len(filled) > 1:

@@ -101,7 +101,7 @@ from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
 from .history import history
 from .leaves import GET_GRAD, OwnLeaves
 from .memory import RESIZES, storages_watched
-from .metadata import Fakes
+from .metadata import Fakes, strides_in_order
 from .tensor_mutations import TensorMarks
 
 capture_lock = lock_of(CAPTURE)
@@ -264,11 +264,7 @@ class Session:
         ~axis: the stride along it is 0.
         """
         shape = self.with_current_sizes(like.shape)
-        strides: list[Any] = [0] * like.dim()
-        step: Any = 1
-        for axis in (a for a in reversed(order) if a >= 0):
-            strides[axis] = step
-            step = step * shape[axis]
+        strides = strides_in_order(shape, order[::-1])
         with self.mode, torch.no_grad():
             fake = torch.empty_strided(shape, with_known_sizes(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
@@ -903,15 +899,12 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     known_reason = next((reason for mark, reason in _REASONS if mark in text), None)
-    if known_reason is not None and known_reason.startswith(_DEPENDS) and _came_through(error, _DISTRIBUTIONS):
+    if known_reason is not None and known_reason.startswith(_DEPENDS) and any(
+        f.filename.startswith(_DISTRIBUTIONS) for f in traceback.extract_tb(error.__traceback__)
+    ):
         return "a distribution of torch looks at its parameters"
     first = _PLACE_IN_TORCH.sub("", str(error).strip()).partition("\n")[0].strip()
     return known_reason or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
-
-
-def _came_through(error: BaseException, folder: str) -> bool:
-    """True if an error came through a file of this folder."""
-    return any(f.filename.startswith(folder) for f in traceback.extract_tb(error.__traceback__))
 
 
 _calls: dict[tuple[type, tuple[int, ...]], Callable[..., Any]] = {}

@@ -433,10 +433,7 @@ class _Replay(fx.Interpreter):
         """A nested autograd Function, or compiled code: one node, and fresh fakes like the ones that were recorded."""
         assert self.node is not None
         inner = pytree.tree_map_only(torch.Tensor, from_functional, (tuple(args), dict(kwargs)))
-        recorded = self.node.meta["val"]
-        fresh = pytree.tree_map_only(
-            torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded
-        )
+        fresh = pytree.tree_map_only(torch.Tensor, empty_like_fake, self.node.meta["val"])
         self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, from_functional, fresh))
         return fresh
 
@@ -453,6 +450,11 @@ def _is_number(recorded: Any) -> bool:
     if isinstance(recorded, (list, tuple)):
         return bool(recorded) and all(map(_is_number, recorded))
     return isinstance(recorded, (*SYMBOLIC, int, float, bool))
+
+
+def empty_like_fake(fake: torch.Tensor) -> torch.Tensor:
+    """A tensor of the layout of a fake that a capture recorded."""
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
 
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:

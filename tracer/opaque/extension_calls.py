@@ -23,6 +23,7 @@ from ..arithmetic import SYMBOLIC
 from ..containers import tensors_in
 from ..reads.packages import is_cached
 from ..reads.reads import Callee
+from ..scoped_state import attribute_within
 from ..torch_private import has_kernel, memory_of, operator_name, resolve_overload, transforms_active
 
 Tensor = torch.Tensor
@@ -83,19 +84,12 @@ _recording = threading.local()
 @contextlib.contextmanager
 def callees_as_nodes(callees: Sequence[Callee], origin: Origin) -> Iterator[None]:
     """Within the block this thread's calls of `callees` are recorded: they stand where the code finds them."""
-    before = getattr(_recording, "origin", None)
-    replaced: list[tuple[Callee, Any]] = []
-    _recording.origin = origin
-    try:
+    with attribute_within(_recording, "origin", origin), contextlib.ExitStack() as stack:
         for callee in callees:
             original = callee.get()
             callee.replace(recorder_of(original, callee.name))
-            replaced.append((callee, original))
+            stack.callback(callee.replace, original)
         yield
-    finally:
-        _recording.origin = before
-        for callee, original in reversed(replaced):
-            callee.replace(original)
 
 
 def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -113,7 +107,8 @@ def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _uncached(function: Callable[..., Any]) -> Callable[..., Any]:
     """During a capture what computes a result that Python keeps: no fake may come into a cache, nor be found there."""
-    return inspect.unwrap(function) if is_cached(function) and _is_capturing() else function
+    is_capturing = getattr(_recording, "origin", None) is not None or get_proxy_mode() is not None
+    return inspect.unwrap(function) if is_cached(function) and is_capturing else function
 
 
 def _as_node(call: Callable[..., Any], function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
@@ -144,10 +139,6 @@ class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
-
-
-def _is_capturing() -> bool:
-    return getattr(_recording, "origin", None) is not None or get_proxy_mode() is not None
 
 
 def _is_seen_through(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:

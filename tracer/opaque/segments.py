@@ -543,7 +543,9 @@ class _Cutter:
         end = ast.Return(_call(LEFT, _call(LOCALS)))
         ast.copy_location(end, statements[-1])
         end.lineno = end.end_lineno = segment.lines[1]
-        unbound = [_unbinding(name) for name in segment.inputs if not name.startswith(ON_CTX)]
+        # A name that the method had not bound is not bound in the segment: reading it raises Python's own error.
+        names = [name for name in segment.inputs if not name.startswith(ON_CTX)]
+        unbound = _statements([f"if {name} is {ABSENCE}: del {name}" for name in names], statements[0])
         body = [*map(copy.deepcopy, self.declared), *unbound, *statements, end]
         spec = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
         definition = ast.FunctionDef(self.tree.name, spec, body, [])
@@ -552,52 +554,24 @@ class _Cutter:
 
     def _call_of_segment(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
         """The statement that replaces the segment in the method."""
-        number = segment.lines[0]
-        name = f"__fusegrad_left_{number}"
-        call = _call(f"__fusegrad_segment_{number}", _call(LOCALS))
-        call.keywords = [ast.keyword(ON_CTX + a, _ctx_attribute_or_absent(self.ctx, a)) for a in sorted(of_ctx.read)]
-        body: Body = [ast.Assign([ast.Name(name, ast.Store())], call)]
-        for output in segment.outputs:
-            attribute = output.removeprefix(ON_CTX)
-            is_on_ctx, how = output != attribute, ast.Store()
-            target = _ctx_attribute(self.ctx, attribute, how) if is_on_ctx else ast.Name(output, how)
-            value = ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(output), ast.Load())
-            body.append(_if(_method_call(name, "has", output), ast.Assign([target], value)))
-        for exit in sorted(exits):
-            body.append(_if(_method_call(name, "by", exit), _exit_statement(exit, name)))
-        for statement in body:
-            ast.copy_location(statement, statements[0])
-            for node in ast.walk(statement):
-                ast.copy_location(node, statements[0])
-        return body
+        number, ctx = segment.lines[0], self.ctx
+        left = f"__fusegrad_left_{number}"
+        of_ctx_read = [f"{ON_CTX}{a}={OF_CTX}({ctx}, {a!r}, {ABSENCE})" for a in sorted(of_ctx.read)]
+        text = [f"{left} = __fusegrad_segment_{number}({', '.join([f'{LOCALS}()', *of_ctx_read])})"]
+        for name in segment.outputs:
+            target = f"{ctx}.{name.removeprefix(ON_CTX)}" if name.startswith(ON_CTX) else name
+            text.append(f"if {left}.has({name!r}): {target} = {left}[{name!r}]")
+        ways = {"return": f"return {left}.value", "break": "break", "continue": "continue"}
+        text += [f"if {left}.by({exit!r}): {ways[exit]}" for exit in sorted(exits)]
+        return _statements(text, statements[0])
 
 
-def _ctx_attribute(ctx: str | None, attribute: str, how: ast.expr_context) -> ast.Attribute:
-    return ast.Attribute(ast.Name(str(ctx), ast.Load()), attribute, how)
-
-
-def _ctx_attribute_or_absent(ctx: str | None, attribute: str) -> ast.Call:
-    return _call(OF_CTX, ast.Name(str(ctx), ast.Load()), ast.Constant(attribute), ast.Name(ABSENCE, ast.Load()))
-
-
-def _unbinding(name: str) -> ast.stmt:
-    """A name that the method had not bound is not bound in the segment: reading it raises Python's own error."""
-    absent = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Name(ABSENCE, ast.Load())])
-    return _if(absent, ast.Delete([ast.Name(name, ast.Del())]))
-
-
-def _method_call(name: str, method: str, about: str) -> ast.expr:
-    return ast.Call(ast.Attribute(ast.Name(name, ast.Load()), method, ast.Load()), [ast.Constant(about)], [])
-
-
-def _if(test: ast.expr, then: ast.stmt) -> ast.stmt:
-    return ast.If(test, [then], [])
-
-
-def _exit_statement(exit: str, name: str) -> ast.stmt:
-    if exit == "return":
-        return ast.Return(ast.Attribute(ast.Name(name, ast.Load()), "value", ast.Load()))
-    return ast.Break() if exit == "break" else ast.Continue()
+def _statements(lines: Sequence[str], place: ast.AST) -> Body:
+    """Statements of ours, all of which stand where a statement of the user's stands."""
+    body = ast.parse("\n".join(lines)).body
+    for node in _all_of(body):
+        ast.copy_location(node, place)
+    return body
 
 
 # ------------------------------------------------------------------ the rewritten method
