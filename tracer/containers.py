@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 Tensor = torch.Tensor
 Leaf = Callable[[Any], Any]
@@ -98,6 +99,11 @@ def with_replaced(values: Sequence[Any], places: Sequence[int], replacements: It
 def holds_tensors(value: Any) -> bool:
     """True if a container (not a tensor itself) has a tensor among its leaves."""
     return not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in leaves(value))
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors among the leaves of a pytree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def open_containers(args: Sequence[Any]) -> tuple[Any, ...]:

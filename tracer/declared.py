@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.errors import FusegradError
+from .frames import user_line
 
 ROLES = {"forward": ("forward", "setup_context"), "backward": ("backward", "vjp"), "jvp": ("jvp",)}
 """The keys of `traceable`, and the methods that each speaks of."""
@@ -43,7 +44,7 @@ def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
     if isinstance(option, bool):
         return dict.fromkeys(ROLES, Declared(option, f"it is compiled with traceable={option}"))
     if option is not None:
-        table = _table(cls, "compile(traceable=...)", option, call_place())
+        table = _table(cls, "compile(traceable=...)", option, user_line())
         by_role |= {role: Declared(v, f"it is compiled with traceable={{{role!r}: {v}}}") for role, v in table.items()}
     return by_role
 
@@ -104,11 +105,3 @@ def _class_place(cls: type) -> str:
 
         places = [method_place(m) for m in methods(cls).values()]
         return next((p for p in places if p != "unknown"), "unknown")
-
-
-def call_place() -> str:
-    """`file:line` of the user's call of fusegrad."""
-    from .frames import user_frame
-
-    frame = user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"

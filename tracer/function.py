@@ -18,7 +18,7 @@ import torch
 
 from ..ir.errors import FusegradError
 from ..ir.program import ValueRef
-from .arithmetic import compute_number
+from .arithmetic import SYMBOLIC, compute_number
 from .capture.capture import Session, as_data_read_error, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
 from .capture.fake_leaks import holds_fakes
@@ -47,7 +47,7 @@ from .torch_private import FakeTensor, expression_of, memory_of, sizes_as_keys
 from .trace import CaptureError, Trace
 
 Tensor = torch.Tensor
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
+SYMBOLS = (*SYMBOLIC, torch.Size)
 
 
 methods_now = operator.attrgetter("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
@@ -208,7 +208,7 @@ def capture_forward(
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
     results = (*recorded["fake_outputs"], *recorded["fake_hidden"])
     if any(has_unbacked(n) for t in results for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
-        raise as_data_read_error(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
+        raise as_data_read_error(CaptureError(reason="it reads the data of a tensor (a size)"), tape)
     recorded.pop("returned")
     on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
     traced = ForwardTrace(session, trace, list(fakes), **on_fakes)
@@ -225,7 +225,7 @@ def _refuse_saved_as_returned(recorded: dict[str, Any]) -> None:
     saved = {place.index for place in places if place and place.kind == "input"}
     dirty = {place.index for place in recorded["dirty"] if place.kind == "input"}
     if any(o.kind == "input" and o.index in saved - dirty for o in recorded["outputs"]):
-        raise CaptureError(reason="it saves an argument that it returns as it is", where="unknown")
+        raise CaptureError(reason="it saves an argument that it returns as it is")
 
 
 def user_count(args: Sequence[Any]) -> int:
@@ -239,7 +239,7 @@ def _refuse_changed(before: Sequence[Sequence[Any]], arguments: Sequence[Any]) -
         leaves_after = leaves(argument)
         pairs = zip(leaves_before, leaves_after, strict=False)
         if len(leaves_before) != len(leaves_after) or any(a is not b for a, b in pairs):
-            raise CaptureError(reason=f"it changes a {type(argument).__name__} that is an argument", where="unknown")
+            raise CaptureError(reason=f"it changes a {type(argument).__name__} that is an argument")
 
 
 _ABSENT = object()
@@ -257,7 +257,7 @@ def _refuse_changed_objects(states: Sequence[tuple[Any, dict[str, Any]]]) -> Non
             else:
                 object.__delattr__(value, name)
     if changed is not None:
-        raise CaptureError(reason=f"it changes a {type(changed).__name__} that is an argument", where="unknown")
+        raise CaptureError(reason=f"it changes a {type(changed).__name__} that is an argument")
 
 
 NO_KEY = "unhashable type: non-nested SymInt"
@@ -273,8 +273,12 @@ def guarded_trace(
     tape: Tape | None = None,
 ) -> Trace:
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
+
+    def trace(tape: Tape | None) -> Trace:
+        return session.trace(fn, fakes, reads, from_source, tape)
+
     try:
-        return _trace_with_sizes_as_keys(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_sizes_as_keys(trace, reads, tape)
     except CaptureError as error:
         if as_data_read_error(error.with_lines_of(error), tape) is error:
             raise  # an error that is its own cause is a cycle
@@ -284,31 +288,24 @@ def guarded_trace(
         raise as_data_read_error(_as_capture_error(error), tape) from error
 
 
-def _trace_with_sizes_as_keys(
-    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-    tape: Tape | None,
-) -> Trace:  # fmt: skip
-    """`session.trace`, once more for one size alone where the method looks it up in a dict."""
+def _trace_with_sizes_as_keys(trace: Callable[[Tape | None], Trace], reads: Reads | None, tape: Tape | None) -> Trace:
+    """The trace, once more for one size alone where the method looks it up in a dict."""
     try:
-        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_caches_filled(trace, reads, tape)
     except TypeError as error:
         if not str(error).startswith(NO_KEY):
             raise
     with sizes_as_keys():
-        rewound = None if tape is None else tape.rewound_tape()
-        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, rewound)
+        return _trace_with_caches_filled(trace, reads, None if tape is None else tape.rewound_tape())
 
 
-def _trace_with_caches_filled(
-    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-    tape: Tape | None,
-) -> Trace:  # fmt: skip
-    """`session.trace`, once more where it came to functions of other packages that change something, or fill caches."""
+def _trace_with_caches_filled(trace: Callable[[Tape | None], Trace], reads: Reads | None, tape: Tape | None) -> Trace:
+    """The trace, once more where it came to functions of other packages that change something, or fill caches."""
     filled: list[Snapshot] = []
     try:
         for _ in range(PASSES):
             try:
-                return session.trace(fn, fakes, reads, from_source, tape)
+                return trace(tape)
             except CaptureAgain as again:
                 filled += [again.snapshot] if again.filled else []
             if len(filled) > 1:
@@ -320,7 +317,7 @@ def _trace_with_caches_filled(
     if reads is not None:
         reads.foreign.failures += 1
     changed = _restore_all(filled) or "functions of other packages"
-    raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
+    raise CaptureError(reason=f"it changes what it reaches by the {changed}")
 
 
 PASSES = 4
@@ -339,7 +336,7 @@ def require_no_difference(first_history: History, trace: Trace, second_history: 
     differ = len(trace.lifted) != len(second_trace.lifted) or any(a is not b for a, b in pairs)
     second_graph = second_trace.graph_module
     if differ or text_of(trace.graph_module) != text_of(second_graph) or second_history.shows(second_graph):
-        raise CaptureError(reason=ASKS, where=first_history.place)
+        raise CaptureError(reason=ASKS, where=first_history.place or "unknown")
 
 
 def _as_capture_error(error: BaseException) -> CaptureError:
@@ -440,11 +437,11 @@ def _describe_object(
         if isinstance(value, Tensor):
             return Hole(_place_returned(value, inputs, places, hidden))
         if isinstance(value, torch.SymInt | torch.SymFloat) and has_unbacked(value):
-            raise CaptureError(reason="it returns a number that depends on the data of a tensor", where="unknown")
-        if not isinstance(value, (*SCALARS, torch.SymInt, torch.SymFloat, torch.SymBool)) and not callable(value):
-            raise CaptureError(reason=f"it returns a {type(value).__name__}", where="unknown")
+            raise CaptureError(reason="it returns a number that depends on the data of a tensor")
+        if not isinstance(value, (*SCALARS, *SYMBOLIC)) and not callable(value):
+            raise CaptureError(reason=f"it returns a {type(value).__name__}")
         if not isinstance(value, SYMBOLS) and holds_fakes(value):
-            raise CaptureError(reason=f"it returns a {type(value).__name__} that holds tensors", where="unknown")
+            raise CaptureError(reason=f"it returns a {type(value).__name__} that holds tensors")
         return value
 
     return Output("object", value=map_leaves(output.value, leaf))
@@ -456,7 +453,7 @@ def _place_returned(
     """Where a tensor comes from that is returned inside a container. It has memory of its own, or is an argument."""
     is_placed = id(tensor) in places
     if not is_placed and any(memory_of(tensor) == memory_of(t) for t in (*inputs, *hidden)):
-        raise CaptureError(reason="it returns a container with a view", where="unknown")
+        raise CaptureError(reason="it returns a container with a view")
     return _place(tensor, places, hidden)
 
 
@@ -465,7 +462,7 @@ def _place(tensor: Tensor | None, places: dict[int, ValueRef], hidden: list[Tens
         return None
     if id(tensor) not in places:
         if isinstance(tensor, FakeTensor) and tensor.requires_grad and tensor.grad_fn is not None:
-            raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode", where="unknown")
+            raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode")
         places[id(tensor)] = ValueRef("hidden", len(hidden))
         hidden.append(tensor)
     return places[id(tensor)]
@@ -474,7 +471,7 @@ def _place(tensor: Tensor | None, places: dict[int, ValueRef], hidden: list[Tens
 def _places_of_marked(tensors: Sequence[Any], places: dict[int, ValueRef], call: str) -> list[ValueRef]:
     unknown = [t for t in tensors if id(t) not in places]
     if unknown:
-        raise CaptureError(reason=f"{call} is given something that is neither an input nor an output", where="unknown")
+        raise CaptureError(reason=f"{call} is given something that is neither an input nor an output")
     return [places[id(t)] for t in tensors]
 
 
@@ -527,11 +524,11 @@ def merge_attributes(constants: Mapping[str, Any], tensors: Mapping[str, Any]) -
 
 def _refuse_leaf(name: str, leaf: Any) -> None:
     if isinstance(leaf, torch.SymInt | torch.SymFloat) and has_unbacked(leaf):
-        raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor", where="unknown")
+        raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor")
     if not isinstance(leaf, Tensor | type) and any(holds_tensors([v]) for v in state_of(leaf).values()):
-        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} with tensors", where="unknown")
+        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} with tensors")
     if not isinstance(leaf, (Tensor, *SYMBOLS)) and holds_fakes(leaf):
-        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} that holds tensors", where="unknown")
+        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} that holds tensors")
 
 
 def _refuse_made_here(attributes: Mapping[str, Any], argument_leaves: Sequence[Any], reads: Reads) -> None:
@@ -540,7 +537,7 @@ def _refuse_made_here(attributes: Mapping[str, Any], argument_leaves: Sequence[A
     for name, leaf in ((name, leaf) for name, value in attributes.items() for leaf in leaves(value)):
         is_from_outside = any(leaf is argument for argument in argument_leaves)
         if not is_from_outside and has_hidden_state(leaf) and not reads.has_object(leaf):
-            raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}", where="unknown")
+            raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}")
 
 
 def _is_size(value: Any) -> bool:
@@ -555,7 +552,7 @@ def has_unbacked(symbol: Any) -> bool:
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     """The session symbols inside Python values (sizes kept on ctx)."""
     numbers = [n for value in values for leaf in leaves(value) for n in (leaf if _is_size(leaf) else (leaf,))]
-    exprs = [n.node.expr for n in numbers if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    exprs = [n.node.expr for n in numbers if isinstance(n, SYMBOLIC)]
     return {s for e in exprs for s in e.free_symbols}
 
 
@@ -573,7 +570,7 @@ def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     return map_leaves(value, lambda leaf: _rebound(leaf, sizes))
 
 def _rebound(leaf: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
-    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(leaf, SYMBOLIC):
         return compute_number(expression_at_forward(leaf, sizes), sizes)
     return torch.Size(tuple(_rebound(n, sizes) for n in leaf)) if _is_size(leaf) else leaf
 
@@ -620,7 +617,7 @@ def run_backward(
         arguments = (list(gradients),) if takes_boxed_gradients(cls) else gradients
         result = call_users_method(method, ctx, *arguments)
     if before is not None and before != _identities_on(ctx):
-        raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
+        raise CaptureError(reason="it changes what is on ctx, which its next run reads")
     attributes.clear()
     attributes.update(ctx.left())
     return exact_gradients(cls, result, count)

@@ -12,8 +12,8 @@ from torch.utils._sympy import functions as torch_sympy
 
 from ..ir.errors import LoweringError
 from ..ir.text.text import plain_sympy
+from .arithmetic import SYMBOLIC
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
 
 

@@ -25,6 +25,9 @@ class CaptureError(FusegradError):
     passed: Sequence[tuple[str, str, int]] = ()
     """The lines that the error came through: (file, function, line), outermost first."""
 
+    def __init__(self, detail: str = "", *, where: str = "unknown", **facts: Any) -> None:
+        super().__init__(detail, where=where, **facts)
+
     def with_lines_of(self, error: BaseException) -> Self:
         """Itself, with the lines of an error's traceback."""
         steps = ((f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__))

@@ -14,14 +14,13 @@ import torch
 
 from ...ir.errors import FusegradError
 from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock
-from ...tracer.containers import open_containers
+from ...tracer.containers import open_containers, tensors_in
 from ...tracer.methods import method_place
 from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import (
     Mismatch,
     Tape,
     remember_opaque,
-    tensors_in,
     version,
 )
 from ...tracer.trace import CaptureError

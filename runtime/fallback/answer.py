@@ -249,7 +249,7 @@ def _avoid_calls_like(compiler: FallbackTarget, args: tuple[Any, ...], fault: Fa
     compiler.inline_cache.forget()
     opened = compiler.user.complete(args)
     with capture_lock:
-        error = CaptureError(reason=reason_of(fault, None), where="unknown")
+        error = CaptureError(reason=reason_of(fault, None))
         compiler.table.refuse(compiler.keys.exact(opened), compiler.keys.facts(opened), error)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tracer.capture.memory import copy_tensor, has_its_storage
+from ...tracer.scoped_state import variable_within
 from .sizes import traced_numbers
 
 Tensor = torch.Tensor
@@ -23,14 +24,9 @@ CUTS = (4, 5, 8, 16, 64)
 _made_up = ContextVar("fusegrad_made_up", default=False)
 
 
-@contextmanager
-def made_up_data() -> Iterator[None]:
+def made_up_data() -> AbstractContextManager[Any]:
     """Within the block tensors hold made-up data, unfit for a method: its own error says nothing of its capture."""
-    token = _made_up.set(True)
-    try:
-        yield
-    finally:
-        _made_up.reset(token)
+    return variable_within(_made_up, True)
 
 
 def is_made_up() -> bool:

@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,7 +29,6 @@ from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
     make_fx,
-    track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
@@ -37,12 +36,14 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...ir.codes import code_of
+from ..containers import tensors_in
 from ..declared import declarations
-from ..frames import TORCH, is_user_file, user_frame, where_raised
+from ..frames import TORCH, is_user_file, user_frame, user_line, where_raised
 from ..locks import CAPTURE, lock_of
 from ..opaque.call_interception import plain, watched_by
 from ..opaque.extension_calls import (
     CompiledCallError,
+    add_call_node,
     callees_as_nodes,
     has_own_autograd,
     newest_node,
@@ -61,7 +62,6 @@ from ..opaque.opaque import (
     name_of,
     reason_of_caller,
     share_argument,
-    tensors_in,
     why_opaque,
 )
 from ..opaque.segments import Segment
@@ -72,6 +72,7 @@ from ..reads.reached import Reached, resume_watch, watching_effects
 from ..reads.reads import Reads
 from ..reads.snapshot import CaptureAgain, Snapshot
 from ..reads.value_keys import SCALARS, Handle, is_a_value
+from ..scoped_state import variable_within
 from ..torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -100,7 +101,7 @@ from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
 from .history import history
 from .leaves import GET_GRAD, OwnLeaves
 from .memory import RESIZES, storages_watched
-from .metadata import Fakes
+from .metadata import Fakes, strides_in_order
 from .tensor_mutations import TensorMarks
 
 capture_lock = lock_of(CAPTURE)
@@ -251,7 +252,7 @@ class Session:
     def fake_again(self, fake: torch.Tensor) -> torch.Tensor:
         """The same metadata as a fresh fake: sizes that an earlier trace made constant are plain ints in it."""
         if fake.layout is not torch.strided:  # how many values it has, no fake of it says
-            raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
+            raise CaptureError(reason="it is given a tensor subclass, or one that is not strided")
         with self.mode, torch.no_grad():
             shape, strides = self.with_current_sizes(fake.shape), self.with_current_sizes(fake.stride())
             again = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
@@ -263,11 +264,7 @@ class Session:
         ~axis: the stride along it is 0.
         """
         shape = self.with_current_sizes(like.shape)
-        strides: list[Any] = [0] * like.dim()
-        step: Any = 1
-        for axis in (a for a in reversed(order) if a >= 0):
-            strides[axis] = step
-            step = step * shape[axis]
+        strides = strides_in_order(shape, order[::-1])
         with self.mode, torch.no_grad():
             fake = torch.empty_strided(shape, with_known_sizes(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
@@ -326,7 +323,7 @@ class Session:
                 raise CaptureAgain(snapshot, filled=False)
             reads.foreign.failures += 1
         if changed is not None:
-            raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
+            raise CaptureError(reason=f"it changes what it reaches by the {changed}")
         return trace
 
 
@@ -379,7 +376,7 @@ class _Recording:
             recorder.end_recording()
             # Here, and not after the trace: make_fx keeps the nodes of what is returned, not the tensors.
             if (why := self.unmarked.why_not(returned)) is not None:
-                raise CaptureError(reason=why, where="unknown")
+                raise CaptureError(reason=why)
             return returned
 
         return body
@@ -413,7 +410,7 @@ class _Recording:
         if self.snapshot.is_partial:
             raise CaptureAgain(self.snapshot, filled=False)
         self.reads.foreign.failures += 1
-        raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
+        raise CaptureError(reason=f"it changes the {changed}, which it also reads")
 
 
 def _run_refusing_effects(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
@@ -489,7 +486,7 @@ class _Provenance(TorchFunctionMode):
         kwargs = {k: v for k, v in (kwargs or {}).items() if k != "generator" or v is not None}  # sizes are ints there
         _refuse_real_write(func, args, kwargs)
         if (why := self.leaves.why_not(func, args, kwargs) or why_not_in_its_mode(func, args)) is not None:
-            raise CaptureError(reason=why, where=_user_line())
+            raise CaptureError(reason=why, where=user_line())
         _refuse_generator((*args, *kwargs.values()))
         last = newest_node(graph)
         args = tuple(map(_as_traced, args)) if getattr(func, "__name__", "") in _TELLS else args
@@ -577,13 +574,12 @@ def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     """A tensor from outside is no fake: a write to it would happen while tracing."""
     target = kwargs.get("out", args[0] if args and _is_in_place(getattr(func, "__name__", "")) else None)
     real = isinstance(target, torch.Tensor) and not is_fake(target)
-    if real and (frame := user_frame()) is not None:
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        raise CaptureError(reason="it writes to a tensor that is no argument", where=place)
+    if real and user_frame() is not None:
+        raise CaptureError(reason="it writes to a tensor that is no argument", where=user_line())
 
 
 def _refuse_resize() -> None:
-    raise CaptureError(reason=RESIZES, where=_user_line())
+    raise CaptureError(reason=RESIZES, where=user_line())
 
 
 _DRAWS = "it draws from a torch.Generator, whose state no graph has"
@@ -591,8 +587,8 @@ _DRAWS = "it draws from a torch.Generator, whose state no graph has"
 
 def _refuse_generator(arguments: Sequence[Any]) -> None:
     """A generator has a state of its own, which is another one at the next call."""
-    if any(isinstance(value, torch.Generator) for value in arguments) and (frame := user_frame()) is not None:
-        raise CaptureError(reason=_DRAWS, where=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    if any(isinstance(value, torch.Generator) for value in arguments) and user_frame() is not None:
+        raise CaptureError(reason=_DRAWS, where=user_line())
 
 
 _HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -603,7 +599,7 @@ def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
     followed_history = history() if func == _HISTORY else None
     if followed_history is None or not _is_asked_by_the_user():
         return None
-    return followed_history.ask(args[0], CUT, _user_line())
+    return followed_history.ask(args[0], CUT, user_line())
 
 
 def _is_asked_by_the_user() -> bool:
@@ -623,14 +619,9 @@ def _is_in_place(name: str) -> bool:
 _origin_override: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
 
 
-@contextmanager
-def origin_overridden(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
+def origin_overridden(origin: tuple[str | None, str, str] | None) -> AbstractContextManager[Any]:
     """Within the block, operations come from this (name, place, line): a graph of before is run again."""
-    token = _origin_override.set(origin)
-    try:
-        yield
-    finally:
-        _origin_override.reset(token)
+    return variable_within(_origin_override, origin)
 
 
 _QUESTIONS = ("__invert__", "__int__", "__index__", "__iter__", "__init__")
@@ -709,7 +700,7 @@ class Calls:
             try:
                 if isinstance(callee, str):
                     return self._operator(apply, args, kwargs, mode)
-                return self._call_node(callee, args, mode)
+                return self._call_node(callee, args)
             except Exception as error:
                 why = self._why_no_fake_run(callee, error)
         return self._opaque_node(callee, apply, args, kwargs, taped, why)
@@ -720,7 +711,7 @@ class Calls:
             return func(*args, **kwargs)
         taped, why = self.tape.take(str(func)), Why("says what is in a tensor", True)
         if taped is None or sum(node.of_data for node in self.nodes) >= QUESTIONS:
-            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_user_line())
+            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=user_line())
         return self._opaque_node(str(func), func, args, kwargs, taped, why)
 
     def note_unseen_call(self, callee: Any) -> None:
@@ -728,12 +719,12 @@ class Calls:
         if not torch.is_grad_enabled() or why_opaque(callee) is not None:
             name = name_of(callee)
             reason = f"it calls `{name}.apply` by a name that was bound before, which this torch does not show"
-            raise CaptureError(reason=reason, where=_user_line())
+            raise CaptureError(reason=reason, where=user_line())
 
     def _trace_inline(self, callee: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
         """The body itself is traced, or runs on fakes within another body."""
         if why is not None and self.depth:
-            raise OpaqueCallError(callee, why, _user_line())
+            raise OpaqueCallError(callee, why, user_line())
         if why is not None:
             raise _nested_opaque_error(callee, why)
         self.inlined += 1
@@ -745,7 +736,7 @@ class Calls:
         finally:
             self.inlined -= 1
 
-    def _call_node(self, cls: type, args: tuple[Any, ...], mode: Any) -> Any:
+    def _call_node(self, cls: type, args: tuple[Any, ...]) -> Any:
         self.depth += 1
         try:
             with disable_proxy_modes_tracing(), self.session.drop_unbacked_unless_returned(lambda: result):
@@ -753,7 +744,9 @@ class Calls:
         finally:
             self.depth -= 1
         needs = tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad)
-        return self._node(function_of_call_node(cls, needs), args, cls.__name__, result, mode)
+        return add_call_node(
+            function_of_call_node(cls, needs), args, {}, result, cls.__name__, _origin_of(user_frame())
+        )
 
     def _operator(self, apply: Any, args: Any, kwargs: Any, mode: Any) -> Any:
         """A custom operator as one operation; nothing is left in the graph where it has no fake implementation."""
@@ -767,12 +760,6 @@ class Calls:
             for node in reversed(list(nodes_after(last, graph))):
                 graph.erase_node(node)
             raise
-
-    def _node(self, target: Any, args: Sequence[Any], name: str, result: Any, mode: Any) -> Any:
-        proxies = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, tuple(args))
-        proxy = mode.tracer.create_proxy("call_function", target, proxies, {}, name=name)
-        proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
-        return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
     def _why_no_fake_run(self, callee: Any, error: Exception) -> Why:
         """The reason why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
@@ -791,7 +778,7 @@ class Calls:
         return Why(f"cannot be captured: {reason_of(error)} ({place})")
 
     def _opaque_node(self, callee: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
-        location = _user_line()
+        location = user_line()
         odd = None
         if isinstance(callee, Segment):
             odd = self.leaves.tracked_type(tensors_in(args)) or _type_of_no_constant(args, self.generators)
@@ -818,7 +805,8 @@ class Calls:
         self.nodes.append(node)
         taped.opaque = True
         traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))
-        self._node(node.target(), node.inputs, re.sub(r"\W+", "_", node.name), (*traced, *contents), get_proxy_mode())
+        name, results = re.sub(r"\W+", "_", node.name), (*traced, *contents)
+        add_call_node(node.target(), node.inputs, {}, results, name, _origin_of(user_frame()))
         self._write_back(node, tensors, contents, taped)
         return pytree.tree_unflatten(node.leaves, taped.tree)
 
@@ -881,7 +869,7 @@ def _is_of_a_transform(callee: Any) -> bool:
 
 def _nested_opaque_error(callee: Any, why: Why) -> CaptureError:
     reason = f"it calls `{name_of(callee)}` within something that is traced whole, which {why.reason}"
-    return CaptureError(reason=reason, where=_user_line()).because_of(callee)
+    return CaptureError(reason=reason, where=user_line()).because_of(callee)
 
 
 _NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "fake impl")
@@ -911,20 +899,12 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     known_reason = next((reason for mark, reason in _REASONS if mark in text), None)
-    if known_reason is not None and known_reason.startswith(_DEPENDS) and _came_through(error, _DISTRIBUTIONS):
+    if known_reason is not None and known_reason.startswith(_DEPENDS) and any(
+        f.filename.startswith(_DISTRIBUTIONS) for f in traceback.extract_tb(error.__traceback__)
+    ):
         return "a distribution of torch looks at its parameters"
     first = _PLACE_IN_TORCH.sub("", str(error).strip()).partition("\n")[0].strip()
     return known_reason or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
-
-
-def _came_through(error: BaseException, folder: str) -> bool:
-    """True if an error came through a file of this folder."""
-    return any(f.filename.startswith(folder) for f in traceback.extract_tb(error.__traceback__))
-
-
-def _user_line() -> str:
-    frame = user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
 
 
 _calls: dict[tuple[type, tuple[int, ...]], Callable[..., Any]] = {}
@@ -963,8 +943,12 @@ def _refuse_objects(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         operands = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
         if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in operands):
-            origin = node.meta.get("fusegrad_origin") or next((u.meta.get("fusegrad_origin") for u in node.users), None)
-            raise CaptureError(reason=_why_no_object(node, operands), where=origin[1] if origin else "unknown")
+            raise CaptureError(reason=_why_no_object(node, operands), where=_place_of(node, *node.users))
+
+
+def _place_of(*nodes: torch.fx.Node) -> str:
+    """`file:line` of the first of these nodes that has one."""
+    return next((origin[1] for n in nodes if (origin := n.meta.get("fusegrad_origin"))), "unknown")
 
 
 def _why_no_object(node: torch.fx.Node, operands: Sequence[Any]) -> str:
@@ -986,10 +970,8 @@ def _lift_captured(gm: torch.fx.GraphModule, reads: Reads | None) -> list[torch.
         if not isinstance(tensor, torch.Tensor) or _is_made_in_trace(node):
             continue
         if reads is not None and reads.tensor_path(tensor) is None:
-            raise CaptureError(
-                reason=f"it reads a tensor {tuple(tensor.shape)} that cannot be found again on the next call",
-                where="unknown",
-            )
+            shape = tuple(tensor.shape)
+            raise CaptureError(reason=f"it reads a tensor {shape} that cannot be found again on the next call")
         if id(tensor) not in nodes:
             insert = (
                 gm.graph.inserting_after(anchor) if anchor else gm.graph.inserting_before(next(iter(gm.graph.nodes)))
@@ -1016,11 +998,8 @@ def _refuse_data_dependence(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.name in _DATA_READS:
-            origin = node.meta.get("fusegrad_origin")
-            raise CaptureError(
-                reason=f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)",
-                where=origin[1] if origin else "unknown",
-            )
+            reason = f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)"
+            raise CaptureError(reason=reason, where=_place_of(node))
 
 
 def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
@@ -1028,7 +1007,7 @@ def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
     stray = stray_node(gm)
     if stray is not None:
         reason = f"it calls compiled code (its `{stray.target}`) in a way that the source does not show"
-        raise CaptureError(reason=reason, where="unknown")
+        raise CaptureError(reason=reason)
 
 
 def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
@@ -1037,8 +1016,7 @@ def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
     cached = [n for n in gm.graph.nodes if is_cached(getattr(n.target, "fusegrad_call", None))]
     write = _first_write(gm, [*placeholders[len(placeholders) - lifted :], *cached])
     if write is not None:
-        origin = write.meta.get("fusegrad_origin")
-        raise CaptureError(reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown")
+        raise CaptureError(reason="it writes to a tensor that is no argument", where=_place_of(write))
 
 
 def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
@@ -1051,7 +1029,7 @@ def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
         targets = [a for a in node.all_input_nodes if _writes(schema, node, a)]
         if any(a in views for a in targets) and not node.meta.get(UNRECORDED):
             reason = "it writes to a view that it made while the grad mode was off"
-            raise CaptureError(reason=reason, where=(node.meta.get("fusegrad_origin") or ("", "unknown"))[1])
+            raise CaptureError(reason=reason, where=_place_of(node))
         if any(a in views for a in node.all_input_nodes) or (not targets and _is_unrecorded_view(node)):
             views.add(node)
 

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
 from ..opaque.extension_calls import newest_node, nodes_after
+from ..scoped_state import variable_within
 from ..torch_private import grad_switch
 
 UNRECORDED = "fusegrad_unrecorded"
@@ -123,10 +124,9 @@ def following_grad_mode() -> Iterator[None]:
     """Within the block a method runs that autograd may record; nothing happens where nothing is captured."""
     tracer: Any = getattr(get_proxy_mode(), "tracer", None)
     mode = None if tracer is None else GradMode(tracer.graph)
-    token = _following.set(mode)
     try:
-        yield
+        with variable_within(_following, mode):
+            yield
     finally:
-        _following.reset(token)
         if mode is not None:
             mode.settle()

@@ -6,14 +6,15 @@ be the same one. `torch.zeros(shape, requires_grad=v.requires_grad)`, a constant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from ..scoped_state import variable_within
 from ..torch_private import tracked_proxy
 
 Tensor = torch.Tensor
@@ -26,7 +27,8 @@ class History:
     """The facts about autograd's history within one backward.
 
     tensors: those of which it is known. answer: what is said of all others that depend on a gradient.
-    place: where that was asked first. about: the inputs that it was asked of. own: the constants made with a history.
+    place: where that was asked first. asked_inputs: those that it was asked of.
+    own_leaves: the constants made with a history.
     """
 
     def __init__(self, tensors: Sequence[Any], answer: bool) -> None:
@@ -63,7 +65,7 @@ class History:
         """True if some result has a history for the sake of such a constant alone."""
         (output,) = gm.graph.find_nodes(op="output")
         own = {node.name for node in self.own_leaves}
-        joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r, _never)})
+        joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r, lambda n: False)})
         return any(not self.asked_inputs <= _inputs_of(r, lambda n: n.name in own or _cuts(n)) for r in joined)
 
 
@@ -75,10 +77,6 @@ def _behind(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[to
             visited.add(current)
             waiting += [n for n in current.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
     return visited
-
-
-def _never(node: torch.fx.Node) -> bool:
-    return False
 
 
 def _is_made_from_no_input(node: torch.fx.Node) -> bool:
@@ -106,15 +104,9 @@ def history() -> History | None:
     return _known.get()
 
 
-@contextmanager
-def known_history(tensors: Sequence[Any], answer: bool = False) -> Iterator[History]:
+def known_history(tensors: Sequence[Any], answer: bool = False) -> AbstractContextManager[History]:
     """Within the block a method may ask of these tensors whether autograd follows them; of others it gets an answer."""
-    current = History(tensors, answer)
-    token = _known.set(current)
-    try:
-        yield current
-    finally:
-        _known.reset(token)
+    return variable_within(_known, History(tensors, answer))
 
 
 def text_of(gm: torch.fx.GraphModule) -> list[Any]:

@@ -137,7 +137,7 @@ def _memory(pattern: Pattern, lengths: Sequence[Any]) -> Tensor:
     sizes = [n if n >= 0 else lengths[-1 - n] for n in dims]
     if _is_row_major(order):  # said so, it need not be found out by symbols
         return torch.empty(sizes, dtype=dtype, device="meta")
-    return torch.empty_strided(sizes, _strides(sizes, order), dtype=dtype, device="meta")
+    return torch.empty_strided(sizes, strides_in_order(sizes, order), dtype=dtype, device="meta")
 
 
 # ------------------------------------------------------------------ views
@@ -267,15 +267,12 @@ def _beyond(axes_left: Sequence[int], strides: Sequence[Any], step: Any) -> int 
     return min(candidates, key=strides.__getitem__, default=None)
 
 
-def _has_gaps(order: Sequence[Any]) -> bool:
-    return any(isinstance(axis, tuple) for axis in order)
-
-
 def _is_row_major(order: Sequence[int]) -> bool:
     return all(i + axis + 1 == len(order) for i, axis in enumerate(order))
 
 
-def _strides(sizes: Sequence[Any], order: Sequence[Any]) -> list[Any]:
+def strides_in_order(sizes: Sequence[Any], order: Sequence[Any]) -> list[Any]:
+    """The strides of axes that lie in this order, from the innermost outwards; see Pattern."""
     strides, step = [0] * len(sizes), 1
     for axis in order:
         if isinstance(axis, tuple):
@@ -317,7 +314,7 @@ def _result_at_primes(func: Any, slots: Any, named: Any, primes: Sequence[int]) 
     number_of_prime = {n: -1 - k for k, n in enumerate(primes)}
     constants = {1, *(n for shape, _, _ in inputs for n in shape if n not in number_of_prime)}
     order = _order(result.shape, result.stride())
-    if order is None or _has_gaps(order) or min(order, default=0) < 0:
+    if order is None or any(isinstance(axis, tuple) or axis < 0 for axis in order):
         return None
     if not all(n in number_of_prime or n in constants for n in result.shape):
         return None
@@ -329,4 +326,4 @@ def _example(slot: Any, primes: Sequence[int]) -> Any:
         return slot[1]
     dtype, dims, order = slot
     sizes = [n if n >= 0 else primes[-1 - n] for n in dims]
-    return torch.empty_strided(sizes, _strides(sizes, order), dtype=dtype, device="meta")
+    return torch.empty_strided(sizes, strides_in_order(sizes, order), dtype=dtype, device="meta")

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 from ..capture.capture import Session, origin_overridden
 from ..opaque.opaque import TRACED
 from ..trace import Trace
-from .aten import from_functional
+from .aten import empty_like_fake, from_functional
 
 
 def writes(gm: fx.GraphModule) -> bool:
@@ -59,13 +59,9 @@ class _Replay(fx.Interpreter):
         inner = pytree.tree_map_only(torch.Tensor, from_functional, (tuple(args), dict(kwargs)))
         operands = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, inner)
         with disable_proxy_modes_tracing():
-            fresh = pytree.tree_map_only(torch.Tensor, _like, self.recorded)
+            fresh = pytree.tree_map_only(torch.Tensor, empty_like_fake, self.recorded)
         proxy = mode.tracer.create_proxy("call_function", target, *operands)
         track_tensor_tree(
             pytree.tree_map_only(torch.Tensor, from_functional, fresh), proxy, constant=None, tracer=mode.tracer
         )
         return fresh
-
-
-def _like(t: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)

@@ -75,19 +75,17 @@ def overloads(names: str, namespace: str = "aten") -> Iterator[OpOverload]:
 
 def rule(names: str, namespace: str = "aten") -> Callable[[Rule], Rule]:
     """Decorator: the rule of the ops that `names` mean."""
-
-    def register(function: Rule) -> Rule:
-        rules.update(dict.fromkeys(overloads(names, namespace), function))
-        return function
-
-    return register
+    return _registration(rules, overloads(names, namespace))
 
 
 def composite(names: str) -> Callable[[Rule], Rule]:
     """Decorator: the formula, in torch, of the ops that `names` mean."""
+    return _registration(composites, overloads(names))
 
+
+def _registration(table: dict[OpOverload, Rule], ops: Iterable[OpOverload]) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
-        composites.update(dict.fromkeys(overloads(names), function))
+        table.update(dict.fromkeys(ops, function))
         return function
 
     return register
@@ -199,6 +197,12 @@ def iota(size: Size, dtype: str = "i64") -> Value:
 def positions(shape: Sequence[Size], axis: int) -> Value:
     """The i64 tensor of that shape which holds each element's index along `axis`."""
     return broadcast(iota(shape[axis]), shape, (axis,))
+
+
+def is_at_index(x: Value, index: Value, axis: int) -> Value:
+    """True where an element of x lies at the index along an axis. index: x.shape without the axis."""
+    other_axes = [a for a in range(x.ndim) if a != axis]
+    return emit("eq", positions(x.shape, axis), broadcast(index, x.shape, other_axes))
 
 
 def count(shape: Sequence[Size], axes: Iterable[int]) -> Size:

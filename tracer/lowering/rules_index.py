@@ -9,7 +9,21 @@ import torch
 
 from ...ir import Size, TensorType, Value, emit
 from ...ir.infer import drop_axes, sizes_equal
-from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, where
+from .rules import (
+    Call,
+    Result,
+    broadcast,
+    cast,
+    compare,
+    fit,
+    full,
+    is_at_index,
+    permute,
+    positions,
+    reshape,
+    rule,
+    where,
+)
 from .rules_reduce import at_one_index
 
 
@@ -54,10 +68,9 @@ def put_at_one_index(x: Value, index: Value, source: Value, axis: int, mode: str
 
     index, source: x.shape without the axis.
     """
-    other_axes = [a for a in range(x.ndim) if a != axis]
-    is_at_index = emit("eq", positions(x.shape, axis), broadcast(index, x.shape, other_axes))
-    source = broadcast(source, x.shape, other_axes)
-    return emit("where", is_at_index, emit("add", x, source) if mode == "add" else source, x)
+    condition = is_at_index(x, index, axis)
+    source = broadcast(source, x.shape, [a for a in range(x.ndim) if a != axis])
+    return emit("where", condition, emit("add", x, source) if mode == "add" else source, x)
 
 
 @rule("index_select")

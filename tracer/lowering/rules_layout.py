@@ -239,13 +239,19 @@ def _repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Result:
 # ---------------------------------------------------------------------------------------------- diagonals, strides
 @rule("diagonal diagonal_copy")
 def _diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
-    rows, columns = dim1 % x.ndim, dim2 % x.ndim
-    step = iota(call.out.shape[-1])
-    index = [_shift(step, max(-offset, 0)), _shift(step, max(offset, 0))]
-    if rows > columns:
-        rows, columns, index = columns, rows, index[::-1]
-    picked = emit("gather", x, *index, axes=(rows, columns))
+    axes, index = _diagonal_index(x, call.out.shape[-1], offset, dim1, dim2)
+    picked = emit("gather", x, *index, axes=axes)
     return permute(picked, (*range(1, picked.ndim), 0))
+
+
+def _diagonal_index(
+    x: Value, length: Size, offset: int, dim1: int, dim2: int
+) -> tuple[tuple[int, int], list[Value]]:
+    """The two axes of a diagonal, ascending, and the index along each."""
+    rows, columns = dim1 % x.ndim, dim2 % x.ndim
+    step = iota(length)
+    index = [_shift(step, max(-offset, 0)), _shift(step, max(offset, 0))]
+    return ((columns, rows), index[::-1]) if rows > columns else ((rows, columns), index)
 
 
 def _shift(x: Value, by: int) -> Value:
@@ -300,11 +306,7 @@ def _triangle(call: Call, x: Value, diagonal: Any = 0) -> Result:
 
 @rule("diagonal_scatter")
 def _diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
-    rows, columns = dim1 % x.ndim, dim2 % x.ndim
-    step = iota(source.shape[-1])
-    index = [_shift(step, max(-offset, 0)), _shift(step, max(offset, 0))]
-    if rows > columns:
-        rows, columns, index = columns, rows, index[::-1]
+    axes, index = _diagonal_index(x, source.shape[-1], offset, dim1, dim2)
     lines = permute(cast(source, x.dtype), (source.ndim - 1, *range(source.ndim - 1)))
-    assert lines.shape[1:] == drop_axes(x.shape, (rows, columns))
-    return emit("scatter", x, lines, *index, axes=(rows, columns), mode="set")
+    assert lines.shape[1:] == drop_axes(x.shape, axes)
+    return emit("scatter", x, lines, *index, axes=axes, mode="set")

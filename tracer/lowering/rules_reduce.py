@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...ir import TensorType, Value, emit
-from .rules import Call, Result, axes_of, broadcast, cast, compute_dtype, count, fit, full, reshape, rule
+from .rules import (
+    Call,
+    Result,
+    axes_of,
+    cast,
+    compute_dtype,
+    count,
+    fit,
+    full,
+    is_at_index,
+    positions,
+    reshape,
+    rule,
+)
 
 
 def reduce_axes(prim: str, x: Value, axes: Sequence[int]) -> Value:
@@ -79,18 +92,13 @@ def at_one_index(x: Value, index: Value, axis: int) -> Value:
 
     index: x.shape without the axis; so is the result.
     """
-    other_axes = [a for a in range(x.ndim) if a != axis]
     if x.prim == "input":
-        grid = [broadcast(emit("iota", size=n, dtype="i64"), index.shape, (a,)) for a, n in enumerate(index.shape)]
+        grid = [positions(index.shape, a) for a in range(index.ndim)]
         return emit("gather", x, *grid[:axis], index, *grid[axis:], axes=tuple(range(x.ndim)))
-    is_at_index = emit(
-        "eq",
-        broadcast(emit("iota", size=x.shape[axis], dtype="i64"), x.shape, (axis,)),
-        broadcast(index, x.shape, other_axes),
-    )
+    condition = is_at_index(x, index, axis)
     if x.dtype == "b1":
-        return _is_positive(emit("amax", cast(emit("and", is_at_index, x), "i32"), axes=(axis,)))
-    return emit("sum", emit("where", is_at_index, x, full(0, x.aval)), axes=(axis,))
+        return _is_positive(emit("amax", cast(emit("and", condition, x), "i32"), axes=(axis,)))
+    return emit("sum", emit("where", condition, x, full(0, x.aval)), axes=(axis,))
 
 
 @rule("cumsum")

@@ -20,9 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..capture.data import DataReads
 from ..capture.memory import copy_tensor
+from ..containers import tensors_in
 from ..locks import INNER, lock_of
+from ..scoped_state import attribute_within
 from ..torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
-from .opaque import Run, Tape, Taped, call_for_real, opaque_operators, read_data_for_real, running, tensors_in
+from .opaque import Run, Tape, Taped, call_for_real, opaque_operators, read_data_for_real, running
 from .watching import Watcher, watcher, watching_now
 
 _lock = lock_of(INNER)
@@ -43,11 +45,8 @@ def _plain_in_python(original: Any) -> Callable[..., Any]:
 
 
 def _plain_in_c(cls: type, *args: Any, **kwargs: Any) -> Any:
-    before, watching_now.expected = getattr(watching_now, "expected", None), cls
-    try:
+    with attribute_within(watching_now, "expected", cls):
         return _own.__get__(None, cls)(*args, **kwargs)
-    finally:
-        watching_now.expected = before
 
 
 plain: Callable[..., Any] = _plain_in_python(_own.__func__) if IN_PYTHON else _plain_in_c
@@ -77,12 +76,9 @@ class _Template:
 @contextlib.contextmanager
 def watched_by(new: Watcher | None) -> Iterator[None]:
     """Within the block `new` decides about nested calls of this thread; None: they run as they are."""
-    outer, watching_now.watcher = watcher(), new
-    try:
-        with _exchanged_apply() if new is not None else contextlib.nullcontext():
-            yield
-    finally:
-        watching_now.watcher = outer
+    exchanged = _exchanged_apply() if new is not None else contextlib.nullcontext()
+    with attribute_within(watching_now, "watcher", new), exchanged:
+        yield
 
 
 @contextlib.contextmanager
@@ -210,12 +206,14 @@ class Recorder:
         if callee is self.skip:
             self.skip = None
             return apply(*args, **kwargs)
-        return self._run_once(_Body(apply), lambda body: self._take_or_call(callee, body, args, kwargs), args, kwargs)
+        return self._run_once(callee, _Body(apply), args, kwargs, self._call_for_real)
 
-    def _run_once(self, body: _Body, record: Callable[[_Body], Any], args: Any, kwargs: Any) -> Any:
+    def _run_once(
+        self, callee: Any, body: _Body, args: Any, kwargs: Any, run: Callable[..., tuple[Any, Taped]]
+    ) -> Any:
         """The result of the body, which runs once whatever goes wrong around it; then the tape tells of that."""
         try:
-            return record(body)
+            return self._take_or_run(callee, body, args, kwargs, run)
         except Exception as error:
             if body.is_played or (body.is_begun and not body.is_done):
                 raise
@@ -225,15 +223,20 @@ class Recorder:
         with watched_by(None):
             return body.apply(*args, **kwargs)
 
-    def _take_or_call(self, callee: Any, body: _Body, args: Any, kwargs: Any) -> Any:
+    def _take_or_run(
+        self, callee: Any, body: _Body, args: Any, kwargs: Any, run: Callable[..., tuple[Any, Taped]]
+    ) -> Any:
         taped = self.tape.take(callee)
         if taped is None:
-            with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
-                result, taped = call_for_real(callee, body, args, kwargs, True)
+            result, taped = run(callee, body, args, kwargs)
         else:
             result = self._play_back(taped, body, args, kwargs)
         self.tape.completed.append(taped)
         return result
+
+    def _call_for_real(self, callee: Any, body: _Body, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+        with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
+            return call_for_real(callee, body, args, kwargs, True)
 
     def _play_back(self, taped: Taped, body: _Body, args: Any, kwargs: Any) -> Any:
         body.is_played = True
@@ -245,16 +248,7 @@ class Recorder:
         """An operation that says what is in a tensor."""
         if watcher() is not self:
             return func(*args, **kwargs)
-        return self._run_once(_Body(func), lambda body: self._take_or_read(str(func), body, args, kwargs), args, kwargs)
-
-    def _take_or_read(self, operation: str, body: _Body, args: Any, kwargs: Any) -> Any:
-        taped = self.tape.take(operation)
-        if taped is None:
-            result, taped = read_data_for_real(operation, body, args, kwargs)
-        else:
-            result = self._play_back(taped, body, args, kwargs)
-        self.tape.completed.append(taped)
-        return result
+        return self._run_once(str(func), _Body(func), args, kwargs, read_data_for_real)
 
     def note_unseen_call(self, callee: Any) -> None:
         """It runs for real, as all of this does."""

@@ -24,9 +24,11 @@ from ...ir.errors import InternalError
 from ..capture.collectives import COMMUNICATES, Received
 from ..capture.data import is_symbolic
 from ..capture.memory import copy_tensor, has_same_content, overlap, storage_bytes
+from ..containers import tensors_in
 from ..declared import declarations
 from ..reads.reads import scan
 from ..reads.value_keys import SCALARS, freeze
+from ..scoped_state import attribute_within
 from .segments import Segment
 
 Tensor = torch.Tensor
@@ -106,7 +108,7 @@ class Taped:
     """One call of a nested body: what it returned, and what matters of what it was given.
 
     aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
-    written: arguments that the body changed, with their new content; filled: those of them that it did not read.
+    written_inputs: arguments that the body changed, with their new content; filled: those that it did not read.
     unversioned: those written to that autograd takes for what they were (numpy writes).
     fault: why no graph may hold the call. views: results that autograd takes for views, be it of a tensor that
     nothing else refers to.
@@ -179,10 +181,6 @@ class Tape:
     def calls(self) -> list[Taped]:
         """All calls that happened, in their order."""
         return [*self.completed, *self.pending]
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any, keep: bool) -> tuple[Any, Taped]:
@@ -342,20 +340,15 @@ class Run:
 _runs = threading.local()
 
 
-@contextlib.contextmanager
-def running(run: Run | None) -> Iterator[None]:
+def running(run: Run | None) -> contextlib.AbstractContextManager[None]:
     """Within the block opaque nodes belong to `run`, in this thread."""
-    outer, _runs.now = getattr(_runs, "now", None), run
-    try:
-        yield
-    finally:
-        _runs.now = outer
+    return attribute_within(_runs, "now", run)
 
 
 class OpaqueNode:
     """A nested call in a captured graph: `target(*tensors and numbers) -> tensors`, the user's own body inside.
 
-    given: the fakes and symbolic numbers that it takes. leaves: fakes of its tensors, its other results as constants.
+    inputs: the fakes and symbolic numbers that it takes. leaves: fakes of its tensors, its other results as constants.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def _whole_of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, in
     bases = (own[n]._base for n in group)
     base = next((b for b in bases if b is not None and shows_all_memory(b)), None)
     if base is None:
-        raise CaptureError(reason="it returns tensors that share memory, of which none shows all", where="unknown")
+        raise CaptureError(reason="it returns tensors that share memory, of which none shows all")
     return dict.fromkeys(group, base)
 
 

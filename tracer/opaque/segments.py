@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..reads.attributes import cell_content, cells_of, closed_over
 from ..reads.value_keys import is_library
 
 MOST = 500
@@ -127,7 +128,7 @@ def _fill(value: Any, content: Any) -> None:
 class Lines:
     """Which lines of a method cannot be captured, why, and how many statements around each go with it.
 
-    whole: names of values that exist in one segment alone, from where they are bound to where they are read last.
+    confined: names of values that exist in one segment alone, from where they are bound to where they are read last.
     """
 
     why: dict[int, Any] = field(default_factory=dict)
@@ -542,7 +543,9 @@ class _Cutter:
         end = ast.Return(_call(LEFT, _call(LOCALS)))
         ast.copy_location(end, statements[-1])
         end.lineno = end.end_lineno = segment.lines[1]
-        unbound = [_unbinding(name) for name in segment.inputs if not name.startswith(ON_CTX)]
+        # A name that the method had not bound is not bound in the segment: reading it raises Python's own error.
+        names = [name for name in segment.inputs if not name.startswith(ON_CTX)]
+        unbound = _statements([f"if {name} is {ABSENCE}: del {name}" for name in names], statements[0])
         body = [*map(copy.deepcopy, self.declared), *unbound, *statements, end]
         spec = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
         definition = ast.FunctionDef(self.tree.name, spec, body, [])
@@ -551,52 +554,24 @@ class _Cutter:
 
     def _call_of_segment(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
         """The statement that replaces the segment in the method."""
-        number = segment.lines[0]
-        name = f"__fusegrad_left_{number}"
-        call = _call(f"__fusegrad_segment_{number}", _call(LOCALS))
-        call.keywords = [ast.keyword(ON_CTX + a, _ctx_attribute_or_absent(self.ctx, a)) for a in sorted(of_ctx.read)]
-        body: Body = [ast.Assign([ast.Name(name, ast.Store())], call)]
-        for output in segment.outputs:
-            attribute = output.removeprefix(ON_CTX)
-            is_on_ctx, how = output != attribute, ast.Store()
-            target = _ctx_attribute(self.ctx, attribute, how) if is_on_ctx else ast.Name(output, how)
-            value = ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(output), ast.Load())
-            body.append(_if(_method_call(name, "has", output), ast.Assign([target], value)))
-        for exit in sorted(exits):
-            body.append(_if(_method_call(name, "by", exit), _exit_statement(exit, name)))
-        for statement in body:
-            ast.copy_location(statement, statements[0])
-            for node in ast.walk(statement):
-                ast.copy_location(node, statements[0])
-        return body
+        number, ctx = segment.lines[0], self.ctx
+        left = f"__fusegrad_left_{number}"
+        of_ctx_read = [f"{ON_CTX}{a}={OF_CTX}({ctx}, {a!r}, {ABSENCE})" for a in sorted(of_ctx.read)]
+        text = [f"{left} = __fusegrad_segment_{number}({', '.join([f'{LOCALS}()', *of_ctx_read])})"]
+        for name in segment.outputs:
+            target = f"{ctx}.{name.removeprefix(ON_CTX)}" if name.startswith(ON_CTX) else name
+            text.append(f"if {left}.has({name!r}): {target} = {left}[{name!r}]")
+        ways = {"return": f"return {left}.value", "break": "break", "continue": "continue"}
+        text += [f"if {left}.by({exit!r}): {ways[exit]}" for exit in sorted(exits)]
+        return _statements(text, statements[0])
 
 
-def _ctx_attribute(ctx: str | None, attribute: str, how: ast.expr_context) -> ast.Attribute:
-    return ast.Attribute(ast.Name(str(ctx), ast.Load()), attribute, how)
-
-
-def _ctx_attribute_or_absent(ctx: str | None, attribute: str) -> ast.Call:
-    return _call(OF_CTX, ast.Name(str(ctx), ast.Load()), ast.Constant(attribute), ast.Name(ABSENCE, ast.Load()))
-
-
-def _unbinding(name: str) -> ast.stmt:
-    """A name that the method had not bound is not bound in the segment: reading it raises Python's own error."""
-    absent = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Name(ABSENCE, ast.Load())])
-    return _if(absent, ast.Delete([ast.Name(name, ast.Del())]))
-
-
-def _method_call(name: str, method: str, about: str) -> ast.expr:
-    return ast.Call(ast.Attribute(ast.Name(name, ast.Load()), method, ast.Load()), [ast.Constant(about)], [])
-
-
-def _if(test: ast.expr, then: ast.stmt) -> ast.stmt:
-    return ast.If(test, [then], [])
-
-
-def _exit_statement(exit: str, name: str) -> ast.stmt:
-    if exit == "return":
-        return ast.Return(ast.Attribute(ast.Name(name, ast.Load()), "value", ast.Load()))
-    return ast.Break() if exit == "break" else ast.Continue()
+def _statements(lines: Sequence[str], place: ast.AST) -> Body:
+    """Statements of ours, all of which stand where a statement of the user's stands."""
+    body = ast.parse("\n".join(lines)).body
+    for node in _all_of(body):
+        ast.copy_location(node, place)
+    return body
 
 
 # ------------------------------------------------------------------ the rewritten method
@@ -612,7 +587,7 @@ def cut(
     read = functools.partial(_read_of_ctx, node)
     own = {LOCALS: locals, LEFT: SegmentResult, ABSENCE: ABSENT, OF_CTX: getattr, ON_IT: read}
     objects: dict[str, Any] = {**own, **cutter.segments}
-    cells = dict(zip(cutter.code.co_freevars, function.__closure__ or (), strict=True))
+    cells = cells_of(function)
     cells |= {name: types.CellType(value) for name, value in objects.items()}
     for segment in cutter.segments.values():
         body = _compile_definition(cutter.bodies[segment.__name__], list(objects), cutter.code)
@@ -733,13 +708,8 @@ def _value(node: ast.AST, function: types.FunctionType) -> Any:
         return vars(owner).get(node.attr) if isinstance(owner, types.ModuleType | type) else None
     if not isinstance(node, ast.Name):
         return None
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-    if node.id in cells:
-        try:
-            return cells[node.id].cell_contents
-        except ValueError:
-            return None
-    return function.__globals__.get(node.id)
+    cell = cells_of(function).get(node.id)
+    return function.__globals__.get(node.id) if cell is None else cell_content(cell)
 
 
 def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool:
@@ -759,9 +729,8 @@ def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool
 def _callees_of(function: types.FunctionType) -> list[Any]:
     """The functions and classes that a function may call by a name that it knows."""
     env, names = function.__globals__, _all_names(function.__code__)
-    cells = [c.cell_contents for c in function.__closure__ or () if _is_filled(c)]
     modules = [v for n in names if isinstance(v := env.get(n), types.ModuleType)]
-    direct = [*cells, *(env.get(n) for n in names), *(vars(m).get(n) for m in modules for n in names)]
+    direct = [*closed_over(function), *(env.get(n) for n in names), *(vars(m).get(n) for m in modules for n in names)]
     functions = [inspect.unwrap(f) if isinstance(f, types.FunctionType) else f for f in direct]
     return [f for f in functions if isinstance(f, types.FunctionType | type)]
 
@@ -788,10 +757,3 @@ def stores_items(code: types.CodeType) -> bool:
 def _all_names(code: types.CodeType) -> set[str]:
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return {*code.co_names, *(n for c in inner for n in _all_names(c))}
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -24,7 +24,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -34,7 +34,19 @@ import torch
 
 from ..containers import leaves
 from ..declared import declarations
-from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, is_tensor, module_of
+from ..scoped_state import attribute_within
+from .attributes import (
+    ABSENT,
+    attribute,
+    bound_to,
+    cells_of,
+    closed_over,
+    has_instance_dict,
+    instance_dict,
+    is_a,
+    is_tensor,
+    module_of,
+)
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight_count, telling_instructions
 from .changes import is_question, is_shown
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
@@ -124,28 +136,16 @@ class Read:
         return _FACTS[self.kind](present)
 
 
-def _tensor_or_not(present: Any) -> Any:
-    return tensor_fact(present) if is_tensor(present) else ("not a tensor", Same(present))
-
-
-def _function_fact(function: Any) -> Any:
-    return ("function", Same(function.__code__), freeze(function.__defaults__), freeze(function.__kwdefaults__))
-
-
-def _name_fact(value: Any) -> Any:
-    """The fact of a value under a name of a library: nearly always the same value at all times."""
-    return value if type(value) in LASTING else freeze(value)
-
-
 LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 _FACTS: dict[str, Callable[[Any], Any]] = {
     "value": freeze,
-    "tensor": _tensor_or_not,
+    "tensor": lambda value: tensor_fact(value) if is_tensor(value) else ("not a tensor", Same(value)),
     "identity": identity,
     "builtin": identity,
-    "function": _function_fact,
-    "names": lambda found: tuple(map(_name_fact, found)),
+    "function": lambda f: ("function", Same(f.__code__), freeze(f.__defaults__), freeze(f.__kwdefaults__)),
+    "names": lambda values: tuple([v if type(v) in LASTING else freeze(v) for v in values]),
 }
+"""By the kind of a read. A value under a name of a library is nearly always the same one at all times."""
 
 
 @dataclass(frozen=True)
@@ -373,26 +373,19 @@ def reads_of(function: types.FunctionType) -> Reads:
 _known = threading.local()
 
 
-@contextmanager
-def each_closure_once() -> Iterator[None]:
+def each_closure_once() -> AbstractContextManager[None]:
     """Within the block this thread scans no closure twice: nothing changes what they read."""
-    before = getattr(_known, "closures", None)
-    _known.closures = {} if before is None else before
-    try:
-        yield
-    finally:
-        _known.closures = before
+    return _cached_within("closures")
 
 
-@contextmanager
-def each_method_once() -> Iterator[None]:
+def each_method_once() -> AbstractContextManager[None]:
     """Within the block this thread finds out once what the methods of a class do at every call."""
-    before = getattr(_known, "certain", None)
-    _known.certain = {} if before is None else before
-    try:
-        yield
-    finally:
-        _known.certain = before
+    return _cached_within("certain")
+
+
+def _cached_within(cache: str) -> AbstractContextManager[None]:
+    known = getattr(_known, cache, None)
+    return attribute_within(_known, cache, {} if known is None else known)
 
 
 def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
@@ -435,7 +428,7 @@ def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads 
     scanned_body, reads = _bodies.get(cls, (None, None))
     if reads is None or scanned_body != body:
         reads = scan(*functions)
-        is_held = _is_held(cls)
+        is_held = instance_dict(sys.modules.get(module_of(cls))).get(cls.__name__) is cls
         if all(not f.__closure__ or (is_held and _holds_its_class_alone(f, cls)) for f in functions):
             _make_room(_bodies)
             _bodies[cls] = body, reads
@@ -445,20 +438,9 @@ def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads 
 _bodies: weakref.WeakKeyDictionary[type, tuple[Any, Reads]] = weakref.WeakKeyDictionary()
 
 
-def _is_held(cls: type) -> bool:
-    return instance_dict(sys.modules.get(module_of(cls))).get(cls.__name__) is cls
-
-
 def _holds_its_class_alone(function: types.FunctionType, cls: type) -> bool:
     """True if the closure of a method is no more than the cell of `super()`."""
-    return function.__code__.co_freevars == ("__class__",) and _cell(function) is cls
-
-
-def _cell(function: types.FunctionType) -> Any:
-    try:
-        return (function.__closure__ or ())[0].cell_contents
-    except (IndexError, ValueError):
-        return ABSENT
+    return function.__code__.co_freevars == ("__class__",) and any(value is cls for value in closed_over(function))
 
 
 def scan(*functions: Callable[..., Any], foreign: ForeignFunctions | None = None) -> Reads:
@@ -673,7 +655,7 @@ def _scan_function(task: _Task) -> None:
     function, search = task.function, task.search
     code, reads = function.__code__, search.reads
     reads.keepalive.append(function)
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    cells = cells_of(function)
     if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.foreign_codes):
         reads.skipped.append((function, task.me))
         _scan_wrapped(function, cells, search)
@@ -1136,7 +1118,9 @@ def _record(
     reads.calls_unknown |= is_of_unknown(value)
     if value is sys.modules and search.plan.is_beyond:  # packages ask for each other: what is imported stays as it is
         return
-    if path in reads.entries or (is_a(value, types.ModuleType) and not _is_installed_module(value, search.homes)):
+    if path in reads.entries:
+        return
+    if is_a(value, types.ModuleType) and not (_is_library_module(value) or is_foreign(value, search.homes)):
         return
     if is_tensor(value):
         reads.entries[path] = Read(path, "tensor", get, steps)
@@ -1145,11 +1129,11 @@ def _record(
         search.add(value, path, get)  # a class method, which reads what it likes
         if is_a(value, type) and (place is None or not place.is_of_super()):
             _record_data_of_class(path, get, value, search, place)
-    elif _is_code(value) or not is_compared(value) or (is_a(value, type) and is_foreign(value, search.homes)):
+    elif is_a(value, _CODE) or not is_compared(value) or (is_a(value, type) and is_foreign(value, search.homes)):
         reads.entries[path] = Read(path, "identity", get, steps)
         search.add(value, path, get)
         if _is_library_object(value):  # an optimiser, a schedule, a distribution
-            get_state = partial(_held_by_object, get)
+            get_state: Callable[[], Any] = lambda: dict(instance_dict(get()))  # noqa: E731
             _record(f"what {path} holds", get_state, get_state(), search, place=place)
     elif (why := why_too_much(value)) is not None:
         reason = f"it reads `{_readable_path(path)}`, which {why}"
@@ -1157,6 +1141,9 @@ def _record(
     else:
         _record_value(path, get, value, search, steps)
     _record_behind(path, get, value, search)
+
+
+_CODE = (types.FunctionType, types.MethodType, types.ModuleType)
 
 
 def _record_behind(path: str, get: Callable[[], Any], value: Any, search: _Search) -> None:
@@ -1171,10 +1158,6 @@ def _record_behind(path: str, get: Callable[[], Any], value: Any, search: _Searc
         search.reads.entries[name] = Read(name, "value", abc.get_cache_token)
 
 
-def _is_code(value: Any) -> bool:
-    return is_a(value, types.FunctionType | types.MethodType | types.ModuleType)
-
-
 def _has_state(owner: Any) -> bool:
     return not is_a(owner, type) and (is_compared(owner) or _is_library_object(owner))
 
@@ -1186,16 +1169,8 @@ def _is_library_object(value: Any) -> bool:
     return not odd and is_library(type(value)) and has_instance_dict(type(value))
 
 
-def _held_by_object(get: Callable[[], Any]) -> dict[str, Any]:
-    return dict(instance_dict(get()))
-
-
 def _is_scanned(function: Any, homes: frozenset[str]) -> bool:
     return not is_library(function) and not is_foreign(function, homes)
-
-
-def _is_installed_module(value: Any, homes: frozenset[str]) -> bool:
-    return _is_library_module(value) or is_foreign(value, homes)
 
 
 def _record_value(
@@ -1309,11 +1284,8 @@ def _record_data_of_class(
 def _data_of_class(get: Callable[[], Any]) -> dict[str, Any]:
     """By name; without methods, which are read as such, and what torch or fusegrad put there."""
     owners = [c for c in reversed(get().__mro__) if not is_library(c)]
-    return {n: v for c in owners for n, v in vars(c).items() if not (n.startswith("_") or _is_code_of_class(v))}
-
-
-def _is_code_of_class(value: Any) -> bool:
-    return is_a(value, type | property | staticmethod | classmethod | types.FunctionType)
+    code = (type, property, staticmethod, classmethod, types.FunctionType)
+    return {n: v for c in owners for n, v in vars(c).items() if not (n.startswith("_") or is_a(v, code))}
 
 
 FUNCTION_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")

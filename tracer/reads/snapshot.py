@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture.fake_leaks import holds_fakes
-from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
+from .attributes import ABSENT, closed_over, has_instance_dict, instance_dict, is_a
 from .reads import Reads
 from .value_keys import SCALARS, Memory, is_fixed, is_library
 
@@ -44,10 +44,6 @@ def _put_dict(container: Any, content: list[Any]) -> None:
             container.move_to_end(key)
 
 
-def _put_list(container: Any, content: list[Any]) -> None:
-    list.__setitem__(container, slice(None), content)
-
-
 def _put_set(container: Any, content: list[Any]) -> None:
     set.clear(container)
     set.update(container, content)
@@ -58,21 +54,9 @@ def _put_deque(container: Any, content: list[Any]) -> None:
     collections.deque.extend(container, content)
 
 
-def _put_bytes(container: Any, content: list[Any]) -> None:
-    container[:] = content[0]
-
-
 def _put_array(container: Any, content: list[Any]) -> None:
     del container[:]
     container.frombytes(content[0])
-
-
-def _put_memory(container: Any, content: list[Any]) -> None:
-    container[...] = type(container)(container.shape, container.dtype, content[0])
-
-
-def _put_cell(container: Any, content: list[Any]) -> None:
-    container.cell_contents = content[0]
 
 
 def _content_of_class(cls: Any) -> list[Any]:
@@ -101,13 +85,13 @@ def _pairs(container: Any) -> list[Any]:
 
 _KINDS: tuple[tuple[Any, _Kind], ...] = (
     (dict, _Kind(_pairs, _put_dict)),
-    (list, _Kind(lambda held: list.copy(held), _put_list)),
+    (list, _Kind(lambda v: list.copy(v), lambda v, content: list.__setitem__(v, slice(None), content))),
     (set, _Kind(lambda held: list(set.copy(held)), _put_set)),
     (collections.deque, _Kind(list, _put_deque)),
-    (bytearray, _Kind(lambda held: [bytes(held)], _put_bytes)),
+    (bytearray, _Kind(lambda v: [bytes(v)], lambda v, content: v.__setitem__(slice(None), content[0]))),
     (array.array, _Kind(lambda held: [held.tobytes()], _put_array)),
-    (Memory, _Kind(lambda held: [held.tobytes()], _put_memory)),
-    (types.CellType, _Kind(lambda held: [held.cell_contents], _put_cell)),
+    (Memory, _Kind(lambda v: [v.tobytes()], lambda v, c: v.__setitem__(..., type(v)(v.shape, v.dtype, c[0])))),
+    (types.CellType, _Kind(lambda v: [v.cell_contents], lambda v, content: setattr(v, "cell_contents", content[0]))),
     (type, _Kind(_content_of_class, _put_class)),
 )
 
@@ -176,28 +160,25 @@ class Snapshot:
     def restore(self) -> str | None:
         """Puts everything back; the path to the first thing that had changed."""
         changed = None
-        for path, container, kind, before in self.before.values():
-            current = kind.read(container)
-            if len(current) != len(before) or not all(map(_same, current, before)):
-                kind.restore(container, before)
-                changed = changed or path
+        for path, container, kind, before, _ in self._changes():
+            kind.restore(container, before)
+            changed = changed or path
         for path, cache, misses in self.caches:
             if cache.cache_info().misses != misses and _drop_fakes(cache):
                 changed = changed or path
         return changed
 
-
     def has_only_filled(self) -> bool:
         """True if tables grew and names got a value, and nothing else changed, by what a run in eager adds, too."""
-        changed = False
-        for _, container, kind, before in self.before.values():
+        fillings = [_is_filling(container, before, current) for _, container, _, before, current in self._changes()]
+        return bool(fillings) and all(fillings)
+
+    def _changes(self) -> Iterator[tuple[str, Any, _Kind, list[Any], list[Any]]]:
+        """(path, container, its kind, its content before, its content now) of all whose content is another one."""
+        for path, container, kind, before in self.before.values():
             current = kind.read(container)
-            if len(current) == len(before) and all(map(_same, current, before)):
-                continue
-            if not _is_filling(container, before, current):
-                return False
-            changed = True
-        return changed
+            if len(current) != len(before) or not all(map(_same, current, before)):
+                yield path, container, kind, before, current
 
 
 class CaptureAgain(Exception):
@@ -267,16 +248,8 @@ def _parts_of_function(function: types.FunctionType) -> list[Any]:
     """The values in a function: defaults, and the objects that it wraps."""
     if is_library(function):
         return []
-    cells = list(function.__closure__ or ())
-    inside = [cell.cell_contents for cell in cells if _is_full(cell)]
-    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells, *inside]
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        return bool((cell.cell_contents,))
-    except ValueError:
-        return False
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [*defaults, *(function.__closure__ or ()), *closed_over(function)]
 
 
 _WITH_CONTENT = (*(kind for kind, _ in _KINDS), functools._lru_cache_wrapper)

@@ -154,7 +154,7 @@ def _picture(value: Any, depth: int) -> Any:
     for kind, picture in _PICTURES:
         if is_a(value, kind):
             return picture(value, depth)
-    if _is_array(value):
+    if is_a(value, Memory):
         return _memory(value, depth)
     if is_plain_object(value):
         return ("object", *_who(value), *_content(value, depth))
@@ -271,10 +271,6 @@ def _memory(value: Any, depth: int) -> Any:
 
 def _bytes_of(value: Any) -> int:
     return int(value.nbytes) if hasattr(value, "nbytes") else len(value) * getattr(value, "itemsize", 1)
-
-
-def _is_array(value: Any) -> bool:
-    return is_a(value, Memory)
 
 
 class _ByName(type):
@@ -549,7 +545,7 @@ def has_hidden_state(value: Any) -> bool:
     """True if an object changes in a way that its content does not show: a generator, an iterator, a lock."""
     if is_a(value, torch.Generator):
         return True
-    return not is_a(value, torch.nn.Module) and not _is_array(value) and why_unfit(value) is not None
+    return not is_a(value, torch.nn.Module) and not is_a(value, Memory) and why_unfit(value) is not None
 
 
 def _why_unfit(value: Any, inner: list[Any] | None, depth_left: int) -> str | None:
@@ -617,7 +613,7 @@ def why_too_much(value: Any) -> str | None:
 
 
 def _why_unseen(value: Any, parts: list[Any] | None, depth: int) -> str | None:
-    if is_a(value, bytearray | array.array) or _is_array(value):
+    if is_a(value, bytearray | array.array) or is_a(value, Memory):
         return "is a large array" if _bytes_of(value) > LARGEST else None
     if hasattr(type(value), "__next__"):
         return "is an iterator"
