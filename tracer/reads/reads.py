@@ -454,6 +454,7 @@ def scan(*functions: Callable[..., Any], foreign: ForeignFunctions | None = None
     for function in functions:
         top.add_source(function)
     plan.scan_all()
+    # Names of libraries and attributes of tensors are read together, once all code was looked at.
     reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.planned)
     _add_names(reads)
     _add_custom_attributes(reads)
@@ -755,9 +756,11 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
         reads.queries_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         by_name |= instruction.argval in ("getattr", "hasattr")
         place = _Place(code, line, instruction.offset, at < certain)
+        # What a graph would lose comes first: it stands whether or not the object can be followed.
         reason = _effect(executed, names.env) or _outside_write(executed, names) or names.note_instruction(executed)
         if reason is not None:
             reads.effects.append(place.effect(*(reason if isinstance(reason, tuple) else (reason,))))
+        # Then what is loaded from outside, with its attributes; of a local name only questions are noted.
         root = names.root(instruction)
         if instruction.argval == "super" and (me := names.self_root()) is not None:
             _Link(me.path, me.get, me.replace, me.steps, me.value()).record(search, place)
