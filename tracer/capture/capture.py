@@ -234,10 +234,10 @@ class Session:
     def conditions(self, known_symbols: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """The assumptions of the traces about sizes, from guard number `since` on, over the symbols that are
         `known_symbols`."""
-        known = set(known_symbols)
+        symbols = set(known_symbols)
         guards = (g.expr for g in self.env.guards[since:])
-        assumed = (e if e.free_symbols <= known else self.env.with_replacements(e) for e in guards)
-        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= known))
+        assumed = (e if e.free_symbols <= symbols else self.env.with_replacements(e) for e in guards)
+        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= symbols))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""

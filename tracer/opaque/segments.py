@@ -558,14 +558,14 @@ class _Cutter:
     def _call_of_segment(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
         """The statement that replaces the segment in the method."""
         number, ctx = segment.lines[0], self.ctx
-        left = f"__fusegrad_left_{number}"
+        result = f"__fusegrad_left_{number}"
         of_ctx_read = [f"{ON_CTX}{a}={OF_CTX}({ctx}, {a!r}, {ABSENCE})" for a in sorted(of_ctx.read)]
-        text = [f"{left} = __fusegrad_segment_{number}({', '.join([f'{LOCALS}()', *of_ctx_read])})"]
+        text = [f"{result} = __fusegrad_segment_{number}({', '.join([f'{LOCALS}()', *of_ctx_read])})"]
         for name in segment.outputs:
             target = f"{ctx}.{name.removeprefix(ON_CTX)}" if name.startswith(ON_CTX) else name
-            text.append(f"if {left}.has({name!r}): {target} = {left}[{name!r}]")
-        ways = {"return": f"return {left}.value", "break": "break", "continue": "continue"}
-        text += [f"if {left}.by({exit!r}): {ways[exit]}" for exit in sorted(exits)]
+            text.append(f"if {result}.has({name!r}): {target} = {result}[{name!r}]")
+        ways = {"return": f"return {result}.value", "break": "break", "continue": "continue"}
+        text += [f"if {result}.by({exit!r}): {ways[exit]}" for exit in sorted(exits)]
         return _statements(text, statements[0])
 
 
