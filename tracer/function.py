@@ -192,6 +192,7 @@ def capture_forward(
         full = with_replaced(args, slots, tensors)
         ctx = ForwardContext(needs[:count])
         user_args = close_containers(full, count)
+        # What is no tensor and may change is noted before the method runs: no graph would change it at each call.
         before = [leaves(a) for a in user_args]
         objects = [o for group in before for leaf in group for o in _changeable_parts(leaf)]
         states = [(value, state_of(value)) for value in objects]
@@ -206,6 +207,7 @@ def capture_forward(
         return (*recorded["returned"], *recorded["fake_hidden"])
 
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
+    # Sizes of results that depend on data show only when the trace has ended.
     results = (*recorded["fake_outputs"], *recorded["fake_hidden"])
     if any(has_unbacked(n) for t in results for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
         raise as_data_read_error(CaptureError(reason="it reads the data of a tensor (a size)"), tape)
@@ -359,6 +361,8 @@ def _classify(
     places: dict[int, ValueRef] = {}
     for index, tensor in enumerate(tensors):
         places.setdefault(id(tensor), ValueRef("input", index))
+    # Outputs come before all else: what is saved or marked may be one of them. Objects wait until the parts of
+    # outputs are found, since a tensor within them may be hidden by then.
     described, returned, positions = _describe_outputs(outputs, tensors, places, ctx)
     hidden: list[Tensor] = []
     _find_parts(described, positions, returned, hidden)
@@ -612,6 +616,7 @@ def run_backward(
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
     ctx = backward_context(cls.__name__)(saved, attributes, forward.needs_input_grad[:count])
+    # A capture runs once, and its graph many times: what a run leaves on ctx, the next one would not find.
     before = _identities_on(ctx) if is_capturing() and not may_change else None
     with nullcontext() if is_once_differentiable(method) else following_grad_mode():  # of which nothing is recorded
         arguments = (list(gradients),) if takes_boxed_gradients(cls) else gradients

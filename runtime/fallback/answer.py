@@ -118,10 +118,12 @@ def hand_over(method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 def is_fault(error: Exception) -> bool:
     """True if an error is a fault of ours, so that the user's own method is to answer the call."""
+    # Never twice: what speaks to the user, what the device cannot do again, what wrote already.
     if _is_meant(error) or _is_of_the_device(error) or getattr(error, AFTER_EFFECTS, False):
         return False
     if _is_looked_at() or _is_of_a_missing_method(error) or _is_of_randomness(error):
         return False
+    # And not where the traceback leads through the user's own code: the error is the call's.
     steps = [step for step in traceback.walk_tb(error.__traceback__) if not _is_of_autograd(step[0])]
     return not (_is_handed_over([frame for frame, _ in steps]) or any(map(_is_of_a_hook, steps, steps[1:])))
 

@@ -46,7 +46,7 @@ class Ledger:
         """Methods that run in eager after too many of them."""
 
     def must_capture(self, role: str) -> bool:
-        """Whether falling back is not allowed: asked for, and not taken back by the author for this role."""
+        """True if falling back is not allowed: asked for, and not taken back by the author for this role."""
         declared = self._user.methods.declared
         value = declared[role].value if role in declared else None
         return self._fullgraph if value is None else bool(value)
@@ -151,7 +151,7 @@ class Ledger:
         warn(f"{self._user.cls.__name__} runs as you wrote it, uncompiled: {reason} [{code_of(reason)}]")
 
     def is_in_anomaly_mode(self) -> bool:
-        """Whether anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""
+        """True if anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""
         if not torch.is_anomaly_enabled() or is_capturing() or transforms_active():
             return False
         if ANOMALY not in self.records:

@@ -234,10 +234,10 @@ class Session:
     def conditions(self, known_symbols: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """The assumptions of the traces about sizes, from guard number `since` on, over the symbols that are
         `known_symbols`."""
-        known = set(known_symbols)
+        symbols = set(known_symbols)
         guards = (g.expr for g in self.env.guards[since:])
-        assumed = (e if e.free_symbols <= known else self.env.with_replacements(e) for e in guards)
-        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= known))
+        assumed = (e if e.free_symbols <= symbols else self.env.with_replacements(e) for e in guards)
+        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= symbols))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
@@ -689,10 +689,12 @@ class Calls:
             raise
 
     def _route(self, callee: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Where autograd records the nested body itself, or fakes run through it, there is nothing to decide.
         mode, why = get_proxy_mode(), why_opaque(callee)
         recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
         if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(callee):
             return self._trace_inline(callee, apply, args, kwargs, why)
+        # Taken off the tape whatever becomes of the call: the next one of its kind is another.
         taped = self.tape.take(callee) if self.tape is not None else None
         if why is None and kwargs and not isinstance(callee, str):
             return self._trace_inline(callee, apply, args, kwargs, None)
@@ -796,12 +798,14 @@ class Calls:
                 callee.apart |= {name for name, value in names.items() if not can_be_handed_on(value)}
             reason = f"{reason_of_caller(callee, why)} and {taped.fault}"
             raise CaptureError(reason=reason, where=location).because_of(callee)
+        # Fakes of what the real call returned go on in the place of its results, with sizes of their own.
         node = OpaqueNode(callee, apply, args, kwargs, taped, why, location)
         tensors = tensors_in((args, kwargs))
         with disable_proxy_modes_tracing():
             node.leaves = self._stand_ins(taped, tensors, node.of_data)
             contents = tuple(torch.empty_like(tensors[i]) for i in node.written_inputs)
         node.bind_results(self.session, taped.leaves)
+        # The node stands in the graph before its writes: they read its results.
         self.nodes.append(node)
         taped.opaque = True
         traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))

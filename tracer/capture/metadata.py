@@ -95,11 +95,13 @@ def by_example(mode: Fakes, func: Any, args: Sequence[Any], kwargs: Mapping[str,
     tensors: list[Any] = [a for a in args if isinstance(a, Tensor)]
     if not tensors or not all(_is_simple(mode, t, tensors[0].device) for t in tensors):
         return None
+    # What torch knows the values of, or what is written to under another name, takes torch's own way.
     device, constants = tensors[0].device, [t.constant is not None for t in tensors]
     if any(constants) and (func._schema.is_mutable or all(constants)):  # values that torch follows
         return None
     if func._schema.is_mutable and (args[0] is not tensors[0] or _is_shared(tensors)):
         return None
+    # The arguments as a pattern: one answer serves all calls that have the same one.
     lengths: dict[Any, tuple[int, Any]] = {}
     slots = tuple(_slot(a, lengths, device) for a in args)
     named = tuple((k, _slot(v, lengths, device)) for k, v in kwargs.items())

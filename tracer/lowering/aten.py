@@ -67,6 +67,7 @@ def lower(
     ]
     mode = _fake_mode(gm, inputs)
     names = list(input_names or (str(n.target) for n in placeholders))
+    # A guard that a rule asks for may make two symbols one: then what was written before has the old name.
     for _ in range(_MOST_ATTEMPTS):
         renamings = _renamings(mode)
         graph = _lower_once(gm, inputs, mode, name, names)
@@ -169,8 +170,10 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim" or not _has_tensors(func):
             return func(*args, **kwargs)
+        # A write to an input is the one write that functionalisation leaves: it becomes a mutation of the graph.
         if func is torch.ops.aten.copy_.default and id(args[0]) in self._inputs:
             return self._write_input(args[0], args[1])
+        # By our own rule where there is one, which knows how eager rounds; torch's decompositions know less of that.
         _refuse(func, args)
         for step in (self._by_rule, self._by_formula, self._by_decomposition):
             result = step(func, args, kwargs)
@@ -200,6 +203,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
             values = rule(call, *self._arguments(args), **self._arguments(kwargs))
         except TypeRuleError:  # sizes that cannot be proved equal
             return NotImplemented
+        # A rule may give up late: nothing is bound before its values are known to fit.
         values = values if isinstance(values, tuple) else (values,)
         if len(values) != len(tensors) or not all(map(_fits, values, call.outs)) or values == (None,):
             return NotImplemented

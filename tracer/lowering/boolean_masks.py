@@ -61,6 +61,7 @@ def _region(mask: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:
     if any(_writes(user, mask) for user in mask.users):
         return None
     reads = [n for n in mask.users if _is_masked(n)]
+    # From the reads on: each user is elementwise, and so inside, or an end; anything else makes all of it unfit.
     inside, ends, todo = dict.fromkeys(reads), dict[fx.Node, None](), list(reads)
     while todo:
         for user in todo.pop().users:

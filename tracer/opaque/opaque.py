@@ -186,12 +186,14 @@ class Tape:
 def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any, keep: bool) -> tuple[Any, Taped]:
     """Call the user's body; the result, and its record. keep: look for writes that torch does not see, copy results."""
     tensors = tensors_in((args, kwargs))
+    # What the body may change, before it runs: afterwards there is nothing to compare with.
     before = [copy_tensor(t) for t in tensors] if keep else None
     versions, storage_sizes = list(map(version, tensors)), list(map(storage_bytes, tensors))
     flags, gradients = tuple(t.requires_grad for t in tensors), list(map(_gradient, tensors))
     with _receiving(callee) as received:
         result = apply(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
+    # Writes: those that versions count, those of collectives, and those that only the content shows (numpy's).
     changed = [i for i, (t, v) in enumerate(zip(tensors, versions, strict=True)) if version(t) != v]
     filled = frozenset(i for i, t in enumerate(tensors) if any(t is r for r in received.outputs))
     communicated = [*received.outputs, *received.changed]
@@ -200,6 +202,7 @@ def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any
     if before is not None:
         pairs = enumerate(zip(tensors, before, strict=True))
         changed = [i for i, (t, b) in pairs if i in versioned or not has_same_content(t, b)]
+    # Whether a graph can hold such a call. A segment may write: its new contents become further results.
     aliases = [_alias(leaf, tensors) for leaf in leaves]
     if isinstance(callee, Segment) and _can_be_results(changed, tensors, leaves):
         fault = _fault(leaves, aliases, tensors, ()) or _fault_of_history(leaves, aliases)
@@ -209,6 +212,7 @@ def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any
         fault = fault or "leaves a gradient on what it is given"  # which is another tensor where a graph calls it
     if list(map(storage_bytes, tensors)) != storage_sizes:
         fault = "resizes the storage of an argument"
+    # The record has copies: the method may go on and write to what it was given back.
     views = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf._is_view())
     if keep:
         leaves = [copy_tensor(v) if isinstance(v, Tensor) else v for v in leaves]
@@ -416,6 +420,7 @@ class OpaqueNode:
         run.tape.completed.append(taped)
         if run.compared_inputs is not None:
             run.compared_inputs += taped.select_compared(before)
+        # Only now: the body ran, and its call is on the tape, from which another graph goes on.
         if not self.fits(taped, run.sizes):
             raise Mismatch(self.name, run.tape)
         leaves = pytree.tree_leaves(result)

@@ -495,6 +495,7 @@ class _Cutter:
 
     def cut(self) -> None:
         runs = _statement_runs(self.tree, self.lines)
+        # From the end on: what an earlier segment has to hand out depends on what the later ones take in.
         later_first = sorted(runs, key=lambda run: -run[0][run[1]].lineno)
         for body, first, behind in later_first:
             self._take(body, first, behind)
@@ -504,8 +505,10 @@ class _Cutter:
         nodes = [n for s in statements for n in ast.walk(s)]
         if any(isinstance(n, _NEVER) for n in nodes):
             raise UnfitError("it yields, waits or deletes")
+        # ctx stays with the method, which is asked for its attributes; so do the ways out of the statements.
         of_ctx, exits = _OfCtx(self.ctx), _Exits()
         rewritten = [exits.visit(of_ctx.visit(copy.deepcopy(s))) for s in statements]
+        # Every name that is read or bound comes in (it may be bound in one arm alone); what is read later goes out.
         stored = _stored_names(nodes) & self.locals
         read = {n.id for n in nodes if isinstance(n, ast.Name)} & self.locals
         read_later = {n for n in stored if self._is_read_elsewhere(n, {id(n) for n in nodes}, statements)}
@@ -555,14 +558,14 @@ class _Cutter:
     def _call_of_segment(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
         """The statement that replaces the segment in the method."""
         number, ctx = segment.lines[0], self.ctx
-        left = f"__fusegrad_left_{number}"
+        result = f"__fusegrad_left_{number}"
         of_ctx_read = [f"{ON_CTX}{a}={OF_CTX}({ctx}, {a!r}, {ABSENCE})" for a in sorted(of_ctx.read)]
-        text = [f"{left} = __fusegrad_segment_{number}({', '.join([f'{LOCALS}()', *of_ctx_read])})"]
+        text = [f"{result} = __fusegrad_segment_{number}({', '.join([f'{LOCALS}()', *of_ctx_read])})"]
         for name in segment.outputs:
             target = f"{ctx}.{name.removeprefix(ON_CTX)}" if name.startswith(ON_CTX) else name
-            text.append(f"if {left}.has({name!r}): {target} = {left}[{name!r}]")
-        ways = {"return": f"return {left}.value", "break": "break", "continue": "continue"}
-        text += [f"if {left}.by({exit!r}): {ways[exit]}" for exit in sorted(exits)]
+            text.append(f"if {result}.has({name!r}): {target} = {result}[{name!r}]")
+        ways = {"return": f"return {result}.value", "break": "break", "continue": "continue"}
+        text += [f"if {result}.by({exit!r}): {ways[exit]}" for exit in sorted(exits)]
         return _statements(text, statements[0])
 
 

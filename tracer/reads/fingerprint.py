@@ -98,6 +98,7 @@ class _Walk:
             raise NotKeyed(f"`{path}` is a {type(function).__name__}, no function")
         if getattr(function, "__builtins__", None) is not vars(builtins):
             raise NotKeyed(f"`{path}` has builtins of its own")
+        # Noted before what it reads is followed: functions may read each other.
         self.visited[id(function)] = function
         code = function.__code__
         self.parts.append(f"{path}: {function.__module__}.{function.__qualname__} {code_sum(code)}")

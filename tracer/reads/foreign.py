@@ -26,6 +26,7 @@ class Crossing:
         code, foreign = frame.f_code, self.reads.foreign
         if code in self.reads.scanned:
             return draws_of(code, frame.f_globals)
+        # Its reads, as far as they are not known, are copied now: it may change them when it runs.
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         function = ForeignFunction(code, frame.f_globals, first if is_a(first, type) else None)
         function_reads = scan_foreign_functions((function,), {code}, self.reads.skipped)

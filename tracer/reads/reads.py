@@ -34,6 +34,7 @@ import torch
 
 from ..containers import leaves
 from ..declared import declarations
+from ..methods import methods
 from ..scoped_state import attribute_within
 from .attributes import (
     ABSENT,
@@ -384,8 +385,8 @@ def each_method_once() -> AbstractContextManager[None]:
 
 
 def _cached_within(cache: str) -> AbstractContextManager[None]:
-    known = getattr(_known, cache, None)
-    return attribute_within(_known, cache, {} if known is None else known)
+    outer = getattr(_known, cache, None)
+    return attribute_within(_known, cache, {} if outer is None else outer)
 
 
 def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
@@ -454,6 +455,7 @@ def scan(*functions: Callable[..., Any], foreign: ForeignFunctions | None = None
     for function in functions:
         top.add_source(function)
     plan.scan_all()
+    # Names of libraries and attributes of tensors are read together, once all code was looked at.
     reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.planned)
     _add_names(reads)
     _add_custom_attributes(reads)
@@ -755,12 +757,14 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
         reads.queries_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         by_name |= instruction.argval in ("getattr", "hasattr")
         place = _Place(code, line, instruction.offset, at < certain)
+        # What a graph would lose comes first: it stands whether or not the object can be followed.
         reason = _effect(executed, names.env) or _outside_write(executed, names) or names.note_instruction(executed)
         if reason is not None:
             reads.effects.append(place.effect(*(reason if isinstance(reason, tuple) else (reason,))))
+        # Then what is loaded from outside, with its attributes; of a local name only questions are noted.
         root = names.root(instruction)
         if instruction.argval == "super" and (me := names.self_root()) is not None:
-            _Link(me.path, me.get, me.replace, me.steps, me.value()).record(search, place)
+            _Link(me, me.value()).record(search, place)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
         elif at > followed:
@@ -828,7 +832,7 @@ class _Names:
         if self.imported is None:
             return None
         if last.opname == "IMPORT_FROM":
-            self.imported = self._part(self.imported_from or self.imported, last.argval)
+            self.imported = (self.imported_from or self.imported).part(last.argval, _cannot_rebind)
         elif last.opname.startswith("STORE_"):
             self.bound[last.argval] = self.imported
             self.imported = self.imported_from
@@ -849,11 +853,6 @@ class _Names:
         self.imported_from = self.imported if takes_names else None
         return None
 
-    @staticmethod
-    def _part(owner: _Root, name: str) -> _Root:
-        steps = _extend_steps(owner.steps, name)
-        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _cannot_rebind, steps)
-
     def self_root(self) -> _Root | None:
         """The object that `super()` yields, beginning with another class."""
         return self.bound.get(self.code.co_varnames[0]) if self.code.co_argcount else None
@@ -864,11 +863,6 @@ class _Names:
         if instruction.opname.startswith("LOAD_FAST") or (instruction.opname == "LOAD_DEREF" and name in self.bound):
             return self.bound.get(name)
         return _root(instruction, self.env, self.cells)
-
-
-def _extend_steps(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
-    """The way to an attribute of what is found by `steps`; () where that has no way."""
-    return (*steps, name) if steps else ()
 
 
 def _rebinds(code: types.CodeType, name: str) -> bool:
@@ -950,7 +944,10 @@ def _before_augmented(last: dis.Instruction, before: Sequence[dis.Instruction]) 
 
 
 class _Root(NamedTuple):
-    """A name of the code's surroundings: how its path begins, and how the object there is fetched and replaced."""
+    """The way to an object around the code: its path, and how what stands there is fetched and replaced.
+
+    steps: see Read; () where it is not found by steps.
+    """
 
     path: str
     get: Callable[[], Any]
@@ -963,6 +960,15 @@ class _Root(NamedTuple):
             return self.get()
         except Exception:
             return ABSENT
+
+    def part(self, name: str, replace: Callable[[Any], None]) -> _Root:
+        """The way to an attribute of the object."""
+        steps = (*self.steps, name) if self.steps else ()
+        return _Root(f"{self.path}.{name}", _attribute(self.get, name), replace, steps)
+
+    def read(self, kind: str) -> Read:
+        """The object as a read of this kind."""
+        return Read(self.path, kind, self.get, self.steps)
 
 
 def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> _Root | None:
@@ -984,17 +990,17 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
     reads, value = search.reads, root.value()
     if value is ABSENT:  # a later call may put it there
-        reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
+        reads.entries.setdefault(root.path, root.read("identity"))
         return 0
-    at, loaded = _Link(root.path, root.get, root.replace, root.steps, value), 0
+    at, loaded = _Link(root, value), 0
     if root.steps[:1] == ("builtin",):
-        reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
+        reads.entries.setdefault(root.path, root.read("builtin"))
         return 0
     for instruction in instructions:
         if instruction.opname not in ATTRIBUTE:
             break
         if at.is_of_a_library():
-            reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
+            reads.entries.setdefault(root.path, root.read("identity"))
             return loaded + _follow_library(at.value, instructions[loaded:], search, place)
         further = at.then(instruction.argval)
         if further is None:
@@ -1005,12 +1011,9 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
 
 
 class _Link(NamedTuple):
-    """An object that a chain of names leads to, and the one before it."""
+    """An object that a chain of names leads to, the way to it, and the object before it."""
 
-    path: str
-    get: Callable[[], Any]
-    replace: Callable[[Any], None]
-    steps: tuple[Any, ...]
+    way: _Root
     value: Any
     owner: Any = None
 
@@ -1022,24 +1025,22 @@ class _Link(NamedTuple):
         """The value under a name of it; None where that would have to be computed."""
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
-        replace = _replacing(self.value, name)
-        steps = _extend_steps(self.steps, name)
-        return _Link(f"{self.path}.{name}", _attribute(self.get, name), replace, steps, value, self.value)
+        return _Link(self.way.part(name, _replacing(self.value, name)), value, self.value)
 
     def record(self, search: _Search, place: _Place) -> None:
-        value, owner, get = self.value, self.owner, self.get
+        value, owner, (path, get, replace, steps) = self.value, self.owner, self.way
         if (why := self._effect(search.homes)) is not None:
             search.reads.effects.append(place.effect(why))
         is_part = owner is not None and is_compared(owner) and not is_a(owner, type)
         of_content = is_part and is_a(value, types.BuiltinMethodType)
         if of_content or is_a(value, types.MethodWrapperType):  # which is made anew at every look
-            _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
+            _record(f"{path}.__self__", lambda: get().__self__, owner, search, place=place)
             return
-        _record(self.path, get, value, search, self.steps, place)
+        _record(path, get, value, search, steps, place)
         if is_a(value, types.MethodType) and _has_state(owner) and not _is_scanned(value, search.homes):
-            _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
+            _record(f"{path}.__self__", lambda: get().__self__, owner, search, place=place)
         if is_compiled(value):
-            search.reads.callees.setdefault(self.path, Callee(value.__name__, get, self.replace))
+            search.reads.callees.setdefault(path, Callee(value.__name__, get, replace))
 
     def _effect(self, homes: frozenset[str]) -> str | None:
         value, owner = self.value, self.owner
@@ -1255,8 +1256,7 @@ def _record_function_class(
     search.reads.entries[path] = Read(path, "identity", get, steps if is_a(value, type) else ())
     cls = value if is_a(value, type) else value.__self__
     cls = getattr(cls, "_fusegrad_user_class", None) or cls
-    own = {name: getattr(cls, name, None) for name in FUNCTION_METHODS}
-    own_methods = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
+    own_methods = methods(cls)
 
     def fits(nested: Reads) -> bool:  # else it runs as written, and reads for itself
         declared = declarations(cls, None).values()
@@ -1286,9 +1286,6 @@ def _data_of_class(get: Callable[[], Any]) -> dict[str, Any]:
     owners = [c for c in reversed(get().__mro__) if not is_library(c)]
     code = (type, property, staticmethod, classmethod, types.FunctionType)
     return {n: v for c in owners for n, v in vars(c).items() if not (n.startswith("_") or is_a(v, code))}
-
-
-FUNCTION_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
 
 # ------------------------------------------------------------------ tensors in values

@@ -444,6 +444,7 @@ def class_content(cls: type, depth: int) -> tuple[Any, ...]:
     with _visiting(~id(cls), once=True) as first:  # not the class as a value
         if not first or depth <= 0:
             return ()
+        # A class that was found to lead to too much once does so always: it is not walked again.
         owners = [c for c in cls.__mro__ if not is_fixed(c)]
         if any(c in _endless for c in owners):
             return (_too_much_code(),)
