@@ -41,8 +41,8 @@ class ComparedGraphs(GraphCache):
         if values is None:
             return
 
-        def users(given: Sequence[Any]) -> Sequence[Any]:
-            return self.body(*with_replaced(args, live, given))
+        def users(values: Sequence[Any]) -> Sequence[Any]:
+            return self.body(*with_replaced(args, live, values))
 
         why = bitwise_difference(lambda given: step_by_step(trace.graph_module, *given, *trace.lifted), users, values)
         if why is not None:
