@@ -44,7 +44,7 @@ def generator_states(values: Iterable[Any]) -> Generators:
 def redraw(states: Generators | None) -> Iterator[None]:
     """Within the block the numbers of that time are drawn again; afterwards the generators are as they were.
 
-    `anew` ends that before the end of the block.
+    `end_redraw` ends that before the end of the block.
     """
     before = [(d, _module(d).get_rng_state(*_device_argument(d))) for d, _ in states or ()]
     outer, _outer.now = getattr(_outer, "now", None), before
