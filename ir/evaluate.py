@@ -47,7 +47,7 @@ def _node(value: Value, operands: list[Any], sizes: Mapping[sympy.Symbol, int], 
         result = table[value.prim](_Node(value, sizes), *operands)
         return result if value.prim == "pick" else np.asarray(result, dtype=DTYPES[value.dtype])
     if extern is None:
-        raise InvalidGraphError("the evaluator has nobody to call", node=f"{value!r} = {value.prim}")
+        raise InvalidGraphError("the evaluator has no `extern` to call", node=f"{value!r} = {value.prim}")
     return extern(value, operands, sizes)
 
 

@@ -176,7 +176,7 @@ def lane_numbers(index: Value) -> Value:
 
 
 def _random(size: Size, mapped: Mapped, node: Value, *args: Value, **params: Any) -> Value:
-    raise no_rule_error("vmap", node, "draws from a seed or an offset that differs between the lanes")
+    raise no_rule_error("vmap", node, "draws from a seed or an offset that differs over the batch")
 
 
 def _batch_assertion(node: Value, condition: Value) -> Value:

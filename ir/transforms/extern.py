@@ -72,7 +72,7 @@ class NoRules:
         return False
 
 
-NO_SUPPLIER = "is not a primitive, and nobody supplies its rules"
+NO_SUPPLIER = "is not a primitive, and no rules are supplied for it"
 NO_RULES: ExternRules = NoRules()
 
 

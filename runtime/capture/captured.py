@@ -269,7 +269,7 @@ def argument_names(cls: type, count: int) -> list[str]:
 def require_capture_allowed(what: str) -> None:
     """Raises CaptureError where whoever watches does not let this be captured."""
     if not watch_allows("capture", what):
-        raise CaptureError(reason="it is not captured while a fault is looked for", where="unknown")
+        raise CaptureError(reason="it is not traced while a fault is looked for", where="unknown")
 
 
 def hint_of(session: Session, symbol: sympy.Symbol) -> Any:

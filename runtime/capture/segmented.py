@@ -202,7 +202,7 @@ def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
 
 
 def _reason_of(reason: str) -> Why:
-    return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be captured: {reason}")
+    return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be traced: {reason}")
 
 
 def _lines_of_error(method: Any, error: CaptureError) -> list[int]:

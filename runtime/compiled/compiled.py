@@ -503,7 +503,7 @@ class Compiled:
     def _capture(self, args: Sequence[Any], tape: Tape | None = None) -> Specialization:
         if len(self.known) >= VARIANTS:
             reason = (
-                f"it is captured for {VARIANTS} combinations of constants and dtypes already; "
+                f"it is traced for {VARIANTS} combinations of constants and dtypes already; "
                 "pass a number that changes at every call as a 0-d tensor"
             )
             raise CaptureError(reason=reason, where=users_line())
@@ -596,7 +596,7 @@ class Compiled:
             self.records[method] = record
             count("fallbacks")
             logs.expand_names(f"{self.cls.__name__}.{method}", reason, where)
-            message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
+            message = f"{self.cls.__name__}.{method} falls back to eager: {reason} ({where})"
             warn(f"{message} [{record.code}]")
 
     def derivative_refused(self, error: CaptureError) -> None:
@@ -628,7 +628,7 @@ class Compiled:
         reason = f"a TorchDispatchMode ({mode}) is active, which is to see the operations of the class"
         self.records[MODES] = Record("opaque", reason, users_line())
         count("fallbacks")
-        warn(f"{self.cls.__name__} runs as you wrote it, uncompiled: {reason} [{code_of(reason)}]")
+        warn(f"{self.cls.__name__} falls back to eager: {reason} [{code_of(reason)}]")
 
     def is_debugged(self) -> bool:
         """Whether anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""
@@ -648,7 +648,7 @@ class Compiled:
         if self.must_capture(method):
             raise FaultError(function=self.cls.__name__, method=method, reason=reason, where=where)
         self.records[method] = Record(status, reason, where)
-        what = "runs as you wrote it, uncompiled" if status == "opaque" else "goes another way"
+        what = "falls back to eager" if status == "opaque" else "goes another way"
         warn(f"{self.cls.__name__}.{method} {what}: {reason} [{code_of(reason)}]", stack_level())
         count("fallbacks")
         logs.expand_names(f"{self.cls.__name__}.{method}", reason, where)

@@ -215,7 +215,7 @@ def log_variant(compiler: Captures, key: Sequence[Any], specialization: Speciali
         return
     name, count = compiler.cls.__name__, sum(map(len, compiler.known.values()))
     facts = named_facts(compiler, key, specialization.captured.names)
-    logs.guards.info("%s, variant %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
+    logs.guards.info("%s, specialization %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
     logs.guards.info("  if %s", " and ".join(conditions_of(specialization)) or "whatever the sizes")
 
 
@@ -223,4 +223,4 @@ def log_captured_again(compiler: Captures, key: Sequence[Any], args: Sequence[An
     """A call found no variant, and there are some."""
     if not compiler.known or not logs.recompiles.isEnabledFor(logging.INFO):
         return
-    logs.recompiles.info("%s is captured again: %s", compiler.cls.__name__, why_another(compiler, key, args))
+    logs.recompiles.info("%s recompiles: %s", compiler.cls.__name__, why_another(compiler, key, args))

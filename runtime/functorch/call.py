@@ -32,7 +32,7 @@ def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> 
     except RuntimeError as refused:
         if not compiler.setup_style:
             record = compiler.not_derived(missing.error)
-            refused.add_note(f"fusegrad: no rules are derived, since forward is not captured: {record}")
+            refused.add_note(f"fusegrad: no rules are derived, since forward is not traced: {record}")
         raise
 
 

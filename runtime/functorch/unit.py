@@ -364,7 +364,7 @@ class BatchedUnit(TransformableGraph):
 
     def _vmapped(self, *args: Any) -> Sequence[Any]:
         if not hasattr(self._here, "lane"):
-            raise InternalError(f"{self.name} is inlined into a capture before its graph is known")
+            raise InternalError(f"{self.name} is inlined into a trace before its graph is known")
         present = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         dims = tuple(self.in_dims[i] for i in present)
 

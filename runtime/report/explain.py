@@ -131,7 +131,7 @@ def _explain_class(compiler: Compiled, where: str) -> Explanation:
 
 
 def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None:
-    """The backward of a class whose forward runs as written, once it was captured."""
+    """The backward of a class whose forward runs in eager, once it was traced."""
     units = getattr(vars(compiler).get("eager_forward"), "units", {}).values()
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
@@ -139,7 +139,7 @@ def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None
 def _describe_backward_unit(
     explanation: Explanation, unit: TransformableGraph, executable: Executable, session: Session
 ) -> None:
-    """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
+    """Its kernels, at the sizes that it was traced with: an opaque forward does not tell others."""
     trace = executable.trace
     sizes = {s: hint_of(session, s) for s in executable.binder.sources}
     explanation.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
@@ -196,7 +196,7 @@ def _known_split(
 
 
 def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
-    """The nested calls that run as the user wrote them, forward's first."""
+    """The nested calls that fall back to eager, forward's first."""
     calls = [OpaqueCall.of(node, "forward") for node in specialization.captured.opaque]
     if has_backward:
         trace = specialization.backward.entry(known_kinds(specialization.backward)).trace
@@ -250,7 +250,7 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     except LoweringError as error:
         _on_cpu(explanation, spec, sizes, has_backward)
         for report in explanation.directions.values():
-            report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
+            report.reasons.append(f"no kernels, the traced ATen operations run one by one: {error}")
 
 
 def _backward_graph(spec: Specialization, chosen: ResidualPlan | None) -> Graph:
@@ -273,7 +273,7 @@ def _saved_bytes(forward: Graph, explanation: Explanation, spec: Specialization,
 
 
 def _on_cpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
-    """The reference backend calls the captured ATen operations one by one."""
+    """The reference backend calls the traced ATen operations one by one."""
     captured = spec.captured
     places = dict.fromkeys(p for p in captured.residual_places if p is not None)
     explanation.residuals, explanation.user_outputs = (

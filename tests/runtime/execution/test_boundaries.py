@@ -100,7 +100,7 @@ def test_an_opaque_call_is_a_cut() -> None:
     fast.apply(leaf(3, 4)).sum().backward()
     found = fusegrad.explain(fast, leaf(3, 4))
     cuts = found.directions["forward"].cuts
-    assert [c.code for c in cuts] == ["FG112", "FG112"] and "`Inner` runs as written" in cuts[0].reason
+    assert [c.code for c in cuts] == ["FG112", "FG112"] and "`Inner` runs in eager" in cuts[0].reason
     assert found.to_dict()["opaque"][0]["code"] == "FG040"
 
 
@@ -181,7 +181,7 @@ def test_variants_and_what_tells_them_apart(monkeypatch) -> None:
         "", "k: 1.0 -> 2.0", "x: float32 -> bfloat16", "x: nothing -> requires grad", "global SCALE: 2.0 -> 3.0",
     ]  # fmt: skip
     text = str(fusegrad.explain(fast, "f32[3,4]", 1.0))
-    assert "captured for 5 variants" in text and "1. x: float32, 2 axes, cpu; k: 1.0" in text
+    assert "traced for 5 specializations" in text and "1. x: float32, 2 axes, cpu; k: 1.0" in text
 
 
 def test_variants_by_size_and_their_kernels() -> None:
