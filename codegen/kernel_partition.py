@@ -28,11 +28,15 @@ from .emit.emit import Emitter
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .program.axes import Axis, Builder, Goal, Materialize, Memory, Program, Sink, below
+from .program.axes import Axis, Goal, Materialize, Memory, Program, Sink, below
+from .program.sinks import build_sinks
 from .program.sizes import Hints, number, symbols
+from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
 from .schedule.quotients import Quotients
-from .schedule.schedule import Scheduler, Separate
+from .schedule.roles import nested_sums
+from .schedule.schedule import schedule_of
+from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
     {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract"}
@@ -267,25 +271,25 @@ class _Group:
     ) -> Kernel | list[list[Goal]]:
         """A kernel for the goals, or the goals in parts that have to be kernels of their own."""
         graph = _substituted(self.graph, pins) if pins else self.graph
-        builder = Builder(graph, {k: _pinned(m, pins) for k, m in memory.items()})
         own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
-        sinks = unify(builder, builder.sinks(own))
+        terms = TermTable()
+        sinks = unify(terms, build_sinks(terms, {k: _pinned(m, pins) for k, m in memory.items()}, own))
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
             return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
-        program = Program(sinks)
-        if is_on("nested_sums") and (nested := Scheduler(program, self.target, self.hints).nested_sums()):
-            program = Program(with_nested_sums(builder, sinks, nested))
+        workload = Workload(Program(sinks), self.target, self.hints)
+        if is_on("nested_sums") and (nested := nested_sums(workload)):
+            workload = Workload(Program(with_nested_sums(terms, sinks, nested)), self.target, self.hints)
         try:
-            plan = Scheduler(program, self.target, self.hints).schedule()
+            plan = schedule_of(workload)
         except Separate as wanted:
             refs = {s.ref for s in wanted.sinks}
             return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
-        free = symbols(a.size for a in (plan.whole if plan.chunked else plan.row))
+        free = symbols(a.size for a in plan.pinned)
         if free:
             chosen = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, chosen, label)
-        return replace(Emitter(program, plan, self.target, self.hints, label).kernel_of(), pinned=pins)
+        return replace(Emitter(workload.program, plan, self.target, self.hints, label).kernel_of(), pinned=pins)
 
 
 def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:

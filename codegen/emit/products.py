@@ -20,8 +20,10 @@ from ...ir.errors import Unfusible
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Kernels, Ref, Target
-from ..program.axes import REDUCTIONS, SCANS, Axis, Builder, Goal, Materialize, Memory, Program, Term, below
+from ..program.axes import REDUCTIONS, SCANS, Axis, Goal, Materialize, Memory, Program, Term, below
+from ..program.sinks import build_sinks
 from ..program.sizes import Hints, blocks, number, power_of_two, tidy
+from ..program.terms import TermTable
 from ..program.unify import unify
 from ..schedule.schedule import Schedule
 from .emit import Emitter
@@ -336,7 +338,7 @@ class Products(Emitter):
 def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernels:
     """The kernel of a graph with one product, all around it elementwise; raises Unfusible where a tile cannot be it."""
     node = next(v for v in graph.order() if v.prim == "dot")
-    builder = Builder(graph, {})
+    terms = TermTable()
     outputs = zip(graph.outputs, graph.output_strides, strict=True)
     goals = [
         Goal(value, Memory(Ref("output", i), strides, value.dtype))
@@ -344,7 +346,7 @@ def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernel
         if value is not None and strides is not None
     ]
     try:
-        program = Program(unify(builder, builder.sinks(goals)))
+        program = Program(unify(terms, build_sinks(terms, {}, goals)))
     except Materialize:
         _refuse(node, "a tile of it does not hold what is made of it")
     emitter = Products(program, roles_of(program, node, hints), target, hints, label)

@@ -62,6 +62,11 @@ def positive(size: Size) -> bool:
     return isinstance(size, int) and size > 0
 
 
+def longer_than_one(size: Size) -> bool:
+    """Not provably 1 or 0: a symbol may be anything."""
+    return not isinstance(size, int) or size > 1
+
+
 def number(size: Size, hints: Hints) -> int:
     """The size at the current values of the symbols."""
     return size if isinstance(size, int) else int(sympy.sympify(size).subs(dict(hints)))

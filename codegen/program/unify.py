@@ -5,55 +5,44 @@ x[i, j], sum over k of x[i, k]   ->  k is j           x[p, q] everywhere at stri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...ir.switches import is_on
 from ...ir.types import Size
-from .axes import (
-    REDUCTIONS,
-    SCANS,
-    Access,
-    Axis,
-    Builder,
-    Index,
-    Program,
-    Sink,
-    Term,
-    below,
-    longer_than_one,
-    mentioned,
-)
-from .sizes import divide, same, tidy
+from .axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term, below, mentioned
+from .sizes import divide, longer_than_one, same, tidy
+from .terms import AxisTable, TermTable
 
 
-def unify(b: Builder, sinks: list[Sink]) -> list[Sink]:
-    """Give one name to axes that walk the same memory, then to axes of one size; then make neighbours one axis."""
-    while (finer := _refinement(b, sinks)) is not None:
-        sinks = b.renamed(sinks, finer)
+def unify(terms: TermTable, sinks: list[Sink]) -> list[Sink]:
+    # refine first: loads of the same memory in runs of different lengths have no axes to join
+    while (finer := _refinement(terms.axes, sinks)) is not None:
+        sinks = terms.renamed(sinks, finer)
+    # join before merging: axes of several names are no neighbours of one another
     joined = _Joined(sinks)
     for one, two in _alike(sinks):
         joined.try_all(one, two)
-    sinks = b.renamed(sinks, joined.mapping())
+    if mapping := joined.mapping():
+        sinks = terms.renamed(sinks, mapping)
     while is_on("merge") and (pair := _neighbours(sinks)) is not None:
-        sinks = _merged(b, sinks, *pair)
+        p, q = pair
+        sinks = terms.merged(sinks, p, q, tidy(p.size * q.size))
     return sinks
 
 
-def with_nested_sums(b: Builder, sinks: Sequence[Sink], inside: Mapping[Term, Term]) -> list[Sink]:
+def with_nested_sums(table: TermTable, sinks: Sequence[Sink], inside: Mapping[Term, Term]) -> list[Sink]:
     """sum over rows and columns of x  ->  sum over rows of the sum over columns, where the program has that anyway."""
     new: dict[Term, Term] = {}
     for term in below(t for s in sinks for t in s.terms):
         args, param = tuple(new[a] for a in term.args), term.param
         if (part := inside.get(term)) is not None:
-            args = (b.term(part.op, *args, dtype=part.dtype, param=part.param, node=part.node),)
+            args = (table.make(part.op, *args, dtype=part.dtype, param=part.param, node=part.node),)
             param = tuple(a for a in term.param if a not in part.param)
-        new[term] = b.term(term.op, *args, dtype=term.dtype, param=param, node=term.node)
-    return [replaced(s, new) for s in sinks]
+        new[term] = table.make(term.op, *args, dtype=term.dtype, param=param, node=term.node)
+    return [s.of_terms(new) for s in sinks]
 
 
-def _refinement(b: Builder, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
+def _refinement(axes: AxisTable, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
     """An axis to divide, because another load walks the same memory with the same stride in shorter runs."""
     terms = below(t for s in sinks for t in s.terms)
     scanned = {a for t in terms if t.op in SCANS for a in t.param}
@@ -65,8 +54,7 @@ def _refinement(b: Builder, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
             for axis, stride in long.place.terms:
                 inner = next((a.size for a, c in short.place.terms if same(c, stride)), axis.size)
                 if axis not in scanned and longer_than_one(inner) and (outer := _shorter(axis, inner)) is not None:
-                    pair = b.axis((axis, "outer"), outer), b.axis((axis, "inner"), inner)
-                    return {axis: Index.over(pair[0]) * inner + Index.over(pair[1])}
+                    return {axis: axes.halves(axis, inner, outer)}
     return None
 
 
@@ -161,41 +149,3 @@ def _one_axis(p: Axis, q: Axis, strides: Sequence[Mapping[Axis, Size]], sets: Se
     if any((p in s) != (q in s) for s in sets):
         return False
     return all((p in s) == (q in s) and (p not in s or same(s[p], s[q] * q.size)) for s in strides)
-
-
-def _merged(b: Builder, sinks: Sequence[Sink], p: Axis, q: Axis) -> list[Sink]:
-    """p, q  ->  one axis: the stride of q is its stride, p disappears."""
-    whole = b.axis((p, q, "merged"), tidy(p.size * q.size))
-    new: dict[Term, Term] = {}
-    old, b._terms = below(t for s in sinks for t in s.terms), {}
-    for term in old:
-        args = tuple(new[a] for a in term.args)
-        new[term] = b.term(term.op, *args, dtype=term.dtype, param=_merged_param(term, p, q, whole), node=term.node)
-    moved = [replaced(s, new) for s in sinks]
-    return [
-        replace(s, place=_merged_terms(s.place, p, q, whole), axes=_merged_axes(s.axes, p, q, whole)) for s in moved
-    ]
-
-
-def replaced(sink: Sink, new: Mapping[Term, Term]) -> Sink:
-    """The sink of other terms."""
-    values = tuple((new[v], c) for v, c in sink.place.values)
-    return replace(sink, value=new[sink.value], place=Index(sink.place.terms, sink.place.offset, values))
-
-
-def _merged_param(term: Term, p: Axis, q: Axis, whole: Axis) -> Any:
-    if term.op == "load":
-        return Access(term.param.ref, _merged_terms(term.param.place, p, q, whole), term.param.indirect)
-    if term.op == "index":
-        return _merged_terms(term.param, p, q, whole)
-    return _merged_axes(term.param, p, q, whole) if term.op in (*REDUCTIONS, *SCANS, "spread") else term.param
-
-
-def _merged_terms(place: Index, p: Axis, q: Axis, whole: Axis) -> Index:
-    terms = tuple((whole if a is q else a, c) for a, c in place.terms if a is not p)
-    return Index(tuple(sorted(terms, key=lambda t: t[0].order)), place.offset, place.values)
-
-
-def _merged_axes(axes: Iterable[Axis], p: Axis, q: Axis, whole: Axis) -> tuple[Axis, ...]:
-    kept = (whole if a is q else a for a in axes if a is not p)
-    return tuple(sorted(dict.fromkeys(kept), key=lambda a: a.order))

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.codegen.program.axes import Builder
+from fusegrad.codegen.program.builder import Builder
 
 Tensor = torch.Tensor
 
@@ -41,15 +41,15 @@ class TooOften(Exception):
 
 def test_nothing_is_asked_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    rule = Builder._rule
+    build = Builder._build
 
-    def counted(builder: Builder, node: Any) -> Any:
+    def counted(builder: Builder, node: Any, *place: Any) -> Any:
         asked.append(node.id)
         if len(asked) > 20_000:
             raise TooOften
-        return rule(builder, node)
+        return build(builder, node, *place)
 
-    monkeypatch.setattr(Builder, "_rule", counted)
+    monkeypatch.setattr(Builder, "_build", counted)
     torch.manual_seed(0)
     a, b = torch.rand(2, 4), torch.rand(2, 5) + 3
     fast: Any = fusegrad.compile(Reduced, backend="interpret")

@@ -1,0 +1,133 @@
+"""Values at indices: a node is asked for at an index, and the rule of its primitive asks for the operands at theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from ...ir import Value
+from ...ir.prims import PRIMS
+from ...ir.types import Size
+from .axes import Axis, Index, Materialize, Memory, Term
+from .sizes import same, tidy
+from .terms import AxisTable, Restart, TermTable
+
+Place: TypeAlias = tuple[Index, ...]
+Guards: TypeAlias = tuple[Term, ...]
+Rule: TypeAlias = "Callable[[Builder, Value, Place, Guards], Term]"
+
+MAX_PLACES = 8
+"""A value that is asked for at more kinds of places than this (x[i], x[i + 1], x[2 * i]) goes through memory."""
+MAX_QUESTIONS = 32
+"""So does one that is asked for more often: at places and under guards, which each slice of a sum of slices doubles."""
+MAX_PIECES = 16
+"""A concatenation of at most so many equal pieces is stored piece by piece."""
+MAX_UNROLLED = 2
+"""Concatenations of concatenations that are."""
+
+
+class Unrolling:
+    """Concatenations that are stored piece by piece: by goal, the axes whose values are stored one by one."""
+
+    def __init__(self, axes: AxisTable) -> None:
+        self.axes = axes
+        self.by_goal: dict[int, list[Axis]] = {}
+
+    def attempt(self, goal: int, index: Index, sizes: tuple[Size, ...]) -> None:
+        """Unroll where pieces are alike and the index is an axis of what is stored; ends the pass then."""
+        alike = len(sizes) <= MAX_PIECES and all(same(n, sizes[0]) for n in sizes[1:])
+        if not alike or len(self.by_goal.get(goal, ())) == MAX_UNROLLED:
+            return
+        # first an axis of its own for the number of the piece, in one pass; then that axis is unrolled, in the next
+        if (axis := self._stored_axis(goal, index)) is not None and not same(sizes[0], 1):
+            self.axes.refine(axis, sizes[0])
+        exact = index.divmod(sizes[0])
+        if exact is not None and (piece := self._stored_axis(goal, exact[0])) is not None and piece.size == len(sizes):
+            self.by_goal.setdefault(goal, []).append(piece)
+            raise Restart
+
+    def _stored_axis(self, goal: int, index: Index) -> Axis | None:
+        """The axis that an index is, if it is one of what the goal stores."""
+        if len(index.terms) != 1 or index != Index.over(axis := index.terms[0][0]):
+            return None
+        return axis if self.axes.is_of_goal(axis, goal) else None
+
+
+class Builder:
+    """One pass over the goals of a kernel. `goal`: the number of the one whose values are built."""
+
+    def __init__(
+        self, terms: TermTable, memory: Mapping[int, Memory], rule_of: Callable[[Value], Rule], unrolling: Unrolling
+    ) -> None:
+        self.terms, self.axes, self.memory = terms, terms.axes, memory
+        self.rule_of, self.unrolling = rule_of, unrolling
+        self.goal = -1
+        self.in_reduction = False
+        self._values: dict[tuple[int, Place, Guards], Term] = {}
+        self._places: dict[int, set[tuple[object, ...]]] = {}
+        self._questions: dict[int, set[tuple[Place, Guards]]] = {}
+
+    def at(self, node: Value, index: Sequence[Index], guards: Guards = ()) -> Term:
+        """The value of `node` at an index."""
+        if any(n == 0 for n in node.shape):  # never looked at: there may be no memory behind it
+            return self.terms.const(0, node.dtype)
+        place = tuple(self.axes.settled(i) if n != 1 else Index() for i, n in zip(index, node.shape, strict=True))
+        key = (node.id, place, guards)
+        if key not in self._values:
+            self._count(node, place, guards)
+            self._values[key] = self._build(node, place, guards)
+        return self._values[key]
+
+    def _build(self, node: Value, place: Place, guards: Guards) -> Term:
+        if node.id in self.memory:
+            return self.terms.load(self.memory[node.id], place, guards, node)
+        return self.rule_of(node)(self, node, place, guards)
+
+    def computed(self, node: Value, index: Place) -> Term:
+        """The value computed here, though its memory is known."""
+        return self.terms.const(0, node.dtype) if 0 in node.shape else self.rule_of(node)(self, node, index, ())
+
+    def operand(self, node: Value, index: Sequence[Index]) -> Term:
+        """The argument of a reduction or scan: it is never looked at piece by piece."""
+        outer, self.in_reduction = self.in_reduction, True
+        term = self.at(node, index)
+        self.in_reduction = outer
+        return term
+
+    def try_pieces(self, index: Index, sizes: tuple[Size, ...]) -> None:
+        """Store a concatenation piece by piece where that is possible."""
+        if not self.in_reduction:
+            self.unrolling.attempt(self.goal, index, sizes)
+
+    def _count(self, node: Value, place: Place, guards: Guards) -> None:
+        """Places along other axes of the same sizes are one kind: reductions have axes of their own, until unified."""
+        if node.id in self.memory or PRIMS[node.prim].family in ("input", "source"):
+            return
+        kinds = self._places.setdefault(node.id, set())
+        kinds.add(tuple(i.kind for i in place))
+        questions = self._questions.setdefault(node.id, set())
+        questions.add((place, guards))
+        often = len(kinds) > MAX_PLACES or len(questions) > MAX_QUESTIONS
+        if often and PRIMS[node.prim].family == "elementwise":
+            raise Materialize([node])
+
+    def check_complete(self, node: Value, index: Sequence[Index]) -> None:
+        """Have `node` materialized unless it is asked for at every place exactly once."""
+        axes = [a for i in index for a in self.axes.settled(i).axes]
+        complete = all(self._covers(i, n) for i, n in zip(index, node.shape, strict=True))
+        if not complete or len(axes) != len(set(axes)):
+            raise Materialize([node])
+
+    def _covers(self, place: Index, size: Size) -> bool:
+        """The place runs over 0 .. size-1 exactly once: a mixed-radix number in axes of their own."""
+        if place.values or place.offset != 0:
+            return False
+        reach: Size = 1
+        digits = list(self.axes.settled(place).terms)
+        while digits:
+            digit = next((t for t in digits if same(t[1], reach)), None)
+            if digit is None:
+                return False
+            digits.remove(digit)
+            reach = tidy(reach * digit[0].size)
+        return same(reach, size)

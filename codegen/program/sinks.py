@@ -1,0 +1,71 @@
+"""The stores of a kernel's goals: one for each goal, or for each piece of a concatenation, or of a scatter's source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from ...ir import Value
+from .axes import Goal, Index, Materialize, Memory, Sink
+from .builder import Builder, Place, Unrolling
+from .lowering import indirect_index, rule_of
+from .terms import Restart, TermTable
+
+MAX_PASSES = 200
+"""Each refines one axis at least: no graph needs so many."""
+
+
+def build_sinks(terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[Goal]) -> list[Sink]:
+    """All stores of the goals; starts again whenever an axis had to be refined."""
+    unrolling = Unrolling(terms.axes)
+    for _ in range(MAX_PASSES):
+        terms.clear()
+        builder = Builder(terms, memory, rule_of, unrolling)
+        try:
+            sinks = [s for number, goal in enumerate(goals) for s in _sinks_of(builder, number, goal)]
+        except Restart:
+            continue
+        return terms.renamed(sinks, terms.axes.refined)
+    raise Materialize([g.node for g in goals])
+
+
+def _sinks_of(builder: Builder, number: int, goal: Goal) -> list[Sink]:
+    builder.goal = number
+    return [_scatter(builder, goal)] if goal.scatter else [_store(builder, goal, p) for p in _parts(builder, goal.node)]
+
+
+def _parts(builder: Builder, node: Value) -> list[Place]:
+    """The index of the whole value, or of its pieces where concatenations divide it."""
+    parts = [_index(builder, node)]
+    for axis in builder.unrolling.by_goal.get(builder.goal, ()):
+        pieces = [{axis: Index(offset=k)} for k in range(int(axis.size))]
+        parts = [tuple(builder.axes.settled(i).renamed(piece) for i in part) for part in parts for piece in pieces]
+    return parts
+
+
+def _index(builder: Builder, node: Value) -> Place:
+    """An axis for each dimension longer than one."""
+    key = ("goal", builder.goal, node.id)
+    return tuple(Index() if n == 1 else Index.over(builder.axes.axis((*key, d), n)) for d, n in enumerate(node.shape))
+
+
+def _store(builder: Builder, goal: Goal, index: Place) -> Sink:
+    node, memory = goal.node, goal.memory
+    place = Index.linear(index, memory.strides)
+    is_own = node.id in builder.memory and builder.memory[node.id].ref == memory.ref
+    axes = builder.axes.walked(index)
+    # the store that materialises a value computes it; every other use of the value loads it
+    value = builder.computed(node, index) if is_own else builder.at(node, index)
+    return Sink(memory.ref, value, builder.axes.settled(place), axes, memory.dtype, "store", node)
+
+
+def _scatter(builder: Builder, goal: Goal) -> Sink:
+    node, memory = goal.node, goal.memory
+    _, source, *targets = node.args
+    index = _index(builder, source)
+    dims = indirect_index(builder, targets, node.params["axes"], index, len(memory.strides))
+    place = Index.linear(dims, memory.strides)
+    loop = tuple(sorted(builder.axes.walked(index), key=lambda a: a.order))
+    value = builder.at(source, index)
+    mode: Literal["add", "set"] = "add" if node.params["mode"] == "add" else "set"
+    return Sink(memory.ref, value, builder.axes.settled(place), loop, memory.dtype, mode, node)

@@ -1,0 +1,176 @@
+"""Block sizes: lanes of the axes that are vector dimensions, threads for them, and where a block begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ir.switches import is_on
+from ...ir.types import ITEMSIZE
+from ..program.axes import Axis
+from ..program.sizes import power_of_two
+from .alignment import Slide
+from .residency import Residency
+from .roles import STRIP, AxisRoles
+from .workload import Workload
+
+SHARED_ROW = 8192
+"""Columns of a strip of rows that several programs walk together: two accumulators of it fit in registers."""
+THREADS = 1024
+"""Of the largest program."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Lanes by axis, in loop order; axes that are not in it are scalars. `step`: as in `Schedule`."""
+
+    tile: dict[Axis, int]
+    slide: Slide | None
+    step: int
+    whole: tuple[Axis, ...]
+    warps: int
+    stages: int
+
+    @property
+    def lanes(self) -> int:
+        return math.prod(self.tile.values())
+
+
+def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Sequence[Axis]) -> Tiling:
+    # what a block begins with depends on its lanes, and warps on both: narrow accesses want more of them
+    tile = _tile(w, roles, residency, walk if roles.final else ())
+    slide = _slide(w, roles, residency, tile, walk)
+    step = slide.group if slide is not None and _keeps_columns(w, roles) else 1
+    narrow = residency.chunked and slide is None and w.has_odd_rows
+    warps = _warps(w, math.prod(tile.values()) * (4 if narrow else 1), bool(roles.accumulators))
+    return Tiling(tile, slide, step, _whole_axes(w, roles, residency, tile), warps, _stages(w, tile, residency.chunked))
+
+
+# ------------------------------------------------------------------ lanes
+def _tile(w: Workload, roles: AxisRoles, residency: Residency, summed: Sequence[Axis]) -> dict[Axis, int]:
+    if not w.order:
+        return {}
+    row, chunked = roles.row, residency.chunked
+    tile, room = _row_tile(w, roles, residency, summed)
+    strip = STRIP if summed and not row and w.vector not in summed else room
+    # what is summed first: its lanes are added up in registers, at no cost in memory
+    across = sorted((a for a in reversed(w.order) if a in roles.outer and a not in tile), key=lambda a: a not in summed)
+    _add_outer(w, tile, room, across, bool(row), strip)
+    tile = {a: n for a, n in tile.items() if n > 1 or (a in row and not chunked)}
+    return {a: tile[a] for a in w.order if a in tile}
+
+
+def _row_tile(
+    w: Workload, roles: AxisRoles, residency: Residency, summed: Sequence[Axis]
+) -> tuple[dict[Axis, int], int]:
+    """Lanes of the row (or of a strip that begins like one), and how many times them a program has room for."""
+    row, vector = roles.row, w.vector
+    alone = _is_alone(w, row, residency.chunked, summed)
+    if row and not residency.chunked:
+        tile = {a: power_of_two(w.size[a]) for a in row}
+        return tile, 1 if alone else max(1, _lanes_of_rows(w, roles, summed) // math.prod(tile.values()))
+    if row:
+        return _chunk(w, row, residency.shared), 1
+    room = w.budget.lanes // (2 if summed else 1)
+    return ({vector: min(power_of_two(w.size[vector]), room)}, 1) if alone else ({}, room)
+
+
+def _chunk(w: Workload, row: Sequence[Axis], shared: bool) -> dict[Axis, int]:
+    """Lanes for the innermost axes of a row, as many as a chunk may have."""
+    room = w.budget.chunk if w.vector in row else min(256, w.budget.chunk // 16)
+    if shared and w.target.kind != "interpret":
+        room = SHARED_ROW // (2 if w.has_odd_rows else 1)
+    tile: dict[Axis, int] = {}
+    for a in reversed(row):
+        tile[a] = min(power_of_two(w.size[a]), room)
+        room //= tile[a]
+    return tile
+
+
+def _lanes_of_rows(w: Workload, roles: AxisRoles, summed: Sequence[Axis]) -> int:
+    """Lanes for rows side by side: twice as many where few programs sum up few rows."""
+    lanes = w.budget.lanes
+    few = w.elements(roles.outer) * w.padded(roles.row) < lanes * 4 * w.budget.units
+    return 2 * lanes if summed and few else lanes
+
+
+def _add_outer(w: Workload, tile: dict[Axis, int], room: int, outer: list[Axis], row: bool, strip: int) -> None:
+    """Blocks for the vector, then for the next axes, until a program has enough lanes."""
+    vector = w.vector
+    if vector in outer:
+        least = min(32 if row else 1, power_of_two(w.size[vector]))
+        second = [a for a in outer if a is not vector and w.weight[a] * 4 > w.weight[vector]]
+        most = min(room, 64) if second and room > 64 else min(room, strip)
+        tile[vector] = min(power_of_two(w.size[vector]), max(least, most))
+        room //= tile[vector]
+        outer = [*second, *(a for a in outer if a is not vector and a not in second)]
+    for a in outer[: 1 if w.target.kind != "interpret" else 2]:
+        if room > 1 and len(tile) < 4:
+            tile[a] = min(power_of_two(w.size[a]), room)
+            room //= tile[a]
+
+
+def _whole_axes(w: Workload, roles: AxisRoles, residency: Residency, tile: dict[Axis, int]) -> tuple[Axis, ...]:
+    """The vector, where it fits: then the loop around it is the innermost, and its loads are in flight ahead."""
+    if not residency.chunked or residency.shared or w.scans or w.vector not in roles.row or len(roles.row) < 2:
+        return ()
+    return (w.vector,) if w.size[w.vector] <= tile.get(w.vector, 1) else ()
+
+
+# ------------------------------------------------------------------ where a block begins
+def _is_alone(w: Workload, row: Sequence[Axis], chunked: bool, summed: Sequence[Axis]) -> bool:
+    """A tile is one odd row (or a strip of one), so that it may begin at the boundary below it."""
+    if w.slide is None or chunked:
+        return False
+    if not row:
+        return _rows_repeat(w, summed) and w.vector not in summed and w.size[w.vector] >= w.budget.wide
+    lanes = power_of_two(w.size[w.vector])
+    return list(row) == [w.vector] and lanes >= max(w.budget.wide, w.size[w.vector] + w.slide.group - 1)
+
+
+def _rows_repeat(w: Workload, walk: Sequence[Axis]) -> bool:
+    """Every so many items a row begins at the same place between two boundaries."""
+    return w.slide is not None and len(walk) == 1 and walk[0] in dict(w.slide.terms)
+
+
+def _keeps_columns(w: Workload, roles: AxisRoles) -> bool:
+    """Sums over rows, of every column its own."""
+    return any(w.vector in r.axes for r in roles.final)
+
+
+def _slide(
+    w: Workload, roles: AxisRoles, residency: Residency, tile: dict[Axis, int], walk: Sequence[Axis]
+) -> Slide | None:
+    """Where rows, chunks or blocks of them begin at the boundary below: lanes mean other columns in every row."""
+    row, chunked = roles.row, residency.chunked
+    if w.slide is None or list(tile) != w.order[-1:] or list(row) not in ([], w.order[-1:]):
+        return None
+    ((vector, lanes),) = tile.items()
+    if _keeps_columns(w, roles):
+        fits = _rows_repeat(w, walk)
+    elif row:
+        fits = not (chunked and (residency.direct or w.scans))
+    else:
+        fits = not roles.final and not (isinstance(vector.size, int) and vector.size <= lanes)
+    # a row held whole needs lanes for its neighbours, too
+    fits = fits and (not row or chunked or _is_alone(w, row, chunked, walk))
+    return w.slide if fits and lanes % w.slide.group == 0 and lanes > w.slide.group else None
+
+
+# ------------------------------------------------------------------ threads
+def _warps(w: Workload, lanes: int, accumulators: bool) -> int:
+    steps = ((512, 1), (2048, 4), *(((4095, 8), (8192, 16)) if accumulators else ((8192, 8), (16384, 16))))
+    warps = next((n for most, n in steps if lanes <= most), 32)
+    most, leant = THREADS // w.target.warp, int(warps * 2.0**w.target.leaning.warps)
+    return max(1, min(most, leant * 32 // w.target.warp))
+
+
+def _stages(w: Workload, tile: dict[Axis, int], chunked: bool) -> int:
+    """Loads in flight per loop, as far as shared memory holds them; 1 where only registers are used."""
+    if w.target.kind == "hip" or not is_on("stages"):
+        return 1
+    loads = {t.param: ITEMSIZE[t.dtype] for t in w.loads if t.axes & set(tile)}
+    turn = math.prod(tile.values()) * sum(loads.values())
+    most = (3 if chunked else 2) + w.target.leaning.stages
+    return next((n for n in range(most, 1, -1) if n * turn <= w.target.shared * 3 // 4), 1)
