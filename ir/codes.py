@@ -308,7 +308,7 @@ CODES = (
         "FG051", "what its opaque nodes return keeps changing: beyond 8 graphs it falls back to eager",
         "What a nested call returns differs in dtype, rank or plain values each time.",
         "Have it return tensors of one kind.",
-        (r"what its opaque nodes return", r"what it decides by the data"),
+        (r"what its opaque nodes return", r"what it decides by"),
     ),
     Code(
         "FG052", "a graph of Norm_backward holds for one batch size; after 16 sizes its operations run one by one",
@@ -499,7 +499,7 @@ CODES = (
         (r"`[^`]*` is in between", r"a step in between"),
     ),
     Code(
-        "FG115", "fusion break: one kernel would hold results of several calls in memory for longer than it saves in moving",
+        "FG115", "fusion break: one kernel would hold results of several calls for longer than it saves in moving",
         "Joining the two would keep results of several calls in memory at once.",
         "Nothing.",
         (r"one kernel would hold",),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it falls back to eager"
-MANY_ANSWERS = f"what it decides by the data of a tensor keeps changing: beyond {VARIANTS} graphs it falls back to eager"
+MANY_ANSWERS = f"what it decides by a tensor's data keeps changing: beyond {VARIANTS} graphs it falls back to eager"
 CHANGES = "it changed what it reads from outside: the backward of such a call falls back to eager"
 OTHER_SIZES = "it was traced for other sizes since this call's forward: its backward falls back to eager"
 

@@ -22,7 +22,7 @@ from ...tracer.opaque.opaque import opaque_of
 from .generated import Generated
 
 ENDED = "a scatter is whole only when its kernel has ended"
-HELD = "one kernel would hold results of several calls in memory for longer than it saves in moving"
+HELD = "one kernel would hold results of several calls for longer than it saves in moving"
 PRODUCT = "what comes before a matmul would be computed again for every tile of it"
 APART = "they share no value, or run over different spaces"
 

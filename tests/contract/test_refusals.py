@@ -154,7 +154,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no such setting": (lambda: patched(speed=5), r"config\.patch", "no setting 'speed'"),
     "not a bool": (lambda: fusegrad.compile(Declared), "Declared", "must be exactly a bool, not str"),
     "no such role": (lambda: fusegrad.compile(Doubled, traceable={"fwd": True}), "traceable", "unknown key 'fwd'"),
-    "a nested write": (writing_later, "Around", "changed an argument in place, which it did not while it was traced"),
+    "a nested write": (writing_later, "Around", "changed an argument in place, which it did not when traced"),
     "not traceable": (
         lambda: fusegrad.compile(Reads, fullgraph=True).apply(leaf(3)), r"Reads\.forward", "reads the data of a tensor",
     ),
