@@ -207,6 +207,6 @@ def test_html_takes_its_colours_from_the_page() -> None:
     page = fusegrad.explain(fast, "f32[3,4]")._repr_html_()
     assert page.count("<div") == page.count("</div>") == 1 and page.count("<table") == page.count("</table>")
     assert "<script" not in page and "http" not in page and "#" not in page.replace("#0", "")[: page.index("<details")]
-    assert "Softmax_forward" in page and "variants" in page and "@triton.jit" in page
+    assert "Softmax_forward" in page and "specializations" in page and "@triton.jit" in page
     opaque = fusegrad.explain(AssignsData, "f32[3]")._repr_html_()
     assert "FG021" in opaque and BY_CODE["FG021"].fix[:20] in opaque
