@@ -32,7 +32,7 @@ GROUP = 16
 
 # ------------------------------------------------------------------ one kernel
 def prove(graph: Graph, kernels: Kernels) -> list[Proof]:
-    """What can be proved of each kernel."""
+    """The claims about each kernel, and what of them is not proved."""
     return [prove_kernel(kernel, graph, kernels) for kernel in kernels.kernels]
 
 

@@ -17,7 +17,7 @@ from ..capture.guards import is_tracked
 from ..compiled.backward import guard_failure, opaque_calls, run_backward
 from ..fallback.answer import Fault, backward_failed, is_fault, recorded_faults, users_backward
 from ..fallback.records import Record, warn
-from ..functorch.unit import BackwardUnit
+from ..functorch.backward_unit import BackwardUnit
 from ..settings.config import taken_over
 from ..settings.counters import count
 from ..specialize.compiled_backward import BackwardCall, is_apart

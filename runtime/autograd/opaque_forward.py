@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from ...tracer.capture.capture import capture_lock, is_capturing, written_placeholders
+from ...tracer.capture.capture import Session, capture_lock, is_capturing, written_placeholders
 from ...tracer.capture.context import backward_context
 from ...tracer.containers import anew
 from ...tracer.methods import as_tuple, backward_method, is_once_differentiable, method_place
@@ -35,12 +35,14 @@ from ...tracer.torch_private import (
     saved_tensors_of,
     transforms_active,
 )
-from ...tracer.trace import CaptureError
+from ...tracer.trace import CaptureError, Trace
 from ..capture.guards import backward_guard_failure, global_state, is_plain, is_tracked
 from ..compiled.function_class import node_class
 from ..fallback.answer import Fault, hand_over, is_fault, put_on_record, recorded_faults
-from ..functorch.own_rules import UsersUnit
-from ..functorch.unit import VALUES, ran, without_idle
+from ..functorch.graphs import present
+from ..functorch.results import ran, without_idle
+from ..functorch.rules.user_jvp import ComparedGraphs
+from ..functorch.unit import TransformableGraph
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -282,14 +284,17 @@ def _inner(value: Any) -> list[Any] | None:
     return list(vars(value).values()) if is_record or isinstance(value, types.SimpleNamespace) else None
 
 
-class OpaqueBackward(UsersUnit):
+class OpaqueBackward(TransformableGraph):
     """backward as a unit of (saved tensors, tensors among ctx's attributes, gradients), for given constants."""
 
     def __init__(self, owner: OpaqueForward, left: _Left, saved: int, needs: tuple[bool, ...], backend: str) -> None:
         self.owner, self.saved, self.needs = owner, saved, needs
         self.names, self.constants = list(left.tensors), anew(left.constants)
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        super().__init__(f"{owner.compiler.cls.__name__}_backward", self._python, backend, owner.reads)
+        name = f"{owner.compiler.cls.__name__}_backward"
+        graphs = _BackwardGraphs(name, self._python, backend, owner.reads)
+        graphs.owner = owner
+        super().__init__(name, self._python, backend, owner.reads, graphs)
 
     def _python(self, *args: Any) -> Sequence[Any]:
         middle = self.saved + len(self.names)
@@ -304,31 +309,35 @@ class OpaqueBackward(UsersUnit):
         """Gradients that can be differentiated again, along what they depend on."""
         if not torch.is_grad_enabled():
             return self(*args)
-        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-        return self(*without_idle((self.captured(args)[0].trace, live), args))
+        return self(*without_idle((self.captured(args)[0].trace, present(args)), args))
 
     def writes_into_a_history(self, args: Sequence[Any]) -> bool:
         """Whether these gradients are recorded by autograd, and the graph writes to what it is given: a derivative
         would compute it again, on what is in that memory by then."""
         if not (torch.is_grad_enabled() and any(map(is_tracked, args))):
             return False
-        live = sum(isinstance(a, VALUES) for a in args)
-        return bool(written_placeholders(self.captured(args)[0].trace.graph_module, live))
+        return bool(written_placeholders(self.captured(args)[0].trace.graph_module, len(present(args))))
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         """As for any unit, but a failed capture is told: the user's body is to run on the real ctx."""
         if is_capturing():
             return self.body(*args)
         executable, lifted = self.captured(args)
-        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        live = present(args)
         with no_autocast() if self.under_autocast else nullcontext():
             return ran((executable.trace, live), executable([args[i] for i in live], lifted))
 
-    def _capture(self, args: Sequence[Any], facts: Any) -> Any:
+
+class _BackwardGraphs(ComparedGraphs):
+    """The graphs of such a backward: a limited number, of plain tensors."""
+
+    owner: OpaqueForward
+
+    def trace(self, args: Sequence[Any]) -> tuple[Session, Trace]:
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         self.owner.require_room()
-        return super()._capture(args, facts)
+        return super().trace(args)
 
 
 def _content(value: Any) -> Any:

@@ -55,6 +55,11 @@ class ComparedValue:
     got: Any
     want: Any
 
+    @classmethod
+    def of(cls, value: Value, got: Any, want: Any) -> ComparedValue:
+        """A value of a graph, by its expression and its line."""
+        return cls(_value_text(value), _source_line(value), got, want)
+
 
 def localize(step: Step, steps: Steps, subject: Subject, difference: Difference) -> Finding:
     """The place within the step; the step alone where that cannot be told (it raises, or what ran has no copy)."""
@@ -135,13 +140,9 @@ def _line(value: Value) -> str:
 
 def _value_text(value: Value) -> str:
     """`rsqrt(mean)`, by the names of the source where there are any."""
-    called = ", ".join(_operand_text(a) for a in value.args)
+    called = ", ".join(repr(a.params["value"]) if a.prim == "full" else name_of(a) for a in value.args)
     own = f"{value.origin.name} = " if value.origin.name else ""
     return f"{own}{value.prim}({called})"
-
-
-def _operand_text(value: Value) -> str:
-    return repr(value.params["value"]) if value.prim == "full" else name_of(value)
 
 
 # ------------------------------------------------------------------ one rule
@@ -172,16 +173,9 @@ def _pass(step: Step, steps: Steps, subject: Subject) -> Finding | None:
         values_after = _values(after, inputs, sizes)
         for value in after.order():
             candidates = values_before.get(_key(value, values_after[value.id]), ())
-            places += [
-                ComparedValue(_value_text(value), _source_line(value), values_after[value.id], w)
-                for w in candidates[:1]
-            ]
+            places += [ComparedValue.of(value, values_after[value.id], want) for want in candidates[:1]]
         ends = zip(after.outputs, _outputs(before, inputs, sizes), strict=True)
-        places += [
-            ComparedValue(_value_text(v), _source_line(v), values_after[v.id], want)
-            for v, want in ends
-            if v is not None
-        ]
+        places += [ComparedValue.of(v, values_after[v.id], want) for v, want in ends if v is not None]
     return _finding_of(str(step), places, step.kind.split()[0])
 
 
@@ -258,7 +252,7 @@ def _kernels(step: Step, steps: Steps, subject: Subject) -> Finding | None:
         graph, inputs = runner.group.graph, execution.given
         ours, want = runner(inputs, execution.sizes, key), _values(graph, inputs, execution.sizes)
         ends = [o for o in graph.outputs if o is not None]
-        wrong = [ComparedValue(_value_text(o), _source_line(o), g, want[o.id]) for o, g in zip(ends, ours, strict=True)]
+        wrong = [ComparedValue.of(o, g, want[o.id]) for o, g in zip(ends, ours, strict=True)]
         if (first := _first_difference(wrong)) is None:
             continue
         names = ", ".join(k.name for v in runner.variants.ordered[:1] for k in v.kernels.kernels)
@@ -283,7 +277,7 @@ def _primitives_alone(
         group = Group(cut, tuple(graph.inputs), (value,))
         own = runner_of(group, "alone", runner.backend, runner.variants.target, runner.device, lambda why: None)
         (result,) = own(inputs, sizes, tuple(sizes.values()))
-        yield ComparedValue(_value_text(value), _source_line(value), result, want[value.id])
+        yield ComparedValue.of(value, result, want[value.id])
 
 
 # ------------------------------------------------------------------ captured operations
@@ -363,12 +357,8 @@ def _users_backward(spec: Specialization, kinds: Sequence[Any], execution: Execu
     symbols = {s: next(supply) for s in captured.backward_symbols}
     gradients = [None if k is None else next(supply) for k in kinds]
     pairs = [(r, captured.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
-    sizes = BoundSizes({**symbols, **_sizes_of([f for _, f in pairs], [r for r, _ in pairs])})
+    sizes = BoundSizes({**symbols, **Binder([f for _, f in pairs])([r for r, _ in pairs])})
     return run_user_backward(captured, residuals, sizes, gradients)
-
-
-def _sizes_of(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
-    return Binder(fakes)(values)
 
 
 def _binding(step: Step, steps: Steps, subject: Subject) -> Finding | None:

@@ -44,12 +44,13 @@ class Foreign(Damaged):
     """An entry of another fusegrad, torch or format (internal: it is left alone, and the caller sees a miss)."""
 
 
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """The sum by which a manifest knows a file."""
     return hashlib.sha256(content).hexdigest()
 
 
 def _write_files(directory: Folder, key: str, files: Mapping[str, bytes]) -> None:
-    sums = {name: _sha256(content) for name, content in files.items()}
+    sums = {name: sha256(content) for name, content in files.items()}
     manifest = {"format": FORMAT, "key": key, "versions": versions(), "files": sums}
     for name, content in {**files, MANIFEST: json.dumps(manifest, sort_keys=True, indent=1).encode()}.items():
         directory.write(name, content)
@@ -77,7 +78,7 @@ def _verified_by_manifest(directory: Folder, key: str) -> dict[str, bytes]:
     if names != set(manifest["files"]):
         raise Damaged("files were added or are missing")
     files = {name: directory.read(name, FILE_BYTES) for name in names}
-    if any(_sha256(content) != manifest["files"][name] for name, content in files.items()):
+    if any(sha256(content) != manifest["files"][name] for name, content in files.items()):
         raise Damaged("a file does not have the sum in the manifest")
     return files
 
@@ -118,12 +119,8 @@ def sizes_of_entries(bucket: Folder) -> Iterator[tuple[float, int, str]]:
         with suppress(OSError, Damaged):
             used = time_of(bucket, name)
             with Folder(name, bucket) as directory:
-                size = sum(_on_disk(directory.stat(part).st_size) for part in directory.names())
+                size = sum(-(-directory.stat(part).st_size // BLOCK) * BLOCK for part in directory.names())
         yield used if used <= time.time() + STALE_SECONDS else 0.0, size, name
-
-
-def _on_disk(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
 
 
 def describe(directory: Folder) -> str:

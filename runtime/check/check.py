@@ -118,7 +118,7 @@ def check(
     Prints a table and returns it as a Report. Raises CheckError, with a script that shows it, for the first difference.
     """
     start = time.perf_counter()
-    chosen: dict[str, Any] = {
+    options: dict[str, Any] = {
         "modes": valid_names(target, "transforms", transforms, MODES),
         "dtypes": valid_names(target, "dtypes", dtypes, DTYPES),
         "layouts": valid_names(target, "layouts", layouts, LAYOUTS, [n for n in LAYOUTS if n != "contiguous"]),
@@ -130,7 +130,7 @@ def check(
     with without_warnings(), torch.random.fork_rng(devices=[]):
         for backend in valid_names(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
             subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
-            failing = _fill_report(report, Plan(subject, own, **chosen), backend, start)
+            failing = _fill_report(report, Plan(subject, own, **options), backend, start)
             failure = failure or (failing and (subject, *failing))
     # The table before the error: making the difference smaller takes seconds.
     report.seconds = time.perf_counter() - start
@@ -175,19 +175,19 @@ def _fill_report(report: Report, plan: Plan, backend: str, start: float) -> Any:
     return first
 
 
-def valid_names(target: Any, option: str, chosen: Sequence[str] | None, known: Any, default: Any = None) -> list[str]:
-    names = list(chosen if chosen is not None else default or known)
-    if unknown := [n for n in names if n not in known]:
+def valid_names(target: Any, option: str, chosen: Sequence[str] | None, valid: Any, default: Any = None) -> list[str]:
+    names = list(chosen if chosen is not None else default or valid)
+    if unknown := [n for n in names if n not in valid]:
         detail = f"{option}: there is no {unknown[0]!r}"
-        raise CheckArgumentError(function=name_of(target), detail=detail, fix=f"use some of {', '.join(known)}")
+        raise CheckArgumentError(function=name_of(target), detail=detail, fix=f"use some of {', '.join(valid)}")
     return names
 
 
-def _check_error(report: Report, subject: Subject, case: Case, row: Row, found: Difference) -> CheckError:
+def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: Difference) -> CheckError:
     from .reproducer import reproduce
 
     cls = subject.compiler.cls
-    smaller, difference, script = reproduce(subject, case, row, found)
+    smaller, difference, script = reproduce(subject, case, row, first)
     method = (backward_method(cls) if case.mode != "forward" else None) or cls.forward  # type: ignore[attr-defined]
     return CheckError(
         report,

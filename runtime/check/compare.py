@@ -107,13 +107,16 @@ def inaccuracy(name: str, ours: Tensor, eager: Tensor, wide: Tensor | None, by: 
     if not eager.is_floating_point() and not eager.is_complex():
         wrong = ours != eager
         return _worst(name, "differs", ours, eager, wide, wrong.double()) if bool(wrong.any()) else None
-    mine, theirs = widened(ours), widened(eager)
-    judge = theirs if wide is None or wide.shape != eager.shape else widened(wide)
+    # Numbers: the float64 run is the judge where there is one, else eager is.
+    mine, theirs = widen(ours), widen(eager)
+    judge = theirs if wide is None or wide.shape != eager.shape else widen(wide)
+    # NaN and infinities have no distance: their places count.
     for kind in (torch.isnan, torch.isinf):
         wrong = kind(mine) != kind(theirs)
         if bool(wrong.any()):
             fact = f"{kind.__name__[2:]} in one and not in the other"
             return _worst(name, fact, ours, eager, wide, wrong.double())
+    # Everywhere else the distance from the judge, beside eager's own.
     finite = torch.isfinite(mine) & torch.isfinite(judge) & torch.isfinite(theirs)
     error, eagers = ((torch.where(finite, x - judge, 0)).abs() for x in (mine, theirs))
     limit = _limits(mine, theirs, judge, finite, eagers, eager.dtype, by)
@@ -140,7 +143,7 @@ def _limits(
     return torch.where(near, limit, torch.minimum(limit, (SLACK * eagers.median() + NEAR_ULPS * ulp).expand_as(limit)))
 
 
-def widened(t: Tensor) -> Tensor:
+def widen(t: Tensor) -> Tensor:
     return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
@@ -166,10 +169,10 @@ def errors(ours: Outcome, eager: Outcome, wide: Outcome | None) -> tuple[float, 
 def _in_ulps(ours: Any, eager: Tensor, wide: Any) -> tuple[float, float] | None:
     if not all(isinstance(t, Tensor) and t.shape == eager.shape for t in (ours, wide)):
         return None
-    judge = widened(wide.detach())
+    judge = widen(wide.detach())
     finite = torch.isfinite(judge)
     ulp = torch.finfo(eager.dtype).eps * torch.where(finite, judge, 0).abs().max().item()
-    far = [torch.where(finite, widened(t.detach()) - judge, 0).abs().max().item() for t in (ours, eager)]
+    far = [torch.where(finite, widen(t.detach()) - judge, 0).abs().max().item() for t in (ours, eager)]
     return (far[0] / ulp, far[1] / ulp) if ulp else None
 
 

@@ -46,12 +46,12 @@ def ramp(x: Tensor) -> Tensor:
     return torch.complex(numbers, 1 - numbers).to(x.dtype) if x.is_complex() else numbers.to(x.dtype)
 
 
-def named(stem: str, values: Any) -> Named:
+def named_leaves(stem: str, values: Any) -> Named:
     """The tensors in a nested result, numbered."""
     return {f"{stem} {i}": v for i, v in enumerate(torch.utils._pytree.tree_leaves(values))}
 
 
-def weighted(outputs: Any, gs: Sequence[Any]) -> Any:
+def weighted_sum(outputs: Any, gs: Sequence[Any]) -> Any:
     """The outputs times their weights, all summed up to one real number."""
     terms = [(o * g).sum() for o, g in zip(as_tuple(outputs), gs, strict=True) if g is not None]
     total = sum(terms[1:], terms[0])
@@ -60,7 +60,7 @@ def weighted(outputs: Any, gs: Sequence[Any]) -> Any:
 
 def scalar(f: F, gs: Sequence[Any]) -> F:
     """`f` with its outputs weighted and summed."""
-    return lambda *xs: weighted(f(*xs), gs)
+    return lambda *xs: weighted_sum(f(*xs), gs)
 
 
 def of_moving(f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> F:
@@ -100,7 +100,7 @@ def relation(output: Any, other: Tensor) -> str:
     return f"shares memory{', a view' if output._is_view() else ''}"
 
 
-def observed(outputs: Sequence[Any], xs: Sequence[Tensor]) -> Named:
+def observations(outputs: Sequence[Any], xs: Sequence[Tensor]) -> Named:
     """Outputs, what they share memory with, and what became of the arguments."""
     facts: Named = {f"output {i}": o for i, o in enumerate(outputs)}
     tensors = [(f"argument {i}", x) for i, x in enumerate(xs)]
@@ -121,12 +121,12 @@ def gradients(
 ) -> list[Any]:
     """The gradient of each distinct argument, None where there is none."""
     pairs = [(o, g) for o, g in zip(outputs, gs, strict=True) if g is not None and o.requires_grad]
-    wanted = distinct(xs)
-    if not pairs or not wanted:
-        return [None] * len(wanted)
+    inputs = distinct(xs)
+    if not pairs or not inputs:
+        return [None] * len(inputs)
     ends, weights = zip(*pairs, strict=True)
     results = torch.autograd.grad(
-        ends, wanted, weights, allow_unused=True, create_graph=again, retain_graph=again or keep
+        ends, inputs, weights, allow_unused=True, create_graph=again, retain_graph=again or keep
     )
     return list(results)
 
@@ -134,28 +134,27 @@ def gradients(
 def forward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     xs = plain(leaves(xs))
     with torch.no_grad():
-        return observed(as_tuple(f(*xs)), xs)
+        return observations(as_tuple(f(*xs)), xs)
 
 
 def backward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     xs = leaves(xs)
     outputs = as_tuple(f(*xs))
-    facts = observed(outputs, xs)
-    return facts | {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
+    return observations(outputs, xs) | named_leaves("gradient", gradients(outputs, xs, gs))
 
 
 def double_backward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     xs = leaves(xs)
     gs = [None if g is None else g.detach().requires_grad_() for g in gs]
     first = gradients(as_tuple(f(*xs)), xs, gs, again=True)
-    wanted = [*xs, *(g for g in gs if g is not None)]
-    second = gradients(first, wanted, [None if g is None else ramp(g) for g in first])
-    return {f"gradient {i}": g for i, g in enumerate(first)} | {f"second {i}": g for i, g in enumerate(second)}
+    inputs = [*xs, *(g for g in gs if g is not None)]
+    second = gradients(first, inputs, [None if g is None else ramp(g) for g in first])
+    return named_leaves("gradient", first) | named_leaves("second", second)
 
 
 def second_call(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     """Two calls with different numbers: nothing of one may be left in the other."""
-    first = backward(T, f, [shifted(x, 1).requires_grad_(x.requires_grad) for x in xs], gs)
+    first = backward(T, f, [shift(x, 1).requires_grad_(x.requires_grad) for x in xs], gs)
     return {f"first call, {name}": value for name, value in first.items()} | backward(T, f, xs, gs)
 
 
@@ -165,13 +164,13 @@ def backward_twice(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Nam
     outputs = as_tuple(f(*xs))
     first = gradients(outputs, xs, gs, keep=True)
     second = gradients(outputs, xs, [None if g is None else -2 * g for g in gs])
-    return {f"first gradient {i}": g for i, g in enumerate(first)} | {f"gradient {i}": g for i, g in enumerate(second)}
+    return named_leaves("first gradient", first) | named_leaves("gradient", second)
 
 
 def checkpoint(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     xs = leaves(xs)
     outputs = as_tuple(torch.utils.checkpoint.checkpoint(f, *xs, use_reentrant=False))
-    return {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
+    return named_leaves("gradient", gradients(outputs, xs, gs))
 
 
 def saved_tensors_hooks(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -185,8 +184,7 @@ def saved_tensors_hooks(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -
     xs = leaves(xs)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: packed[i]):
         outputs = as_tuple(f(*xs))
-    facts = {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
-    return {"number of saved tensors": len(packed), **facts}
+    return {"number of saved tensors": len(packed)} | named_leaves("gradient", gradients(outputs, xs, gs))
 
 
 # ------------------------------------------------------------------ torch.func
@@ -215,72 +213,77 @@ class Transforms:
 
 
 def func_grad(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    return named("gradient", T.grad(scalar(f, gs), argnums=moving(xs))(*plain(xs)))
+    return named_leaves("gradient", T.grad(scalar(f, gs), argnums=moving(xs))(*plain(xs)))
 
 
 def func_vjp(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     outputs, pull = T.vjp(of_moving(f, xs, gs), *primals(xs))
     pulled = pull(tuple(g for g in gs if g is not None))
-    return named("output", outputs) | named("gradient", pulled)
+    return named_leaves("output", outputs) | named_leaves("gradient", pulled)
+
+
+def pushforward(jvp: F, f: F, inputs: tuple[Tensor, ...]) -> Named:
+    """Outputs and tangents of `f` along a ramp."""
+    outputs, tangents = jvp(f, inputs, tuple(map(ramp, inputs)))
+    return named_leaves("output", outputs) | named_leaves("tangent", tangents)
 
 
 def func_jvp(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    inputs = primals(xs)
-    outputs, tangents = T.jvp(of_moving(f, xs, gs), inputs, tuple(map(ramp, inputs)))
-    return named("output", outputs) | named("tangent", tangents)
+    return pushforward(T.jvp, of_moving(f, xs, gs), primals(xs))
 
 
 def dual(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    inputs = primals(xs)
-    outputs, tangents = T.dual(of_moving(f, xs, gs), inputs, tuple(map(ramp, inputs)))
-    return named("output", outputs) | named("tangent", tangents)
+    return pushforward(T.dual, of_moving(f, xs, gs), primals(xs))
+
+
+def jacobian(transform: F, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
+    argnums = tuple(range(len(moving(xs))))
+    return named_leaves("jacobian", transform(of_moving(f, xs, gs), argnums=argnums)(*primals(xs)))
 
 
 def func_jacrev(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    at = tuple(range(len(moving(xs))))
-    return named("jacobian", T.jacrev(of_moving(f, xs, gs), argnums=at)(*primals(xs)))
+    return jacobian(T.jacrev, f, xs, gs)
 
 
 def func_jacfwd(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    at = tuple(range(len(moving(xs))))
-    return named("jacobian", T.jacfwd(of_moving(f, xs, gs), argnums=at)(*primals(xs)))
+    return jacobian(T.jacfwd, f, xs, gs)
 
 
 def func_hessian(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    return named("hessian", T.hessian(scalar(f, gs), argnums=moving(xs))(*plain(xs)))
+    return named_leaves("hessian", T.hessian(scalar(f, gs), argnums=moving(xs))(*plain(xs)))
 
 
 # ------------------------------------------------------------------ vmap
-def shifted(x: Tensor, by: int) -> Tensor:
+def shift(x: Tensor, by: int) -> Tensor:
     """The numbers of x in other places (a number alone: a little smaller), so that their range stays the same."""
     if x.dim() == 0:
         return x.detach() * (1 - by / 8) if x.is_floating_point() or x.is_complex() else x.detach()
     return x.detach().reshape(-1).roll(by).reshape(x.shape)
 
 
-def stacked(x: Tensor, dim: int | None, count: int) -> Tensor:
+def stack_lanes(x: Tensor, dim: int | None, count: int) -> Tensor:
     """`count` lanes like x along `dim`."""
-    return x.detach() if dim is None else torch.stack([shifted(x, i) for i in range(count)], min(dim, x.dim()))
+    return x.detach() if dim is None else torch.stack([shift(x, i) for i in range(count)], min(dim, x.dim()))
 
 
 def batch(xs: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Any, Any]:
     """(arguments with a batch axis where `dims` says, in_dims)."""
     at = tuple(None if d is None else min(d, x.dim()) for x, d in zip(xs, dims, strict=True))
-    return [stacked(x, d, BATCH) for x, d in zip(xs, at, strict=True)], at
+    return [stack_lanes(x, d, BATCH) for x, d in zip(xs, at, strict=True)], at
 
 
-def over(axis: int, xs: Sequence[Tensor]) -> tuple[Any, Any]:
+def batch_along(axis: int, xs: Sequence[Tensor]) -> tuple[Any, Any]:
     return batch(xs, [axis] * len(xs))
 
 
 def vmap_0(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    lanes, at = over(0, xs)
-    return named("output", T.vmap(visible(f), in_dims=at)(*lanes))
+    lanes, at = batch_along(0, xs)
+    return named_leaves("output", T.vmap(visible(f), in_dims=at)(*lanes))
 
 
 def vmap_1(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    lanes, at = over(1, xs)
-    return named("output", T.vmap(visible(f), in_dims=at, out_dims=0)(*lanes))
+    lanes, at = batch_along(1, xs)
+    return named_leaves("output", T.vmap(visible(f), in_dims=at, out_dims=0)(*lanes))
 
 
 def vmap_mixed(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -288,26 +291,26 @@ def vmap_mixed(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     outputs: Named = {}
     for first in range(min(len(xs), 2)):
         lanes, at = batch(xs, [0 if i % 2 == first else None for i in range(len(xs))])
-        outputs |= named(f"output ({first})", T.vmap(visible(f), in_dims=at)(*lanes))
+        outputs |= named_leaves(f"output ({first})", T.vmap(visible(f), in_dims=at)(*lanes))
     return outputs
 
 
 def vmap_vmap(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    inner, at = over(0, xs)
+    inner, at = batch_along(0, xs)
     lanes = [torch.stack([b, b.flip(0)], 1) for b in inner]
-    return named("output", T.vmap(T.vmap(visible(f), in_dims=at), in_dims=1)(*lanes))
+    return named_leaves("output", T.vmap(T.vmap(visible(f), in_dims=at), in_dims=1)(*lanes))
 
 
 def vmap_grad(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    lanes, at = over(0, xs)
-    return named("gradient", T.vmap(T.grad(scalar(f, gs), argnums=moving(xs)), in_dims=at)(*lanes))
+    lanes, at = batch_along(0, xs)
+    return named_leaves("gradient", T.vmap(T.grad(scalar(f, gs), argnums=moving(xs)), in_dims=at)(*lanes))
 
 
 def grad_vmap(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    lanes, at = over(0, xs)
+    lanes, at = batch_along(0, xs)
     differentiable = T.vmap(of_all(f, gs), in_dims=at)
     weights = [g for g in gs if g is not None]
-    return named("gradient", T.grad(scalar(differentiable, weights), argnums=moving(xs))(*lanes))
+    return named_leaves("gradient", T.grad(scalar(differentiable, weights), argnums=moving(xs))(*lanes))
 
 
 def of_all(f: F, gs: Sequence[Any]) -> F:
@@ -316,14 +319,12 @@ def of_all(f: F, gs: Sequence[Any]) -> F:
 
 
 def jvp_vmap(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    lanes, at = over(0, xs)
-    mapped = of_moving(T.vmap(of_all(f, gs), in_dims=at), retracked(lanes, xs), [g for g in gs if g is not None])
-    inputs = tuple(lanes[i].detach() for i in moving(xs))
-    outputs, tangents = T.jvp(mapped, inputs, tuple(map(ramp, inputs)))
-    return named("output", outputs) | named("tangent", tangents)
+    lanes, at = batch_along(0, xs)
+    mapped = of_moving(T.vmap(of_all(f, gs), in_dims=at), with_grad_of(lanes, xs), [g for g in gs if g is not None])
+    return pushforward(T.jvp, mapped, tuple(lanes[i].detach() for i in moving(xs)))
 
 
-def retracked(lanes: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
+def with_grad_of(lanes: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
     return [lane.requires_grad_(x.requires_grad) for lane, x in zip(lanes, xs, strict=True)]
 
 

@@ -18,7 +18,7 @@ F = Callable[..., Any]
 STEP = 1e-5  # of central differences in float64: errors of about 1e-10
 
 
-def tracked(xs: Sequence[Tensor], at: Sequence[int]) -> list[Tensor]:
+def track(xs: Sequence[Tensor], at: Sequence[int]) -> list[Tensor]:
     return [x.detach().requires_grad_() if i in at else x for i, x in enumerate(xs)]
 
 
@@ -49,14 +49,14 @@ def _stack(parts: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Tenso
 
 def grad(fn: F, argnums: Sequence[int]) -> F:
     def gradient(*xs: Tensor) -> Any:
-        xs = tuple(tracked(xs, argnums))
+        xs = tuple(track(xs, argnums))
         return tuple(back([fn(*xs)], [torch.ones(())], [xs[i] for i in argnums]))
 
     return gradient
 
 
 def vjp(fn: F, *xs: Tensor) -> Any:
-    inputs = tracked(xs, range(len(xs)))
+    inputs = track(xs, range(len(xs)))
     outputs = fn(*inputs)
     return outputs, lambda weights: tuple(back(outputs, weights, inputs))
 
@@ -66,12 +66,12 @@ def jvp(fn: F, xs: Sequence[Tensor], ts: Sequence[Tensor]) -> Any:
     try:
         return dual_numbers(fn, xs, ts)
     except (RuntimeError, NotImplementedError):
-        inputs = tracked(xs, range(len(xs)))
+        inputs = track(xs, range(len(xs)))
         outputs = fn(*inputs)
-        return outputs, tuple(_contracted(rows(o, inputs), ts, o) for o in outputs)
+        return outputs, tuple(_contract(rows(o, inputs), ts, o) for o in outputs)
 
 
-def _contracted(jacobian: Sequence[Tensor], ts: Sequence[Tensor], output: Tensor) -> Tensor:
+def _contract(jacobian: Sequence[Tensor], ts: Sequence[Tensor], output: Tensor) -> Tensor:
     """A tangent: it has the dtype of its output."""
     pairs = zip(jacobian, ts, strict=True)
     return sum((torch.tensordot(j, t, t.dim()) for j, t in pairs), torch.zeros_like(output)).to(output.dtype)
@@ -79,7 +79,7 @@ def _contracted(jacobian: Sequence[Tensor], ts: Sequence[Tensor], output: Tensor
 
 def jacrev(fn: F, argnums: Sequence[int]) -> F:
     def jacobian(*xs: Tensor) -> Any:
-        xs = tuple(tracked(xs, argnums))
+        xs = tuple(track(xs, argnums))
         return tuple(tuple(rows(o, [xs[i] for i in argnums])) for o in fn(*xs))
 
     return jacobian
@@ -92,7 +92,7 @@ def jacfwd(fn: F, argnums: Sequence[int]) -> F:
         try:
             return _by_columns(fn, xs, argnums)
         except (RuntimeError, NotImplementedError):
-            inputs = tracked(xs, argnums)
+            inputs = track(xs, argnums)
             return tuple(tuple(row.to(o.dtype) for row in rows(o, [inputs[i] for i in argnums])) for o in fn(*inputs))
 
     return jacobian
@@ -100,17 +100,22 @@ def jacfwd(fn: F, argnums: Sequence[int]) -> F:
 
 def _by_columns(fn: F, xs: Sequence[Tensor], argnums: Sequence[int]) -> Any:
     outputs = fn(*xs)
-    columns = [[_pushed(fn, xs, i, e) for e in basis(xs[i])] for i in argnums]
+    columns = [[_push_forward(fn, xs, i, e) for e in basis(xs[i])] for i in argnums]
+    return _from_columns(columns, outputs, [xs[i] for i in argnums])
+
+
+def _from_columns(columns: Sequence[Any], outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+    """columns[input][unit][output] -> the jacobian of each output by each input."""
     return tuple(
         tuple(
-            torch.stack([c[k] for c in column], -1).reshape((*o.shape, *xs[i].shape))
-            for i, column in zip(argnums, columns, strict=True)
+            torch.stack([c[k] for c in column], -1).reshape((*o.shape, *x.shape))
+            for x, column in zip(inputs, columns, strict=True)
         )
         for k, o in enumerate(outputs)
     )
 
 
-def _pushed(fn: F, xs: Sequence[Tensor], at: int, tangent: Tensor) -> Any:
+def _push_forward(fn: F, xs: Sequence[Tensor], at: int, tangent: Tensor) -> Any:
     return dual_numbers(fn, xs, [tangent if i == at else torch.zeros_like(x) for i, x in enumerate(xs)])[1]
 
 
@@ -118,10 +123,10 @@ def hessian(fn: F, argnums: Sequence[int]) -> F:
     """The derivative of backward, by double backward. As torch's, by forward mode, it has the dtype of the gradient."""
 
     def second(*xs: Tensor) -> Any:
-        xs = tuple(tracked(xs, argnums))
-        wanted = [xs[i] for i in argnums]
-        first = back([fn(*xs)], [torch.ones(())], wanted, again=True)
-        return tuple(tuple(row.to(g.dtype) for row in rows(g, wanted)) for g in first)
+        xs = tuple(track(xs, argnums))
+        inputs = [xs[i] for i in argnums]
+        first = back([fn(*xs)], [torch.ones(())], inputs, again=True)
+        return tuple(tuple(row.to(g.dtype) for row in rows(g, inputs)) for g in first)
 
     return second
 
@@ -131,13 +136,8 @@ def hessian_by_differences(fn: F, argnums: Sequence[int]) -> F:
 
     def second(*xs: Tensor) -> Any:
         columns = [[_difference(grad(fn, argnums), xs, i, e) for e in basis(xs[i])] for i in argnums]
-        return tuple(
-            tuple(
-                torch.stack([c[k] for c in column], -1).reshape((*xs[a].shape, *xs[i].shape))
-                for i, column in zip(argnums, columns, strict=True)
-            )
-            for k, a in enumerate(argnums)
-        )
+        inputs = [xs[i] for i in argnums]
+        return _from_columns(columns, inputs, inputs)
 
     return second
 

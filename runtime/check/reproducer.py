@@ -32,14 +32,14 @@ PACKAGE = modes.__name__.partition(".")[0] + "."
 LITERAL = 400  # numbers of a tensor that are written out; a larger one is drawn anew
 
 
-def reproduce(subject: Subject, case: Case, row: Row, found: Difference) -> tuple[Case, Difference, str]:
+def reproduce(subject: Subject, case: Case, row: Row, first: Difference) -> tuple[Case, Difference, str]:
     """(the smallest case that still differs, its difference, the script)."""
-    smaller, difference = shrink(subject, case, found)
+    smaller, difference = shrink(subject, case, first)
     return smaller, difference, script(subject, smaller, row.backend, difference)
 
 
 # ------------------------------------------------------------------ shrinking
-def shrink(subject: Subject, case: Case, found: Difference) -> tuple[Case, Difference]:
+def shrink(subject: Subject, case: Case, difference: Difference) -> tuple[Case, Difference]:
     """Simpler layouts and sizes, as long as a fresh compilation differs too."""
     stop = time.perf_counter() + SECONDS
     attempts = 0
@@ -49,11 +49,11 @@ def shrink(subject: Subject, case: Case, found: Difference) -> tuple[Case, Diffe
         for candidate in simpler_cases(case):
             attempts += 1
             if attempts > ATTEMPTS or time.perf_counter() > stop:
-                return case, found
-            if (difference := failure_of(subject, candidate)) is not None:
-                case, found, simpler = candidate, difference, True
+                return case, difference
+            if (smaller := failure_of(subject, candidate)) is not None:
+                case, difference, simpler = candidate, smaller, True
                 break
-    return case, found
+    return case, difference
 
 
 def failure_of(subject: Subject, case: Case) -> Difference | None:
@@ -154,7 +154,7 @@ def script(subject: Subject, case: Case, backend: str, difference: Difference) -
     gs = subject.gradients(case.xs, case.weights)
     derived = case.mode in DERIVABLE and _eager_raises(subject, case, gs)
     function = MODES[case.mode]
-    wanted = [function, modes.Transforms, *([mathematics.Mathematics] if derived else [])]
+    roots = [function, modes.Transforms, *([mathematics.Mathematics] if derived else [])]
     tensors = "\n".join([_list("xs", case.xs), _list("gs", gs)])
     return SCRIPT.format(
         title=f"check({subject.name}): {case.mode}, {case.what}, backend {backend}",
@@ -164,7 +164,7 @@ def script(subject: Subject, case: Case, backend: str, difference: Difference) -
         remade=tensors,
         clones="xs = [x.clone() for x in xs]\n        " if subject.cloned else "",
         call=_call(subject),
-        sources="\n\n\n".join(_sources(wanted)),
+        sources="\n\n\n".join(_sources(roots)),
         seed=subject.seed,
         mode=function.__name__,
         toolkit="Transforms",
@@ -198,12 +198,11 @@ def _tensor(value: Any) -> str:
     numbers_of = value.detach()
     if expanded:
         numbers_of = numbers_of[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())]
-    whole = tuple(value.shape), value.stride(), value.dtype
     numbers: Any = numbers_of.reshape(-1).tolist()
     if len(numbers) > LITERAL:
         drawn = f"torch.sin(torch.arange({len(numbers)}, dtype=torch.float64)).tolist()"
         numbers = drawn if value.is_floating_point() else numbers
-    return f"strided({numbers}, {whole[0]}, {whole[1]}, {whole[2]}, {value.requires_grad})"
+    return f"strided({numbers}, {tuple(value.shape)}, {value.stride()}, {value.dtype}, {value.requires_grad})"
 
 
 def _call(subject: Subject) -> str:
@@ -270,7 +269,7 @@ def _sources(roots: Sequence[Any]) -> list[str]:
         if item.__name__ in definitions:
             continue
         definitions[item.__name__] = item
-        waiting += [known for name in _names_in(item) if (known := _own_definition(name, item.__module__)) is not None]
+        waiting += [used for name in _names_in(item) if (used := _own_definition(name, item.__module__)) is not None]
     constants = [f"{n} = {getattr(m, n)}" for m, n in ((modes, "BATCH"), (mathematics, "STEP"))]
     functions = [inspect.getsource(v).rstrip() for v in definitions.values() if not isinstance(v, type)]
     classes = [inspect.getsource(v).rstrip() for v in definitions.values() if isinstance(v, type)]

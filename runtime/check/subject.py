@@ -106,13 +106,13 @@ class Subject:
         """A random gradient for each output that is differentiated; none where eager raises."""
         _seed(self.seed)
         try:
-            outputs = as_tuple(flat_outputs(self.on_tensors(self.eager))(*(_tracked(x) for x in copies_of(xs))))
+            outputs = as_tuple(flat_outputs(self.on_tensors(self.eager))(*(_track(x) for x in copies_of(xs))))
         except Exception:
             return []
         numbers = torch.Generator().manual_seed(self.seed + 1)
         drawn = [_normal(o, numbers) if isinstance(o, Tensor) and o.requires_grad else None for o in outputs]
-        chosen = [g if weights.only in (None, i) else None for i, g in enumerate(drawn)]
-        return [g if g is None else _weight(g, weights.layout) for g in chosen]
+        selected = [g if weights.only in (None, i) else None for i, g in enumerate(drawn)]
+        return [g if g is None else _weight(g, weights.layout) for g in selected]
 
 
 def _seed(seed: int) -> None:
@@ -127,7 +127,7 @@ def _weight(g: Tensor, layout: str) -> Tensor:
     return g if weight is None else weight
 
 
-def _tracked(x: Tensor) -> Tensor:
+def _track(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.requires_grad)
 
 
@@ -169,12 +169,14 @@ def examine(
             "give plain tensors: the part that a rank has, `x.to_local()`, say",
         )
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=fix)
+    # Tensors in place of specifications, then both forms of the Function around them.
     leaves = _differentiable(_draw_all(leaves, seed))
     user, options, eager = both_forms(target, backend)
     tolerance = replace(tolerance, strict=isinstance(target, type))  # a function alone has gradients of autograd's form
     subject = Subject(name_of(target), user, options, eager, leaves, spec, tolerance, seed)
     xs = tuple(x for x in leaves if isinstance(x, Tensor))
     subject.names = [n for n, x in zip(_names(target, spec), leaves, strict=True) if isinstance(x, Tensor)]
+    # Eager runs before anything is compiled: an example that it refuses is the user's to mend.
     _observe_eager(subject, xs)
     return subject, xs
 

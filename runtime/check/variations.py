@@ -29,7 +29,7 @@ def copies_of(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 # ------------------------------------------------------------------ layouts
-def _transposed(t: Tensor) -> Tensor:
+def _transpose(t: Tensor) -> Tensor:
     axes = list(range(t.dim()))[::-1]
     return t.permute(axes).contiguous().permute(axes)
 
@@ -46,7 +46,7 @@ def _step(t: Tensor) -> Tensor:
     return memory[..., ::2]
 
 
-def _expanded(t: Tensor) -> Tensor:
+def _expand_first_axis(t: Tensor) -> Tensor:
     return t[:1].contiguous().expand(t.shape)
 
 
@@ -66,10 +66,10 @@ def _odd_strides(t: Tensor) -> Tensor:
 
 LAYOUTS: dict[str, tuple[Callable[[Tensor], bool], Callable[[Tensor], Tensor]]] = {
     "contiguous": (lambda t: True, lambda t: t.contiguous()),
-    "transposed": (lambda t: t.dim() > 1, _transposed),
+    "transposed": (lambda t: t.dim() > 1, _transpose),
     "offset 1": (lambda t: t.dim() > 0, _offset),
     "step 2": (lambda t: t.dim() > 0, _step),
-    "first axis expanded": (lambda t: t.dim() > 0 and t.shape[0] > 1, _expanded),
+    "first axis expanded": (lambda t: t.dim() > 0 and t.shape[0] > 1, _expand_first_axis),
     "one number expanded": (lambda t: t.dim() > 0 and t.numel() > 1, _one_number),
     "channels last": (lambda t: t.dim() == 4, _channels_last),
     "odd strides of size 1": (lambda t: 1 in t.shape, _odd_strides),

@@ -70,9 +70,9 @@ def load_target(target: str) -> Any:
     value: Any = _module(target, place)
     for name in attribute.split("."):
         if not hasattr(value, name):
-            raise _target_error(
-                target, f"cannot be imported: {_kind_and_name(value)} has no {name!r}", _suggest_class(value, name)
-            )
+            kind = "module" if isinstance(value, ModuleType) else "class"
+            detail = f"cannot be imported: the {kind} {value.__name__} has no {name!r}"
+            raise _target_error(target, detail, _suggest_class(value, name))
         value = getattr(value, name)
     return value
 
@@ -91,7 +91,8 @@ def _module(target: str, place: str) -> ModuleType:
         detail = f"cannot be imported: there is no module {error.name!r} here"
         raise _target_error(target, detail, _suggest_module(error.name)) from error
     except FileNotFoundError as error:
-        fix = _meant(Path(place).name, (p.name for p in _folder(place).glob("*.py")))
+        folder = next((p for p in Path(place).parents if p.is_dir()), Path())
+        fix = _meant(Path(place).name, (p.name for p in folder.glob("*.py")))
         raise _target_error(target, f"cannot be imported: there is no file {place}", fix) from error
     except Exception as error:
         raise _import_error(target, error) from error
@@ -133,10 +134,6 @@ def _target_error(target: str, detail: str, fix: str) -> TargetError:
     return TargetError(target=target, detail=detail, fix=fix, where=HERE)
 
 
-def _kind_and_name(value: Any) -> str:
-    return f"the module {value.__name__}" if isinstance(value, ModuleType) else f"the class {value.__name__}"
-
-
 def _suggest_class(value: Any, name: str) -> str:
     functions = [n for n, v in vars(value).items() if isinstance(v, type) and issubclass(v, torch.autograd.Function)]
     candidates = [n for n, v in vars(value).items() if callable(v) and not n.startswith("_")]
@@ -150,10 +147,6 @@ def _suggest_module(missing: str) -> str:
     near = difflib.get_close_matches(last, names, n=1)
     prefix = f"{parent}." if parent else ""
     return f"did you mean {prefix}{near[0]}?" if near else "write module:Class, importable from here, or file.py:Class"
-
-
-def _folder(place: str) -> Path:
-    return next((p for p in Path(place).parents if p.is_dir()), Path())
 
 
 def _meant(name: str, known: Iterable[str], listed: Sequence[str] = ()) -> str:

@@ -76,9 +76,6 @@ def _call(options: Any) -> str:
     user = vars(target).get("_fusegrad_user_class", target) if isinstance(target, type) else target
     source = source_of(user, user.__name__)
     call = ", ".join([user.__name__, *map(repr, args)])
-    folder = f"import sys\n\nsys.path.insert(0, {str(Path(_file_of(user)).parent)!r})\n"
+    file = str(getattr(sys.modules[user.__module__], "__file__", ""))
+    folder = f"import sys\n\nsys.path.insert(0, {str(Path(file).parent)!r})\n"
     return f"{folder}import fusegrad\n{source}\n\n{CALLS[options.command].format(call=call)}"
-
-
-def _file_of(user: Any) -> str:
-    return str(getattr(sys.modules[user.__module__], "__file__", ""))

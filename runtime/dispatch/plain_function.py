@@ -23,7 +23,7 @@ from ...tracer.opaque.watching import watcher
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float, is_tracked
 from ..dynamo.graph_names import name_in_graphs
-from ..functorch.unit import vjp_of
+from ..functorch.vjp import vjp_of
 from .entry import function_shown
 
 Tensor = torch.Tensor

@@ -73,12 +73,10 @@ class PlacementError(FusegradError, RuntimeError):
 
 def has_dtensors(args: Sequence[Any]) -> bool:
     """Whether some argument is a DTensor, or wraps one within a torch.func transform."""
-    known = types()
-    return known is not None and any(isinstance(a, Tensor) and _is_dtensor(a, known.DTensor) for a in args)
-
-
-def _is_dtensor(value: Tensor, kind: type) -> bool:
-    return isinstance(value, kind) or (type(value) is Tensor and isinstance(unwrapped(value), kind))
+    if (known := types()) is None:
+        return False
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    return any(isinstance(unwrapped(t) if type(t) is Tensor else t, known.DTensor) for t in tensors)
 
 
 # ------------------------------------------------------------------ the call

@@ -41,10 +41,11 @@ from ..capture.guards import is_tracked
 from ..capture.outputs import from_flat_outputs
 from ..distributed import call as distributed
 from ..fallback.answer import Fault, answered, is_fault, put_on_record
-from ..functorch.function import why_not_transformable
+from ..functorch.rules.function import function_of
+from ..functorch.rules.transformable import why_not_transformable
 from ..settings.config import settings
 from ..values.sizes import BoundSizes
-from .forward_operator import Forward, UnknownSize, example
+from .forward_operator import OperatorRules, UnknownSize, example
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -174,15 +175,15 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
     tensors = spec.captured.tensors_of(given)
     if spec.captured.writes_inputs and share_memory(tensors):
         raise Refused("it writes to an argument that shares memory with another one", spec.captured.forward_place())
-    forward = Forward.of(compiler, spec, compiler.backend_for(given), tensors, alone)
+    forward = OperatorRules.of(compiler, spec, compiler.backend_for(given), tensors, alone)
     flat = [a if isinstance(a, Tensor) else None for a in given]
     if records_above_autograd() or not (spec.captured.skip or transforms_active()):
         outputs = forward.operator(*tensors)
     elif transforms_active():
-        outputs = custom_function_call(forward.function(), *flat)
+        outputs = custom_function_call(function_of(forward), *flat)
     else:
-        outputs = forward.function().apply(*flat)
-    written = forward.written_outputs()
+        outputs = function_of(forward).apply(*flat)
+    written = forward.written_outputs
     last = {argument: output for output, argument in written}  # whose gradient is that of an argument returned twice
     for argument, output in last.items():
         tensors[argument].copy_(outputs[output])

@@ -5,7 +5,7 @@ Read off the same division that made the kernels (`ir/passes/fuse.py`): nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -99,13 +99,11 @@ class _Division:
             if isinstance(step, Group):
                 yield from _within(self.made.kernels[at])
             if following is not None:
-                yield FusionBreak(self._last(at, step), self._first(*following), *self._why(step, following[1]))
+                yield FusionBreak(self._name(at, step, -1), self._name(*following, 0), *self._why(step, following[1]))
 
-    def _last(self, at: int, step: Group | Extern) -> str:
-        return self.made.kernels[at].kernels[-1].name if isinstance(step, Group) else called(step.value)
-
-    def _first(self, at: int, step: Group | Extern) -> str:
-        return self.made.kernels[at].kernels[0].name if isinstance(step, Group) else called(step.value)
+    def _name(self, at: int, step: Group | Extern, which: int) -> str:
+        """A step by its first or its last launch."""
+        return self.made.kernels[at].kernels[which].name if isinstance(step, Group) else called(step.value)
 
     def _why(self, one: Group | Extern, other: Group | Extern) -> tuple[str, str | None]:
         for step in (other, one):
@@ -166,13 +164,13 @@ def _within(kernels: Kernels) -> Iterator[FusionBreak]:
     """The cuts of one group: what a later kernel reads of an earlier one."""
     made: dict[Ref, str] = {}
     for one, other in pairwise(kernels.kernels):
-        made |= {ref: name for ref, name in _buffers(one, kernels).items()}
+        made |= _buffers(one, kernels)
         shared = [made[ref] for ref in _buffers(other, kernels) if ref in made]
         needed = f"its programs need each other's results: all of `{', '.join(shared)}` comes first"
         yield FusionBreak(one.name, other.name, needed if shared else APART)
 
 
-def _buffers(kernel: Kernel, kernels: Kernels) -> Mapping[Ref, str]:
+def _buffers(kernel: Kernel, kernels: Kernels) -> dict[Ref, str]:
     """The results and temporaries that a kernel touches, by their names."""
     touched = [a for a in kernel.arguments if isinstance(a, Pointer) and a.buffer.kind in ("output", "temporary")]
     own = {i: b.name.rpartition("_")[0] for i, b in enumerate(kernels.temporaries)}

@@ -182,7 +182,8 @@ class GroupRunner:
 def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
     """The fastest of the scheduled kernels and their neighbours; all read and write memory of their own."""
     variants = runner.variants
-    rivals = {LIBRARY: replace(bound, uses_library=True)} if _multiplies(runner.group) else {}
+    multiplies = any(v.prim == "dot" for v in runner.group.graph.order())
+    rivals = {LIBRARY: replace(bound, uses_library=True)} if multiplies else {}
     # The scheduled kernels are bound already; a neighbour that is not proved at these sizes does not compete.
     generate = partial(variants.generate_kernels, sizes)
     found = candidates(bound.kernels, variants.target, generate, tune.MOST - len(rivals))
@@ -202,8 +203,3 @@ def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Ten
     chosen = (competing | rivals)[tune.fastest(name, runner.name, text_of(bound.kernels), known, launches)]
     chosen.settled = True
     return chosen
-
-
-def _multiplies(group: Group) -> bool:
-    """Whether a product of matrices is in the group."""
-    return any(v.prim == "dot" for v in group.graph.order())

@@ -6,7 +6,7 @@ below); `fast_path/plan_codegen.py` walks it with the names of tensors, and has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -277,13 +277,10 @@ def last_uses(steps: Sequence[Step]) -> dict[int, list[int]]:
 
 def _results(steps: Sequence[Step]) -> set[int]:
     """The values that the graph of these steps returns or writes to inputs."""
-    graphs = (value.graph for step in steps for value in _values_of(step))
+    values = ((*s.inputs, *s.outputs) if isinstance(s, Group) else (s.value,) for s in steps)
+    graphs = (value.graph for several in values for value in several)
     graph = next(graphs, None)
     return set() if graph is None else {_source(value).id for value in graph.results}
-
-
-def _values_of(step: Step) -> Iterable[Value]:
-    return (*step.inputs, *step.outputs) if isinstance(step, Group) else (step.value,)
 
 
 def _source(value: Value) -> Value:

@@ -14,7 +14,7 @@ Strides = tuple[int, ...]
 
 def same_strides(shape: Sequence[int], actual: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two layouts of one shape are the same places in memory."""
-    return 0 in shape or all(a == b or n <= 1 for a, b, n in zip(actual, strides, shape, strict=True))
+    return 0 in shape or all(a == b or n == 1 for a, b, n in zip(actual, strides, shape, strict=True))
 
 
 def has_layout(tensor: Tensor, strides: Strides) -> bool:

@@ -110,7 +110,7 @@ def generate(
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
         try:
-            groups = [at for at in _groups_in(steps) if watch_allows(MAKING, names[at])]
+            groups = [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]
             kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
         except _Refusal as found:
             why = str(found.error)
@@ -149,10 +149,6 @@ class _Refusal(Exception):
 
     def __init__(self, group: Group, error: Unfusible) -> None:
         self.group, self.error = group, error
-
-
-def _groups_in(steps: Sequence[Step]) -> list[int]:
-    return [at for at, step in enumerate(steps) if isinstance(step, Group)]
 
 
 def _kernels_at(

@@ -108,7 +108,8 @@ def _format_of(path: Any, format: str | None) -> str:
     formats = ", ".join((*FORMATS, *TREES))
     if format is None and path is None:
         raise ExportFormatError(path=path, format=format, reason="give a path or a format", known=formats)
-    word = format if format is not None else _by_suffix(path)
+    by_suffix = "" if path is None else "bundle" if Path(path).is_dir() else Path(path).suffix.removeprefix(".")
+    word = format if format is not None else by_suffix
     if word not in FORMATS and word not in TREES:
         raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=formats)
     return word
@@ -120,10 +121,6 @@ def _valid_derivatives(path: Any, word: str, derivatives: Sequence[str]) -> tupl
         reason = f"derivatives={names!r} are for the format py alone, and of {', '.join(DERIVED)}"
         raise ExportFormatError(path=path, format=word, reason=reason, known=", ".join(FORMATS))
     return names
-
-
-def _by_suffix(path: Any) -> str:
-    return "bundle" if Path(path).is_dir() else Path(path).suffix.removeprefix(".")
 
 
 def _required_path(path: Any, format: str | None) -> Path:

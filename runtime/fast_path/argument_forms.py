@@ -76,28 +76,29 @@ def inside(name: str, value: Any) -> Iterator[tuple[Hole, str]] | None:
 def _named(name: str, value: Any) -> Iterator[tuple[Hole, str]]:
     if isinstance(value, Hole):
         yield value, name
-    elif type(value) in (list, tuple):
-        for i, inner in enumerate(value):
-            yield from _named(f"{name}[{i}]", inner)
-    elif _is_plain_dict(value):
-        for key, inner in value.items():
-            yield from _named(f"{name}[{key!r}]", inner)
+    for place, inner in _container(name, value)[1]:
+        yield from _named(place, inner)
 
 
 def formed(text: SourceWriter, name: str, value: Any, depth: int = DEPTH) -> Iterator[str]:
     """The conditions under which what has this name is of the form of a value, tensors in its holes apart."""
     if isinstance(value, Hole):
         return
-    if type(value) in (list, tuple) and depth:
-        yield f"type({name}) is {type(value).__name__} and len({name}) == {len(value)}"
-        for i, inner in enumerate(value):
-            yield from formed(text, f"{name}[{i}]", inner, depth - 1)
-    elif _is_plain_dict(value) and depth:
-        yield f"type({name}) is dict and [*{name}] == {[*value]!r}"
-        for key, inner in value.items():
-            yield from formed(text, f"{name}[{key!r}]", inner, depth - 1)
-    else:
-        yield guard_value(text, name, value, depth)
+    condition, parts = _container(name, value) if depth else ("", [])
+    yield condition or guard_value(text, name, value, depth)
+    for place, inner in parts:
+        yield from formed(text, place, inner, depth - 1)
+
+
+def _container(name: str, value: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """(the condition on what has this name to be a container like the value, its parts by name); no condition else."""
+    if type(value) in (list, tuple):
+        condition = f"type({name}) is {type(value).__name__} and len({name}) == {len(value)}"
+        return condition, [(f"{name}[{i}]", inner) for i, inner in enumerate(value)]
+    if _is_plain_dict(value):
+        condition = f"type({name}) is dict and [*{name}] == {[*value]!r}"
+        return condition, [(f"{name}[{key!r}]", inner) for key, inner in value.items()]
+    return "", []
 
 
 # ------------------------------------------------------------------ trees
@@ -120,18 +121,15 @@ def opener(value: tuple[Any, ...], first: Any) -> Callable[[Any], Any] | None:
 
 
 def _tree_conditions(name: str, value: Any, leaves: list[str], atoms: frozenset[type]) -> Iterator[str | None]:
-    if type(value) in (list, tuple):
-        yield f"type({name}) is {type(value).__name__} and len({name}) == {len(value)}"
-        for i, inner in enumerate(value):
-            yield from _tree_conditions(f"{name}[{i}]", inner, leaves, atoms)
-    elif _is_plain_dict(value):
-        yield f"type({name}) is dict and [*{name}] == {[*value]!r}"
-        for key, inner in value.items():
-            yield from _tree_conditions(f"{name}[{key!r}]", inner, leaves, atoms)
+    condition, parts = _container(name, value)
+    if condition:
+        yield condition
     else:
         leaves.append(name)
         if type(value) not in atoms:
             yield None
+    for place, inner in parts:
+        yield from _tree_conditions(place, inner, leaves, atoms)
 
 
 def builder(model: Any, is_leaf: Callable[[Any], bool]) -> Callable[[Any], Any] | None:

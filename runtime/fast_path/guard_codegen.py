@@ -133,10 +133,6 @@ def same_object(text: SourceWriter, expression: str, value: Any, name: str) -> s
     return f"{expression} {'==' if is_made else 'is'} {text.constant(value, name)}"
 
 
-def _guard_read_value(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    return [guard_value(text, read_expression(text, read), present)]
-
-
 def _same_object(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
     if read.fact()[0] == "id":
         return [f"{read_expression(text, read)} is {text.constant(present, 'value')}"]
@@ -169,7 +165,7 @@ def _same_builtin(text: SourceWriter, read: Read, present: Any) -> Iterable[str]
 
 
 _UNCHANGED: dict[str, Callable[[SourceWriter, Read, Any], Iterable[str]]] = {
-    "value": _guard_read_value,
+    "value": lambda text, read, present: [guard_value(text, read_expression(text, read), present)],
     "identity": _same_object,
     "function": _same_code,
     "names": _same_names,

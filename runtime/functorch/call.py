@@ -14,8 +14,9 @@ from ..capture.outputs import from_flat_outputs
 from ..fallback.answer import UNDER_FUNC
 from ..fallback.records import NotCaptured
 from ..values.bitwise import made_up_data
-from .function import functorch_function_of, why_not_transformable
-from .unit import example, readable
+from .placeholders import example, readable
+from .rules.functorch_function import functorch_function_of
+from .rules.transformable import why_not_transformable
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled

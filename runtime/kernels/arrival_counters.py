@@ -43,17 +43,17 @@ class ArrivalCounters:
 
     def __call__(self, user: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """For a launch of now. user: which kernel, and which of its counters."""
-        what = (user, shape, dtype)
+        counter = (user, shape, dtype)
         if self.capturing():
-            spare = self.spare.get(what)
+            spare = self.spare.get(counter)
             if not spare:  # of the graph's own pool
                 return torch.zeros(shape, dtype=dtype, device=self.device)
             _of_graphs.append(spare.pop())
             return _of_graphs[-1]
-        key = (*what, self.stream())
+        key = (*counter, self.stream())
         if key not in self.by_stream:
             self.by_stream[key], *more = self._sets(shape, dtype)
-            self.spare.setdefault(what, []).extend(more)
+            self.spare.setdefault(counter, []).extend(more)
         return self.by_stream[key]
 
     def _sets(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -71,18 +71,19 @@ def _outside_of_pools(device: torch.device, shape: tuple[int, ...], dtype: torch
     if device.type != "cuda":
         return torch.zeros(shape, dtype=dtype, device=device)
     stream = torch.cuda.current_stream(device)
-    made: list[Tensor | Exception] = []
+    # The thread knows the current stream only if it is told; its error belongs to the caller.
+    outcome: list[Tensor | Exception] = []
 
     def make() -> None:
         try:
             with torch.cuda.stream(stream):
-                made.append(torch.zeros(shape, dtype=dtype, device=device))
+                outcome.append(torch.zeros(shape, dtype=dtype, device=device))
         except Exception as error:
-            made.append(error)
+            outcome.append(error)
 
     thread = threading.Thread(target=make, name="fusegrad counters")
     thread.start()
     thread.join()
-    if isinstance(made[0], Exception):
-        raise made[0]
-    return made[0]
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]

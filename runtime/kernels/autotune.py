@@ -60,34 +60,35 @@ def fastest(
     The first candidate is the schedule's own: it wins ties.
     """
     key = cache.key_of("tuned", *entry_files.versions().items(), device, name, text, bucket(numbers), *launches)
-    chosen, times = _stored_choice(key), None
-    if chosen is None or chosen not in launches:
+    choice, times = _stored_choice(key), None
+    # No answer, or one that names none of the candidates: they are timed.
+    if choice is None or choice not in launches:
         times = (clock or time_by_events)(list(launches.values()))
-        chosen = list(launches)[min(range(len(times)), key=times.__getitem__)]
-        cache.put(key, {"choice.json": json.dumps(chosen).encode()})
-    _on_record(Trial(name, tuple(numbers), tuple(launches), tuple(times) if times else None, chosen))
-    return chosen
+        choice = list(launches)[min(range(len(times)), key=times.__getitem__)]
+        cache.put(key, {"choice.json": json.dumps(choice).encode()})
+    record_trial(Trial(name, tuple(numbers), tuple(launches), tuple(times) if times else None, choice))
+    return choice
 
 
 def _stored_choice(key: str) -> str | None:
     """The answer on disk; None where there is none that can be read."""
     try:
-        found = json.loads((cache.get(key) or {})["choice.json"])
+        choice = json.loads((cache.get(key) or {})["choice.json"])
     except (KeyError, ValueError):
         return None
-    return found if isinstance(found, str) else None
+    return choice if isinstance(choice, str) else None
 
 
 def time_by_events(launches: Sequence[Launch]) -> list[float]:
     """The least milliseconds of each by events of the current stream, taken in turns; infinite where one is refused."""
     accepted = {i: launch for i, launch in enumerate(launches) if i == 0 or _is_accepted(launch)}
-    times = [[_milliseconds(launch) for launch in accepted.values()] for _ in range(ROUNDS)]
+    times = [[event_milliseconds(launch) for launch in accepted.values()] for _ in range(ROUNDS)]
     best = dict(zip(accepted, map(min, zip(*times[1:], strict=True)), strict=True))  # the first round compiles
     return [best.get(i, float("inf")) for i in range(len(launches))]
 
 
 def _is_accepted(launch: Launch) -> bool:
-    """Whether Triton takes a neighbour at all: it may need more registers or shared memory than there are."""
+    """True where Triton takes the neighbour: it may need more registers or shared memory than there are."""
     try:
         launch()
     except Exception as error:
@@ -97,7 +98,8 @@ def _is_accepted(launch: Launch) -> bool:
     return True
 
 
-def _milliseconds(launch: Launch) -> float:
+def event_milliseconds(launch: Launch) -> float:
+    """One call by events of the current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     launch()
@@ -111,19 +113,19 @@ _records: list[list[Trial]] = []
 _lock = lock_of(INNER)
 
 
-def is_asked_for() -> bool:
-    """Whether some thread is tuning a Function: its backward may run on a thread of autograd's."""
+def is_tuning() -> bool:
+    """True while any thread tunes a Function: its backward may run on a thread of autograd's."""
     return bool(_records)
 
 
-def _on_record(trial: Trial) -> None:
+def record_trial(trial: Trial) -> None:
     log_trial(trial)
     for record in list(_records):
         record.append(trial)
 
 
 @contextmanager
-def recording() -> Iterator[list[Trial]]:
+def record_trials() -> Iterator[list[Trial]]:
     """Within the block, of any thread, kernels are tuned and the trials listed."""
     record: list[Trial] = []
     with _lock:
@@ -139,11 +141,11 @@ def log_trial(trial: Trial) -> None:
     """A group was timed, or its choice was found again."""
     if logs.autotune.isEnabledFor(logging.INFO):
         times = trial.milliseconds or [None] * len(trial.candidates)
-        shown = (f"{c} {'' if t is None else f'{t * 1e3:.1f} us'}".rstrip()
+        timings = (f"{c} {'' if t is None else f'{t * 1e3:.1f} us'}".rstrip()
                  for c, t in zip(trial.candidates, times, strict=True))  # fmt: skip
         how = "found again" if trial.milliseconds is None else "timed"
-        told = trial.kernel, list(trial.sizes), how, ", ".join(shown), trial.chosen
-        logs.autotune.info("%s %s: %s; %s; chosen: %s", *told)
+        facts = trial.kernel, list(trial.sizes), how, ", ".join(timings), trial.chosen
+        logs.autotune.info("%s %s: %s; %s; chosen: %s", *facts)
 
 
-__all__ = ["OWN", "Trial", "bucket", "fastest", "is_asked_for", "recording", "time_by_events"]
+__all__ = ["OWN", "Trial", "bucket", "fastest", "is_tuning", "record_trials", "time_by_events"]

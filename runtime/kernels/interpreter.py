@@ -33,7 +33,7 @@ _MISSING = object()
 # -- kernel text -> Python functions -----------------------------------------------------------------------------------
 
 
-def _stored(nodes: Sequence[ast.AST]) -> set[str]:
+def _assigned_names(nodes: Sequence[ast.AST]) -> set[str]:
     """Names that are assigned somewhere below `nodes`."""
     walked = (n for node in nodes for n in ast.walk(node))
     return {n.id for n in walked if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -42,14 +42,14 @@ def _stored(nodes: Sequence[ast.AST]) -> set[str]:
 def _carried_names(function: ast.FunctionDef) -> set[str]:
     """Names that a loop or a branch assigns: the compiler makes tensors of them."""
     blocks = [n for n in ast.walk(function) if isinstance(n, (ast.For, ast.While, ast.If))]
-    return set().union(*(_stored([*block.body, *block.orelse]) for block in blocks))
+    return set().union(*(_assigned_names([*block.body, *block.orelse]) for block in blocks))
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(args), [])
 
 
-def _later(value: ast.expr) -> ast.Lambda:
+def _thunk(value: ast.expr) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
 
 
@@ -79,14 +79,14 @@ class _Rewrite(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         name = "_both" if isinstance(node.op, ast.And) else "_either"
-        return functools.reduce(lambda left, right: _call(name, left, _later(right)), node.values)
+        return functools.reduce(lambda left, right: _call(name, left, _thunk(right)), node.values)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         return _call("_opposite", node.operand) if isinstance(node.op, ast.Not) else node
 
 
-def _rewritten(function: Callable[..., Any]) -> ast.FunctionDef:
+def _rewritten_definition(function: Callable[..., Any]) -> ast.FunctionDef:
     """The definition of a kernel function without decorators and annotations, rewritten, at its own line numbers."""
     lines, first = inspect.getsourcelines(function)
     definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
@@ -99,7 +99,7 @@ def _rewritten(function: Callable[..., Any]) -> ast.FunctionDef:
     return ast.increment_lineno(definition, first - 1)
 
 
-def _interpreted(function: Callable[..., Any], namespace: dict[str, Any]) -> Callable[..., Any]:
+def _interpreted_function(function: Callable[..., Any], namespace: dict[str, Any]) -> Callable[..., Any]:
     """A kernel function that looks its names up in `namespace`, which is left as it was.
 
     Inside a factory, so that the extra names are closure variables:
@@ -110,17 +110,19 @@ def _interpreted(function: Callable[..., Any], namespace: dict[str, Any]) -> Cal
     """
     from . import triton_private as private
 
-    definition = _rewritten(function)
+    # The definition inside a factory whose parameters are the extra names.
+    definition = _rewritten_definition(function)
     factory = ast.parse(f"def _factory({', '.join(private.KERNEL_BUILTINS)}):\n    return {definition.name}").body[0]
     assert isinstance(factory, ast.FunctionDef)
     factory.body.insert(0, definition)
     module = ast.fix_missing_locations(ast.Module([factory], []))
-    found: dict[str, Any] = {}
-    exec(compile(module, function.__code__.co_filename, "exec"), namespace, found)
-    made: Any = found["_factory"](**private.KERNEL_BUILTINS)
-    made.__defaults__ = made.__defaults__ and tuple(map(private.plain, made.__defaults__))
-    made.__qualname__ = made.__name__
-    return made  # type: ignore[no-any-return]
+    # Defined in the namespace of its module, and called as Triton would: constants are plain values.
+    definitions: dict[str, Any] = {}
+    exec(compile(module, function.__code__.co_filename, "exec"), namespace, definitions)
+    result: Any = definitions["_factory"](**private.KERNEL_BUILTINS)
+    result.__defaults__ = result.__defaults__ and tuple(map(private.plain, result.__defaults__))
+    result.__qualname__ = result.__name__
+    return result  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=256)
@@ -130,9 +132,10 @@ def functions(module_text: str) -> Mapping[str, Callable[..., Any]]:
 
     source = load(module_text)
     namespace = {name: private.plain(value) for name, value in vars(source).items()}
-    made = {name: _interpreted(value.fn, namespace) for name, value in namespace.items() if private.is_jit(value)}
-    namespace.update(made)
-    return made
+    jitted = {name: value.fn for name, value in namespace.items() if private.is_jit(value)}
+    interpreted = {name: _interpreted_function(function, namespace) for name, function in jitted.items()}
+    namespace.update(interpreted)
+    return interpreted
 
 
 # -- the exchange of triton.language -----------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ def functions(module_text: str) -> Mapping[str, Callable[..., Any]]:
 def _exchanges() -> list[triton_private.Exchange]:
     from . import triton_private as private
 
-    return private.exchanges(lambda jit: _interpreted(jit.fn, jit.fn.__globals__))
+    return private.exchanges(lambda jit: _interpreted_function(jit.fn, jit.fn.__globals__))
 
 
 @contextmanager
@@ -174,26 +177,26 @@ def _restore(undo: list[tuple[Any, str, Any]]) -> None:
 # -- launching ---------------------------------------------------------------------------------------------------------
 
 
-def _bound(kernel: Kernel, arguments: Sequence[torch.Tensor | int]) -> dict[str, Any]:
+def _bind(kernel: Kernel, arguments: Sequence[torch.Tensor | int]) -> dict[str, Any]:
     """Arguments as Triton values, constants as plain Python values, by name."""
     from . import triton_private as private
 
     bound: dict[str, Any] = dict(kernel.constants)
-    for declared, given in zip(kernel.arguments, arguments, strict=True):
-        if isinstance(given, torch.Tensor):
+    for declared, argument in zip(kernel.arguments, arguments, strict=True):
+        if isinstance(argument, torch.Tensor):
             assert isinstance(declared, Pointer)
-            bound[declared.name] = private.pointer(given.data_ptr(), TRITON_DTYPE[declared.dtype])
+            bound[declared.name] = private.pointer(argument.data_ptr(), TRITON_DTYPE[declared.dtype])
         else:
-            bound[declared.name] = private.integer(given)
+            bound[declared.name] = private.integer(argument)
     return bound
 
 
 def run(kernel: Kernel, module_text: str, arguments: Sequence[torch.Tensor | int], grid: int) -> None:
     """Interpret `grid` programs of a kernel. The tensors' own memory is read and written: any strides, any offset."""
-    tensors = [given for given in arguments if isinstance(given, torch.Tensor)]
-    for given in tensors:
-        if given.device.type != "cpu":
-            reason = f"an argument is on {given.device}"
+    tensors = [tensor for tensor in arguments if isinstance(tensor, torch.Tensor)]
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            reason = f"an argument is on {tensor.device}"
             raise UnsupportedBackendError(
                 backend="interpret", what=kernel.name, reason=reason, fix="move the tensors to the CPU."
             )
@@ -205,7 +208,7 @@ def run(kernel: Kernel, module_text: str, arguments: Sequence[torch.Tensor | int
 def _run(kernel: Kernel, text: str, arguments: Sequence[Any], grid: int, tensors: Sequence[torch.Tensor]) -> None:
     from . import triton_private as private
 
-    function, bound = functions(text)[kernel.name], _bound(kernel, arguments)
+    function, bound = functions(text)[kernel.name], _bind(kernel, arguments)
     with _interpreting(tensors):
         private.builder.set_grid_dim(grid, 1, 1)
         for program in range(grid):

@@ -95,7 +95,7 @@ def _private() -> Any:
     return triton_private
 
 
-def _interpreted(kernel: Kernel, module_text: str) -> Launch:
+def _interpreting_launch(kernel: Kernel, module_text: str) -> Launch:
     from . import interpreter as interpret
 
     def launch(arguments: Sequence[Argument], grid: int) -> None:
@@ -112,31 +112,31 @@ def launcher(kernel: Kernel, module_text: str, backend: str, device: torch.devic
     """
     require_triton(backend, kernel.name)
     if is_interpreted(backend):
-        return _realigned(kernel, _as_bytes(kernel, _interpreted(kernel, module_text)))
+        return _with_aligned_copies(kernel, _with_bytes(kernel, _interpreting_launch(kernel, module_text)))
     place = torch.device("cuda" if device is None else device)
     if PRECISION in kernel.constants and backend in KERNEL_BACKENDS and place.type == "cuda":
-        return _as_precise_as_allowed(kernel, module_text, place)
+        return _with_allowed_precision(kernel, module_text, place)
     if backend not in KERNEL_BACKENDS or place.type != "cuda":
         fix = "use backend='interpret' or 'reference'."
         raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"it needs a GPU, not {place}", fix=fix)
-    return _realigned(kernel, _as_bytes(kernel, _on_device(kernel, module_text, place)))
+    return _with_aligned_copies(kernel, _with_bytes(kernel, _on_device(kernel, module_text, place)))
 
 
-def _as_precise_as_allowed(kernel: Kernel, module_text: str, place: torch.device) -> Launch:
+def _with_allowed_precision(kernel: Kernel, module_text: str, place: torch.device) -> Launch:
     """A product of float32: in TF32 while torch's setting for products allows it, exactly otherwise."""
-    known: dict[str, Launch] = {}
+    launches: dict[str, Launch] = {}
 
     def launch(arguments: Sequence[Argument], grid: int) -> None:
         allowed = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else EXACTLY
-        if allowed not in known:
-            set_so = replace(kernel, constants={**kernel.constants, PRECISION: allowed})
-            known[allowed] = _realigned(set_so, _as_bytes(set_so, _on_device(set_so, module_text, place)))
-        known[allowed](arguments, grid)
+        if allowed not in launches:
+            fixed = replace(kernel, constants={**kernel.constants, PRECISION: allowed})
+            launches[allowed] = _with_aligned_copies(fixed, _with_bytes(fixed, _on_device(fixed, module_text, place)))
+        launches[allowed](arguments, grid)
 
     return launch
 
 
-def _realigned(kernel: Kernel, launch: Launch) -> Launch:
+def _with_aligned_copies(kernel: Kernel, launch: Launch) -> Launch:
     """The same launch with copies of what has to begin at a multiple of 16 bytes and does not."""
     places = [i for i, a in enumerate(kernel.arguments) if a.name in kernel.aligned]
     if not places:
@@ -144,29 +144,29 @@ def _realigned(kernel: Kernel, launch: Launch) -> Launch:
 
     def on_aligned(arguments: Sequence[Argument], grid: int) -> None:
         if any(arguments[i].data_ptr() % 16 for i in places):  # type: ignore[union-attr]
-            arguments = [_aligned(a) if i in places else a for i, a in enumerate(arguments)]
+            arguments = [_aligned_copy(a) if i in places else a for i, a in enumerate(arguments)]
         launch(arguments, grid)
 
     return on_aligned
 
 
-def _aligned(given: Argument) -> torch.Tensor:
+def _aligned_copy(tensor: Argument) -> torch.Tensor:
     """A copy of a tensor's memory from its first to its last element: kernels know the strides."""
-    assert isinstance(given, torch.Tensor)
-    extent = 1 + sum((n - 1) * s for n, s in zip(given.shape, given.stride(), strict=True))
-    return given.as_strided((extent,), (1,)).clone()
+    assert isinstance(tensor, torch.Tensor)
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).clone()
 
 
-def _as_bytes(kernel: Kernel, launch: Launch) -> Launch:
+def _with_bytes(kernel: Kernel, launch: Launch) -> Launch:
     """The same launch with eight-bit floats handed over as bytes."""
     places = [i for i, a in enumerate(kernel.arguments) if isinstance(a, Pointer) and a.dtype in FLOAT8]
     if not places:
         return launch
 
     def on_bytes(arguments: Sequence[Argument], grid: int) -> None:
-        given = list(arguments)
+        values = list(arguments)
         for i in places:
-            given[i] = given[i].view(torch.uint8)  # type: ignore[union-attr]
-        launch(given, grid)
+            values[i] = values[i].view(torch.uint8)  # type: ignore[union-attr]
+        launch(values, grid)
 
     return on_bytes

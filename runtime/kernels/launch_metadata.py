@@ -35,8 +35,8 @@ def metadata_of(kernel: Kernel) -> Metadata:
     names = [*(a.name for a in kernel.arguments if isinstance(a, Scalar)), *kernel.constants]
 
     def metadata(grid: Any, compiled: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        found = _known.get((kernel.source, tuple(arguments[name] for name in names), grid[0]))
-        return {"name": kernel.name} if found is None else {"name": kernel.name, **launch_cost(*found)}
+        launch = _known.get((kernel.source, tuple(arguments[name] for name in names), grid[0]))
+        return {"name": kernel.name} if launch is None else {"name": kernel.name, **launch_cost(*launch)}
 
     return metadata
 
@@ -44,8 +44,8 @@ def metadata_of(kernel: Kernel) -> Metadata:
 def launch_cost(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
     """Bytes to and from memory, and operations: of all widths together, and by the width of the floats."""
     moved = sum(number(n, sizes) for n in (*kernel.reads.values(), *kernel.writes.values()))
-    done = number(kernel.operations, sizes)
-    return {"bytes": moved, "flops": done, f"flops{width_of(kernel)}": done}
+    operations = number(kernel.operations, sizes)
+    return {"bytes": moved, "flops": operations, f"flops{width_of(kernel)}": operations}
 
 
 def width_of(kernel: Kernel) -> int:

@@ -26,46 +26,46 @@ def proofs_of(steps: Sequence[Step], kernels: Iterable[Kernels]) -> list[Proof]:
     return [proof for group, own in zip(groups, kernels, strict=True) for proof in prove(group.graph, own)]
 
 
-def line_of(proof: Proof) -> str:
+def proof_line(proof: Proof) -> str:
     """kernel: accesses: 12 proved in range for all sizes, offsets 64-bit where 32 bits are too few"""
     parts = [f"{proof.count('proved')} proved in range for all sizes"]
     if groups := proof.count("group"):
         parts.append(f"{groups} in 16-byte groups of an aligned tensor")
-    parts += [f"{len(found)} where {condition}" for condition, found in _conditions(proof).items()]
+    parts += [f"{len(accesses)} where {condition}" for condition, accesses in _conditions(proof).items()]
     parts.append("offsets 64-bit where 32 bits are too few")
     text = f"{proof.kernel}: accesses: {', '.join(parts)}"
     return text if proof.proved else f"{text}; NOT PROVED: {'; '.join(map(str, proof.faults))}"
 
 
 def _conditions(proof: Proof) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    accesses: dict[str, list[str]] = {}
     for claim in proof.claims:
         if claim.answer == "data":
-            found.setdefault(claim.condition, []).append(claim.text)
-    return found
+            accesses.setdefault(claim.condition, []).append(claim.text)
+    return accesses
 
 
 def log_proofs(group: Group, kernels: Kernels) -> None:
     """The proofs of kernels that were generated just now, in the log; what is not proved is a warning there."""
     for proof in prove(group.graph, kernels):
-        (logs.codegen.info if proof.proved else logs.codegen.warning)("%s", line_of(proof))
+        (logs.codegen.info if proof.proved else logs.codegen.warning)("%s", proof_line(proof))
 
 
 # ------------------------------------------------------------------ before a launch
-KEPT = 4096
-_known: OrderedDict[Any, bool] = OrderedDict()
-"""Whether all was proved, by everything that a proof looks at."""
+MOST_ANSWERS = 4096
+_answers: OrderedDict[Any, bool] = OrderedDict()
+"""True where all was proved, by everything that a proof looks at."""
 
 
 def are_proved(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic] = ()) -> bool:
-    """Whether every access is in range, and every offset wide enough, for all sizes under guards and assumptions."""
+    """True where every access is in range, and every offset wide enough, for all sizes under guards and assumptions."""
     key = _key(graph, kernels, assumed)
-    if (found := _known.get(key)) is None:
+    if (proved := _answers.get(key)) is None:
         under = [replace(k, guards=(*k.guards, *assumed)) for k in kernels.kernels]
-        found = _known[key] = not any(_faults(k, graph, kernels) for k in under)
-        while len(_known) > KEPT:
-            _known.popitem(last=False)
-    return found
+        proved = _answers[key] = not any(_faults(k, graph, kernels) for k in under)
+        while len(_answers) > MOST_ANSWERS:
+            _answers.popitem(last=False)
+    return proved
 
 
 def unproved_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
@@ -88,11 +88,11 @@ def _key(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic]) -> Any:
     results = [(v.shape, s) for v, s in zip(graph.outputs, graph.output_strides, strict=True) if v is not None]
     inner = {n for v in graph.order() for t in v.avals for n in t.shape}
     each = [
-        (k.source, k.arguments, k.grid, _fixed(k.constants), _fixed(k.pinned), k.guards, k.scratch, k.aligned)
+        (k.source, k.arguments, k.grid, _hashable(k.constants), _hashable(k.pinned), k.guards, k.scratch, k.aligned)
         for k in kernels.kernels
     ]
     return (*shapes, *results, frozenset(inner), *each, kernels.temporaries, *assumed)
 
 
-def _fixed(values: Mapping[Any, Any]) -> tuple[Any, ...]:
+def _hashable(values: Mapping[Any, Any]) -> tuple[Any, ...]:
     return tuple((k, type(v), str(v)) for k, v in values.items())

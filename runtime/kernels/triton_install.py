@@ -22,7 +22,7 @@ from ..cache import store as cache
 
 
 @functools.cache
-def know_installation() -> None:
+def cache_installation_key() -> None:
     """Triton's own name for its installation, which it hashes in each process (a third of a second), kept on disk.
 
     It is asked for again where any file that it is made of has another size or time.
@@ -31,17 +31,18 @@ def know_installation() -> None:
     made_by = getattr(triton_cache, "triton_key", None)
     if made_by is None:
         return
+    # The name belongs to these very files: an installation that changed is hashed again.
     try:
         key = cache.key_of("triton", root, *entry_files.versions().items(), *_files_of(root))
     except OSError:
         return
-    kept = cache.default().get_or_make(key, lambda: {"installation": made_by().encode()})
-    name = kept["installation"].decode()
+    entry = cache.default().get_or_make(key, lambda: {"installation": made_by().encode()})
+    name = entry["installation"].decode()
     triton_cache.triton_key = lambda: name
 
 
 @functools.cache
-def have_a_folder() -> None:
+def ensure_cache_folder() -> None:
     """Triton raises where it cannot write to its cache: there, it gets a folder that ends with the process."""
     if triton.knobs.cache.manager_class is not None:
         return
@@ -65,16 +66,16 @@ def _remove_by(owner: int, folder: str) -> None:
 
 def _files_of(root: Path) -> Iterator[tuple[str, int, int]]:
     """Every file that Triton's compiler consists of, with its size and time."""
-    yield from _listed(str(root), False)
+    yield from _sources_in(str(root), False)
     for part in ("_C", "runtime", "compiler", "backends", "language"):
-        yield from _listed(str(root / part), part not in ("_C", "runtime"))
+        yield from _sources_in(str(root / part), part not in ("_C", "runtime"))
 
 
-def _listed(folder: str, below: bool) -> Iterator[tuple[str, int, int]]:
-    with os.scandir(folder) as found:
-        for entry in sorted(found, key=lambda e: e.name):
+def _sources_in(folder: str, below: bool) -> Iterator[tuple[str, int, int]]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
             if entry.name.endswith((".py", ".so", ".pyd")):
                 facts = entry.stat()
                 yield entry.path, facts.st_size, facts.st_mtime_ns
             elif below and entry.name != "__pycache__" and entry.is_dir():
-                yield from _listed(entry.path, True)
+                yield from _sources_in(entry.path, True)

@@ -56,8 +56,8 @@ def jit_function(module_text: str, name: str, scalars: tuple[str, ...]) -> Any:
     """The @triton.jit function of a kernel. Sizes are not specialised on: a new batch size compiles nothing."""
     import triton
 
-    from .triton_install import have_a_folder, know_installation
+    from .triton_install import cache_installation_key, ensure_cache_folder
 
-    know_installation()
-    have_a_folder()
+    cache_installation_key()
+    ensure_cache_folder()
     return triton.jit(getattr(load(module_text), name).fn, do_not_specialize=list(scalars))

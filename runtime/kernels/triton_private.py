@@ -30,7 +30,7 @@ VERSION = str(triton.__version__)
 
 
 def launches_are_watched() -> bool:
-    """Whether someone (a profiler) hooks into Triton's launches."""
+    """True where a profiler, say, hooks into Triton's launches."""
     runtime = triton.knobs.runtime
     return any(getattr(h, "calls", h is not None) for h in (runtime.launch_enter_hook, runtime.launch_exit_hook))
 
@@ -85,7 +85,7 @@ def f32_to_float8(values: Array, dtype: torch.dtype) -> Array:
     return torch.tensor(np.clip(values, -top, top), dtype=torch.float32).to(dtype).view(torch.uint8).numpy()
 
 
-def widened(handle: Any) -> Array:
+def widen(handle: Any) -> Array:
     """The numbers in a handle: bf16 and fp8 bits as float32, everything else as it is."""
     dtype = handle.dtype.scalar
     if dtype == tl.bfloat16:
@@ -95,7 +95,7 @@ def widened(handle: Any) -> Array:
     return np.asarray(handle.data)
 
 
-def narrowed(values: Array, dtype: Any) -> Any:
+def narrow(values: Array, dtype: Any) -> Any:
     """Numbers -> a handle of `dtype`, rounded to nearest even."""
     if dtype == tl.bfloat16:
         return TensorHandle(f32_to_bf16(values.astype(np.float32)), dtype)
@@ -185,7 +185,7 @@ def libdevice(symbol: str) -> Callable[..., torch.Tensor]:
 
 
 class Results(list[Any]):
-    """What an operation with several results looks like to Triton."""
+    """The results of an operation that has several, as Triton takes them."""
 
     def get_result(self, index: int) -> Any:
         return self[index]
@@ -234,11 +234,11 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     memory = LaunchMemory(())
 
     def get_bf16(self, value: float) -> Any:
-        return narrowed(np.array([value], np.float32), tl.bfloat16)
+        return narrow(np.array([value], np.float32), tl.bfloat16)
 
     def cast_impl(self, src: Any, dst_type: Any) -> Any:
         """Low floats go through float32, as they do on the GPU and in eager mode."""
-        return narrowed(widened(src), dst_type.scalar)
+        return narrow(widen(src), dst_type.scalar)
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         toward_zero = str(rounding_mode).endswith("RTZ")
@@ -250,11 +250,11 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def binary_op(self, lhs: Any, rhs: Any, op: Callable[..., Array]) -> Any:
         """A comparison stays boolean; the rest is rounded to the operands' dtype."""
-        result = op(widened(lhs), widened(rhs))
-        return TensorHandle(result, tl.int1) if result.dtype == np.bool_ else narrowed(result, lhs.dtype.scalar)
+        result = op(widen(lhs), widen(rhs))
+        return TensorHandle(result, tl.int1) if result.dtype == np.bool_ else narrow(result, lhs.dtype.scalar)
 
     def unary_op(self, arg: Any, op: Callable[..., Array]) -> Any:
-        return narrowed(op(widened(arg)), arg.dtype.scalar)
+        return narrow(op(widen(arg)), arg.dtype.scalar)
 
     def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
         return self.binary_op(lhs, rhs, np.fmin)
@@ -264,15 +264,15 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def create_clampf(self, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Any:
         low, high = (np.maximum, np.minimum) if str(propagate_nans).endswith("ALL") else (np.fmax, np.fmin)
-        return narrowed(high(low(widened(arg), widened(lo)), widened(hi)), arg.dtype.scalar)
+        return narrow(high(low(widen(arg), widen(lo)), widen(hi)), arg.dtype.scalar)
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
         """Rounded once (through float64, which holds every product of two float32 exactly)."""
-        wide = widened(x).astype(np.float64) * widened(y).astype(np.float64) + widened(z).astype(np.float64)
-        return narrowed(wide, z.dtype.scalar)
+        wide = widen(x).astype(np.float64) * widen(y).astype(np.float64) + widen(z).astype(np.float64)
+        return narrow(wide, z.dtype.scalar)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        return TensorHandle(np.matmul(widened(a), widened(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
+        return TensorHandle(np.matmul(widen(a), widen(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
     def create_umulhi(self, lhs: Any, rhs: Any) -> Any:
         """The upper half of an unsigned product, from halves of the operands: no 128-bit type is needed."""
@@ -301,7 +301,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return super().create_atomic_cas(ptr, cmp, val, sem, scope)
 
     def create_extern_elementwise(self, lib: str, path: str, symbol: str, args: Any, ret_type: Any, pure: bool) -> Any:
-        return narrowed(by_torch(libdevice(symbol), *map(widened, args)), ret_type.scalar)
+        return narrow(by_torch(libdevice(symbol), *map(widen, args)), ret_type.scalar)
 
     def create_inline_asm(self, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int) -> Results:
         form = _ASM.fullmatch(" ".join(asm.split()))
@@ -353,7 +353,7 @@ def _values(tensors: Sequence[Any]) -> list[Array]:
     return [np.broadcast_to(t.handle.data, [int(n) for n in t.shape]) for t in tensors]
 
 
-def _combined(combine: Combine, left: Sequence[Array], right: Sequence[Array], dtypes: Sequence[Any]) -> list[Array]:
+def _combine(combine: Combine, left: Sequence[Array], right: Sequence[Array], dtypes: Sequence[Any]) -> list[Array]:
     """One call of the combining function on whole arrays."""
     result = combine(*(tensor(v, d) for side in (left, right) for v, d in zip(side, dtypes, strict=True)))
     results = result if isinstance(result, (tuple, tl.core.tuple)) else (result,)
@@ -364,7 +364,7 @@ def _tree(combine: Combine, values: list[Array], axis: int, dtypes: Sequence[Any
     """Fold neighbours in pairs, which keeps the order of the operands: log2(n) calls (n is a power of two)."""
     values = [np.moveaxis(v, axis, 0) for v in values]
     while len(values[0]) > 1:
-        values = _combined(combine, [v[::2] for v in values], [v[1::2] for v in values], dtypes)
+        values = _combine(combine, [v[::2] for v in values], [v[1::2] for v in values], dtypes)
     return [v[0] for v in values]
 
 
@@ -373,7 +373,7 @@ def _prefixes(combine: Combine, values: list[Array], axis: int, dtypes: Sequence
     values = [np.moveaxis(v, axis, 0) for v in values]
     step = 1
     while step < len(values[0]):
-        folded = _combined(combine, [np.roll(v, step, 0) for v in values], values, dtypes)
+        folded = _combine(combine, [np.roll(v, step, 0) for v in values], values, dtypes)
         values = [np.concatenate([v[:step], f[step:]]) for v, f in zip(values, folded, strict=True)]
         step *= 2
     return [np.moveaxis(v, 0, axis) for v in values]
@@ -384,7 +384,7 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, tl.constexpr) else value
 
 
-def _wrapped(results: Sequence[Array], dtypes: Sequence[Any], single: bool) -> Any:
+def _wrap(results: Sequence[Array], dtypes: Sequence[Any], single: bool) -> Any:
     tensors = tuple(tensor(np.asarray(r, order="C"), d) for r, d in zip(results, dtypes, strict=True))
     return tensors[0] if single else tensors
 
@@ -399,7 +399,7 @@ def reduce(input: Any, axis: Any, combine_fn: Combine, keep_dims: Any = False, *
     folded = _fold(combine_fn, values, 0 if axis is None else axis % ndim, dtypes)
     if plain(keep_dims):
         folded = [v.reshape([1] * ndim) if axis is None else np.expand_dims(v, axis) for v in folded]
-    return _wrapped(folded, dtypes, isinstance(input, tl.tensor))
+    return _wrap(folded, dtypes, isinstance(input, tl.tensor))
 
 
 def _fold(combine: Combine, values: list[Array], axis: int, dtypes: Sequence[Any]) -> list[Array]:
@@ -422,7 +422,7 @@ def scan(input: Any, axis: Any, combine_fn: Combine, reverse: Any = False, **_: 
         return np.flip(value, axis) if plain(reverse) else value
 
     scanned = _prefixes(combine_fn, [turn(v) for v in values], axis, dtypes)
-    return _wrapped([turn(v) for v in scanned], dtypes, isinstance(input, tl.tensor))
+    return _wrap([turn(v) for v in scanned], dtypes, isinstance(input, tl.tensor))
 
 
 # -- Python constructs that mean something else in a kernel ------------------------------------------------------------
@@ -465,7 +465,7 @@ def opposite(value: Any) -> Any:
     return value == 0 if isinstance(value, tl.tensor) else not plain(value)
 
 
-def carried(value: Any) -> Any:
+def carry(value: Any) -> Any:
     """A number kept in a variable that a loop or branch changes is a tensor."""
     return semantic.to_tensor(value, False)
 
@@ -551,14 +551,15 @@ def exchanges(interpreted: Callable[[Any], Any]) -> list[Exchange]:
     """All exchanges, in order. `interpreted` turns a jit function of Triton's own library into a Python function."""
     names = ("core", "math", "standard", "random")
     modules: list[ModuleType] = [tl, *(sys.modules[f"triton.language.{name}"] for name in names)]
-    found = [e for owner in (*modules, tl.tensor, tl.core.tensor_descriptor_base) for e in _members(owner, interpreted)]
-    found += _device_library()
-    found += [Exchange(owner, name, value) for owner in (tl, tl.core) for name, value in _language().items()]
-    found += [Exchange(tl.tensor, name, value) for name, value in _methods().items()]
-    return [*found, Exchange(tl.dtype, "to_ir", lambda self, _: self)]
+    owners = (*modules, tl.tensor, tl.core.tensor_descriptor_base)
+    result = [e for owner in owners for e in _members(owner, interpreted)]
+    result += _device_library()
+    result += [Exchange(owner, name, value) for owner in (tl, tl.core) for name, value in _language().items()]
+    result += [Exchange(tl.tensor, name, value) for name, value in _methods().items()]
+    return [*result, Exchange(tl.dtype, "to_ir", lambda self, _: self)]
 
 
 KERNEL_BUILTINS: dict[str, Any] = {
-    "range": loop, "_truth": truth, "_both": both, "_either": either, "_opposite": opposite, "_carried": carried,
+    "range": loop, "_truth": truth, "_both": both, "_either": either, "_opposite": opposite, "_carried": carry,
 }  # fmt: skip
 """Names that a rewritten function sees besides its module's."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 
+from ...ir.program import ValueRef
 from ...ir.text.document import Symbols, document_error, list_from, size_from_document, text_from
 from ...ir.text.text import size_text
 from ...tracer.torch_private import expression_of
@@ -90,6 +91,11 @@ _KINDS: dict[str, Callable[[Any, str, Each, Symbols], Any]] = {
     "dtype": _dtype,
     "device": lambda inner, at, each, symbols: torch.device(text_from(inner, at, 30)),
 }
+
+
+def places_document(places: Sequence[ValueRef | None]) -> list[Any]:
+    """Where tensors are, as pairs of kind and index."""
+    return [None if p is None else list(p) for p in places]
 
 
 class Shape(tuple[Any, ...]):

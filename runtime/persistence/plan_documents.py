@@ -12,8 +12,8 @@ from ...codegen import Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ...ir import Graph, Value
 from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
-from ...ir.text.document import document, graph_from, symbols_document, symbols_from
-from ...ir.text.text import plain_sympy, show, size_from, size_text
+from ...ir.text.document import document, graph_from, size_document, sizes_document, symbols_document, symbols_from
+from ...ir.text.text import plain_sympy, show, size_from
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan, last_uses, runner_of
 from ..execution.variants import Variant
@@ -25,18 +25,9 @@ class NotKept(Exception):
     """Something has no form on disk that is certain to come back as it was (internal: it is captured each time)."""
 
 
-def size(value: Any) -> int | str:
-    """An int, or the text of an expression."""
-    return value if isinstance(value, int) else size_text(value)
-
-
 def size_of(text: Any, symbols: Symbols) -> Any:
-    """The size that `size` wrote."""
+    """The size that `size_document` wrote."""
     return size_from(text, symbols, settled=True) if isinstance(text, str) else int(text)
-
-
-def sizes(values: Sequence[Any]) -> list[int | str]:
-    return [size(v) for v in values]
 
 
 def sizes_of(texts: Sequence[Any], symbols: Symbols) -> tuple[Any, ...]:
@@ -56,7 +47,7 @@ def condition(expr: Any) -> Any:
     if isinstance(expr, sympy.logic.boolalg.BooleanAtom):
         return bool(expr)
     if name not in _RELATIONS:
-        return size(expr)
+        return size_document(expr)
     return [name, *(condition(a) for a in expr.args)]
 
 
@@ -88,7 +79,7 @@ def conditions(exprs: Sequence[Any], symbols: Symbols) -> list[Any]:
 
 # ------------------------------------------------------------------ kernels
 def _buffer(b: Buffer) -> list[Any]:
-    return [b.name, b.dtype, sizes(b.shape), sizes(b.strides), b.zeroed]
+    return [b.name, b.dtype, sizes_document(b.shape), sizes_document(b.strides), b.zeroed]
 
 
 def _buffer_of(data: Any, symbols: Symbols) -> Buffer:
@@ -97,7 +88,7 @@ def _buffer_of(data: Any, symbols: Symbols) -> Buffer:
 
 
 def _argument(a: Pointer | Scalar) -> list[Any]:
-    return [a.name, size(a.value)] if isinstance(a, Scalar) else [a.name, *a.buffer, a.dtype]
+    return [a.name, size_document(a.value)] if isinstance(a, Scalar) else [a.name, *a.buffer, a.dtype]
 
 
 def _argument_of(data: Any, symbols: Symbols) -> Pointer | Scalar:
@@ -108,12 +99,12 @@ def _argument_of(data: Any, symbols: Symbols) -> Pointer | Scalar:
 
 
 def _bytes(moved: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: size(n) for name, n in moved.items()}
+    return {name: size_document(n) for name, n in moved.items()}
 
 
 _FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] = {
     **dict.fromkeys(("name", "source", "constants", "num_warps", "num_stages", "fast"), (lambda v: v, lambda d, s: d)),
-    **dict.fromkeys(("grid", "operations"), (size, size_of)),
+    **dict.fromkeys(("grid", "operations"), (size_document, size_of)),
     "arguments": (lambda v: list(map(_argument, v)), lambda d, s: tuple(_argument_of(a, s) for a in d)),
     "scratch": (lambda v: list(map(_buffer, v)), lambda d, s: tuple(_buffer_of(b, s) for b in d)),
     "pinned": (lambda v: {k.name: n for k, n in v.items()}, lambda d, s: {s[k]: n for k, n in d.items()}),

@@ -36,7 +36,7 @@ from ..execution.kernel_plan import KernelPlan
 from ..specialize.residuals import ResidualPlan, executable_key
 from ..specialize.specialization import Specialization, chosen_residuals
 from ..values.sizes import Binder, BoundSizes, traced_numbers
-from .literals import NoLiteral, constant_document, constant_from, settled
+from .literals import NoLiteral, constant_document, constant_from, places_document, settled
 from .plan_documents import NotKept, condition_of, conditions, plan, plan_of
 
 Tensor = torch.Tensor
@@ -61,9 +61,9 @@ def outline(captured: CapturedFunction) -> Doc:
         "outputs": [bool(o.value) for o in forward.outputs],
         "hidden": forward.hidden_count,
         "is_tuple": forward.is_tuple,
-        "saved": _places(forward.saved),
-        "saved_for_forward": _places(forward.saved_for_forward),
-        "non_differentiable": _places(forward.non_differentiable),
+        "saved": places_document(forward.saved),
+        "saved_for_forward": places_document(forward.saved_for_forward),
+        "non_differentiable": places_document(forward.non_differentiable),
         "materialize_grads": forward.materialize_grads,
         "materialize_non_diff_grads": forward.materialize_non_diff_grads,
         "needs_input_grad": list(forward.needs_input_grad),
@@ -112,10 +112,6 @@ def example_of(fake: Tensor, captured: CapturedFunction) -> list[Any]:
     return [shape, strides, str(fake.dtype).removeprefix("torch."), str(fake.device), fake.requires_grad]
 
 
-def _places(places: Sequence[ValueRef | None]) -> list[Any]:
-    return [None if p is None else list(p) for p in places]
-
-
 def _places_of(data: Sequence[Any]) -> list[Any]:
     return [None if p is None else ValueRef(*p) for p in data]
 
@@ -129,7 +125,8 @@ def forward_document(spec: Specialization, backend: str, device: torch.device) -
     """forward on one backend. Raises NotKept."""
     chosen = spec.known_choice()
     executable = spec.executables[executable_key(backend, chosen)]
-    conditions = _conditions(spec.captured.current_guard())
+    guard: Any = spec.captured.current_guard()
+    conditions = list(guard.conditions)
     if not compare_sizes_only(conditions):
         raise NotKept("its guard asks for more than sizes")
     return {
@@ -140,16 +137,12 @@ def forward_document(spec: Specialization, backend: str, device: torch.device) -
     }
 
 
-def _conditions(guard: Any) -> list[str]:
-    return list(guard.conditions)
-
-
 def _choice(chosen: ResidualPlan) -> Doc:
     if type(chosen) is not ResidualPlan:
         raise NotKept("its backward is derived")
     return {
-        "places": _places(chosen.places),
-        "residuals": _places(chosen.residuals),
+        "places": places_document(chosen.places),
+        "residuals": places_document(chosen.residuals),
         "rebuild": document(chosen.rebuilding()),
     }
 

@@ -1,4 +1,4 @@
-"""What named GPUs can do at most, for modelled times. Peaks of the vendors' data sheets, dense, without sparsity."""
+"""Peaks of named GPUs, for modelled times: those of the vendors' data sheets, dense, without sparsity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class UnknownDeviceError(FusegradError, ValueError):
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What one multiprocessor (or compute unit) holds at a time, by its four schedulers.
+    """The warps that one multiprocessor (or compute unit) holds at a time, by its four schedulers.
 
     warps: at most per scheduler. registers: per scheduler and lane, handed out by eights. shared: bytes, of which each
     program takes `reserved` more than it asks for.

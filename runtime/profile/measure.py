@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..kernels.autotune import event_milliseconds
+
 Tensor = torch.Tensor
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of each start and stop on stderr otherwise
 WARM_UP = 5
@@ -60,12 +62,7 @@ def _on_cpu(call: Callable[[], Any], flush: Tensor | None) -> float:
 def _on_gpu(call: Callable[[], Any], flush: Tensor | None) -> float:
     assert flush is not None
     flush.zero_()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+    return event_milliseconds(call) * 1e3
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
@@ -98,19 +95,19 @@ def _peak_on_cpu(call: Callable[[], Any]) -> int:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    held = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
-    return max(itertools.accumulate(count for _, count in held), default=0)
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    return max(itertools.accumulate(count for _, count in changes), default=0)
 
 
 @contextmanager
 def saved_bytes(inputs: Sequence[Any]) -> Iterator[list[int]]:
     """Within: what autograd keeps besides the inputs, in bytes, each piece of memory once."""
-    total, seen = [0], {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
+    total, counted = [0], {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
 
     def pack(tensor: Tensor) -> Tensor:
         memory = tensor.untyped_storage()
-        if memory.data_ptr() not in seen:
-            seen.add(memory.data_ptr())
+        if memory.data_ptr() not in counted:
+            counted.add(memory.data_ptr())
             total[0] += memory.nbytes()
         return tensor
 
@@ -119,11 +116,11 @@ def saved_bytes(inputs: Sequence[Any]) -> Iterator[list[int]]:
 
 
 def operations(run: Callable[[], Any], device: torch.device, calls: int = 10) -> tuple[list[dict[str, Any]], Any]:
-    """What one call runs on the device, by name, out of torch's profiler; and the profiler, for its trace."""
+    """The operations that one call runs on the device, by torch's profiler; and the profiler, for its trace."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    run()
+    run()  # what only a first call does is not counted
     with torch.profiler.profile(activities=kinds) as profiler:
         for _ in range(calls):
             run()

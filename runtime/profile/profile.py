@@ -7,14 +7,11 @@ is named: the least time in which its memory could move what the kernels move.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..api import compile
-from ..cache.entry_files import versions
 from ..capture.guards import is_float
 from ..compiled.compiled import Compiled
 from ..dispatch.compiled_class import compile_class
@@ -24,102 +21,15 @@ from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
 from ..report.explanation import Explanation
 from ..values.tensor_specs import is_spec, parse_spec
-from .devices import MULTIPROCESSORS, Device, device_named
-from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
-from .report import ProfileArgumentError
-from .roofline import Modelled, modelled
+from .devices import MULTIPROCESSORS, device_named
+from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
+from .report import Measured, Profile, ProfileArgumentError
+from .roofline import model_launches
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
 BASELINES = ("eager", "torch.compile")
 OURS = "fusegrad"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One direction of one candidate on the machine at hand. error: why it could not be timed."""
-
-    candidate: str
-    direction: str
-    times: Times | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Achieved:
-    """One launch of ours as it was measured: per second, and over the bandwidth of a plain copy on this device."""
-
-    name: str
-    direction: str
-    microseconds: float
-    bytes_per_second: float
-    operations_per_second: float
-    of_copy: float | None
-
-
-def _achieved(launch: Modelled, microseconds: float, copy: float | None) -> Achieved:
-    moved, done = launch.bytes / microseconds * 1e6, launch.operations / microseconds * 1e6
-    return Achieved(launch.name, launch.direction, microseconds, moved, done, moved / copy if copy else None)
-
-
-@dataclass
-class Profile:
-    """What `profile` found. Prints as tables; `to_dict()`; `write(path)` as .json, .html, or a Chrome trace."""
-
-    name: str
-    backend: str
-    machine: str
-    arguments: str
-    measured: list[Measured]
-    saved: dict[str, int]
-    operations: dict[str, list[dict[str, Any]]]
-    modelled: list[Modelled]
-    device: Device
-    binaries: dict[str, dict[str, Any]]
-    copy_bandwidth: float | None = None
-    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=versions)
-    traces: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values. Times in microseconds, memory in bytes, bandwidth in bytes per second."""
-        rows = [
-            {"candidate": m.candidate, "direction": m.direction, "error": m.error}
-            | (asdict(m.times) if m.times else {})
-            for m in self.measured
-        ]
-        model = {"device": asdict(self.device), "launches": [m.facts() for m in self.modelled]}
-        return {
-            "schema": 1, "function": self.name, "backend": self.backend, "machine": self.machine,
-            "arguments": self.arguments, "versions": self.versions,
-            "measured": {
-                "times": rows, "saved_bytes": self.saved, "operations": self.operations,
-                "copy_bandwidth": self.copy_bandwidth, "peak_bytes": self.peaks,
-                "launches": [asdict(a) for a in self.achieved()],
-            },
-            "modelled": model, "binaries": self.binaries,
-        }  # fmt: skip
-
-    def achieved(self) -> Iterator[Achieved]:
-        """Our launches among what ran, with what they reached: empty where other names ran, as on a CPU."""
-        counted = {(m.direction, m.name): m for m in self.modelled}
-        for direction, rows in self.operations.items():
-            for row in rows:
-                if (m := counted.get((direction, row["name"]))) is not None:
-                    yield _achieved(m, row["microseconds"] / row["calls"], self.copy_bandwidth)
-
-    def __str__(self) -> str:
-        from .report import as_text
-
-        return as_text(self)
-
-    __repr__ = __str__
-
-    def write(self, path: str | Path) -> None:
-        """`.json`, `.html` (one page without requests), or `.trace.json`: what ran, for Perfetto or chrome://tracing."""
-        from .report import write
-
-        write(self, Path(path))
 
 
 def profile(
@@ -141,20 +51,21 @@ def profile(
     default where that is a terminal.
     Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
     """
-    modelled_on, fast = device_named(device), _compiled(target_class)
+    modelled_on, fast = device_named(device), _compiled_class(target_class)
     compiler = compiler_of(fast)
     _require_known(compiler, baselines)
-    real = [_real(a) for a in arguments(fast, args)]
-    real = list(_following(compiler.complete(real)))
+    real = _real_arguments(compiler, fast, args)
     place = next((a.device for a in real if isinstance(a, Tensor)), torch.device("cpu"))
-    found = explain(fast, *args, target=modelled_on.target)
+    # The model first: arguments that do not fit are refused before anything is timed.
+    explanation = explain(fast, *args, target=modelled_on.target)
     result = Profile(
         name=compiler.cls.__name__, backend=compiler.backend_for(real), machine=_machine(place),
-        arguments=", ".join(map(_described, real)), measured=[], saved={}, operations={},
-        modelled=modelled(found, modelled_on, found.sizes), device=modelled_on,
-        binaries=_binaries(found, modelled_on.target) if metrics and found.kernel_records else {},
+        arguments=", ".join(map(_description, real)), measured=[], saved={}, operations={},
+        modelled=model_launches(explanation, modelled_on, explanation.sizes), device=modelled_on,
+        binaries=_binaries(explanation, modelled_on.target) if metrics and explanation.kernel_records else {},
         copy_bandwidth=copy_bandwidth(place),
     )  # fmt: skip
+    # Then the candidates one after the other, forward and backward of each.
     candidates = list(_candidates(compiler, fast, baselines))
     with screen.progress(2 * len(candidates), f"profile {result.name}", progress) as advance:
         for name, apply in candidates:
@@ -162,24 +73,23 @@ def profile(
     return result
 
 
-def _binaries(found: Explanation, target: str) -> dict[str, dict[str, Any]]:
-    """What the compiled kernels need, and how full they can make a multiprocessor."""
-    warps, processor = {k.name: k.num_warps for k in found.kernel_records}, MULTIPROCESSORS[target]
+def _binaries(explanation: Explanation, target: str) -> dict[str, dict[str, Any]]:
+    """Registers and memory of the compiled kernels, and how full they can make a multiprocessor."""
+    warps, processor = {k.name: k.num_warps for k in explanation.kernel_records}, MULTIPROCESSORS[target]
     return {
         name: {**facts, "warps": warps[name],
                "occupancy": processor.occupancy(facts["registers"], facts["shared"], warps[name])}
-        for name, facts in found.metrics(target).items()
+        for name, facts in explanation.metrics(target).items()
     }  # fmt: skip
 
 
-def differentiated(target_class: Any, args: Sequence[Any]) -> str:
+def run_once(target_class: Any, args: Sequence[Any]) -> str:
     """Call a Function, compiled afresh, forward and backward, once without grad mode; its name."""
-    known = compiler_of(_compiled(target_class))
-    options = (known.backend, known.fullgraph, known.dynamic, known.methods.option)
-    fast: Any = compile_class(known.user_class, *options, numerics=known.numerics)
+    source = compiler_of(_compiled_class(target_class))
+    options = (source.backend, source.fullgraph, source.dynamic, source.methods.option)
+    fast: Any = compile_class(source.user_class, *options, numerics=source.numerics)
     compiler = compiler_of(fast)
-    real = [_real(a) for a in arguments(target_class, tuple(args))]
-    real = list(_following(compiler.complete(real)))
+    real = _real_arguments(compiler, target_class, args)
     _without_grad(fast.apply, real)()
     if outputs := _differentiable(fast.apply(*real)):
         _backward(outputs, real)()
@@ -196,26 +106,31 @@ def _require_known(compiler: Compiled, baselines: Sequence[str]) -> None:
 
 
 # ------------------------------------------------------------------ arguments
+def _real_arguments(compiler: Dispatcher, target: Any, args: Sequence[Any]) -> list[Any]:
+    """All arguments of a call, with tensors in place of specifications."""
+    return list(_with_gradients(compiler.complete([_real(a) for a in arguments(target, tuple(args))])))
+
+
 def _real(value: Any) -> Any:
     """A tensor for a specification: normal numbers, small integers."""
     if not is_spec(value):
         return value
-    (dtype, shape), where = parse_spec(value), "cuda" if torch.cuda.is_available() else "cpu"
+    (dtype, shape), device = parse_spec(value), "cuda" if torch.cuda.is_available() else "cpu"
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, device=where).to(dtype)
-    return torch.randint(0, 2, shape, device=where).to(dtype)
+        return torch.randn(shape, device=device).to(dtype)
+    return torch.randint(0, 2, shape, device=device).to(dtype)
 
 
-def _following(values: Sequence[Any]) -> Iterator[Any]:
+def _with_gradients(values: Sequence[Any]) -> Iterator[Any]:
     """Where no argument asks for a gradient, every floating one is taken to."""
-    asked = any(isinstance(v, Tensor) and v.requires_grad for v in values)
+    has_gradients = any(isinstance(v, Tensor) and v.requires_grad for v in values)
     for value in values:
         if isinstance(value, Tensor):
-            value = value.detach().requires_grad_(value.requires_grad or (not asked and is_float(value)))
+            value = value.detach().requires_grad_(value.requires_grad or (not has_gradients and is_float(value)))
         yield value
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
@@ -226,7 +141,7 @@ def _machine(place: torch.device) -> str:
 
 
 # ------------------------------------------------------------------ measuring
-def _compiled(target_class: Any) -> Any:
+def _compiled_class(target_class: Any) -> Any:
     return target_class if hasattr(target_class, "_fusegrad") else compile(target_class)
 
 
@@ -253,19 +168,19 @@ def _measure(
     direction = "forward"
     advance(f"{name} forward")
     try:
-        _timed(result, name, direction, _without_grad(apply, args), place, seconds)
+        _time(result, name, direction, _without_grad(apply, args), place, seconds)
         with saved_bytes(args) as total:
             outputs = _differentiable(apply(*args))
         if outputs:
             result.saved[name], direction = total[0], "backward"
             advance(f"{name} backward")
-            _timed(result, name, direction, _backward(outputs, args), place, seconds)
+            _time(result, name, direction, _backward(outputs, args), place, seconds)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         result.measured.append(Measured(name, direction, None, why))
 
 
-def _timed(
+def _time(
     result: Profile, name: str, direction: str, call: Callable[[], Any], place: torch.device, seconds: float
 ) -> None:
     result.measured.append(Measured(name, direction, times_of(call, place, seconds)))
@@ -291,4 +206,3 @@ def _backward(outputs: Sequence[Tensor], args: Sequence[Any]) -> Callable[[], An
     inputs = list({id(a): a for a in args if isinstance(a, Tensor) and a.requires_grad}.values())
     gradients = [torch.randn_like(o) for o in outputs]
     return lambda: torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
-

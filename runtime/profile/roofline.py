@@ -1,10 +1,9 @@
-"""What the launches of a Function cost at least on a named GPU: bytes by bandwidth, operations by their rate."""
+"""The least time of a Function's launches on a named GPU: bytes by bandwidth, operations by their rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import sympy
 
@@ -33,19 +32,16 @@ class Modelled:
     microseconds: float
     bound: str
 
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def modelled(found: Explanation, device: Device, sizes: Sizes) -> list[Modelled]:
+def model_launches(explanation: Explanation, device: Device, sizes: Sizes) -> list[Modelled]:
     """A row for each launch, forward first."""
-    return [row for name, report in found.directions.items() for row in _direction(name, report, device, sizes)]
+    return [row for name, report in explanation.directions.items() for row in _direction(name, report, device, sizes)]
 
 
 def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes) -> list[Modelled]:
-    rows, launches, made = [], iter(report.launches), iter(report.kernels)
+    rows, launches, kernels = [], iter(report.launches), iter(report.kernels)
     for step in report.steps:
-        for work in _work(step, made, sizes):
+        for work in _work(step, kernels, sizes):
             launch = next(launches)
             moved = launch.bytes_read + launch.bytes_written
             times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
@@ -54,10 +50,10 @@ def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes)
     return rows
 
 
-def _work(step: Step, made: Iterator[Kernels], sizes: Sizes) -> list[int]:
+def _work(step: Step, kernels: Iterator[Kernels], sizes: Sizes) -> list[int]:
     """The operations of each launch of a step."""
     if isinstance(step, Group):
-        return [number(kernel.operations, sizes) for kernel in next(made).kernels]
+        return [number(kernel.operations, sizes) for kernel in next(kernels).kernels]
     return [number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
 
 

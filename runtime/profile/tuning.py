@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from ...ir.errors import UnsupportedBackendError
-from ..kernels.autotune import Trial, recording
+from ..kernels.autotune import Trial, record_trials
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `tune_function` found. Prints as a table; `to_dict()` is plain values."""
+    """The result of `tune_function`. Prints as a table; `to_dict()` is plain values."""
 
     function: str
     device: str
@@ -45,11 +45,11 @@ def tune_function(fast: Any, /, *args: Any) -> Tuned:
     answers are stored: processes that tune (FUSEGRAD_TUNE=1) take them from there, without timing anything.
     Raises UnsupportedBackendError where there is no GPU.
     """
-    from .profile import differentiated  # the layers above know this file
+    from .profile import run_once  # the layers above know this file
 
     device = _gpu()
-    with recording() as trials:
-        name = differentiated(fast, args)
+    with record_trials() as trials:
+        name = run_once(fast, args)
     return Tuned(name, device, tuple(trials))
 
 

@@ -1,1 +1,1 @@
-"""What a class became, for people: explain, residuals, pictures, pages, terminal."""
+"""Reports for people on a compiled class: explain, residuals, pictures, pages, terminal."""

@@ -12,7 +12,7 @@ import torch
 from ...codegen import TARGETS
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
-from ...tracer.capture.capture import OpaqueMet, Session
+from ...tracer.capture.capture import OpaqueMet
 from ...tracer.methods import backward_method, method_place, uses_setup_context
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
@@ -23,10 +23,10 @@ from ..compiled.derived_backward import require_transposable, why_no_backward
 from ..compiled.variants import variants_of
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
-from ..execution.executable import Executable
 from ..execution.pipeline import graph_of
 from ..execution.targets import named_target
 from ..fallback.records import OpaqueCall, Record
+from ..functorch.graphs import CachedGraph
 from ..functorch.unit import TransformableGraph
 from ..settings.config import numerics
 from ..specialize.compiled_backward import known_kinds, opaque_hints
@@ -94,7 +94,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         describe(explanation, specialization, sizes, has_backward)
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
-        _describe_backward_unit(explanation, unit, *unit.graphs[-1][2::2])
+        _describe_backward_unit(explanation, unit, unit.graphs.entries[-1])
     explanation.opaque = explanation.opaque or list(compiler.opaque_calls)
     if explanation.opaque:
         derived = [name for name, record in methods.items() if record.status == "derived"]
@@ -137,11 +137,11 @@ def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None
 
 
 def _describe_backward_unit(
-    explanation: Explanation, unit: TransformableGraph, executable: Executable, session: Session
+    explanation: Explanation, unit: TransformableGraph, entry: CachedGraph
 ) -> None:
     """Its kernels, at the sizes that it was traced with: an opaque forward does not tell others."""
-    trace = executable.trace
-    sizes = {s: hint_of(session, s) for s in executable.binder.sources}
+    trace = entry.executable.trace
+    sizes = {s: hint_of(entry.session, s) for s in entry.executable.binder.sources}
     explanation.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
     try:
         graph = None if explanation.target == "cpu" else graph_of(trace, unit.name)
@@ -155,9 +155,9 @@ def _describe_backward_unit(
 
 def compiler_of(target: Any) -> Dispatcher:
     """The compiler behind a compiled class or function; a fresh one for a plain class."""
-    known = getattr(target, "_fusegrad", None)
-    if isinstance(known, Dispatcher):
-        return known
+    compiler = getattr(target, "_fusegrad", None)
+    if isinstance(compiler, Dispatcher):
+        return compiler
     return compiled(target)._fusegrad  # type: ignore[no-any-return]
 
 
@@ -166,6 +166,7 @@ def _forward(
 ) -> Specialization | None:
     if methods["forward"].status == "opaque":
         return None
+    # Captured on stand-ins; real tensors are compared as at a first call, so that a refusal there is on record here.
     try:
         specialization = compiler.capture_only(stand_ins)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
@@ -207,6 +208,7 @@ def opaque_calls(specialization: Specialization, has_backward: bool) -> list[Opa
 def _backward_is_captured(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> bool:
     if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.cls) is None:
         return False
+    # A derived backward is asked for first: it has to be a transpose before it can be captured.
     try:
         if compiler.derives_backward:
             require_transposable(compiler, specialization)
@@ -232,31 +234,30 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     captured = spec.captured
     target = named_target(explanation.target, explanation.numerics)
-    chosen = chosen_residuals(spec, sizes) if has_backward else None
-    explanation.kept = residual_rows(spec, chosen, sizes) if has_backward else []
+    plan = chosen_residuals(spec, sizes) if has_backward else None
+    explanation.kept = residual_rows(spec, plan, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)
+    # Forward with the residuals as hidden outputs; backward reads them, so it comes second.
     try:
-        forward = forward_graph(spec, chosen)
-        places = chosen.places if chosen else captured.residual_places
+        forward = forward_graph(spec, plan)
+        places = plan.places if plan else captured.residual_places
         explanation.residuals = tuple(p for p in places if p is not None)
         explanation.saved_bytes = _saved_bytes(forward, explanation, spec, sizes)
         hidden = [None if i in captured.skip else o for i, o in enumerate(forward.outputs)]
         forward.outputs = hidden
         explanation.directions["forward"] = kernels_report(forward, "forward", sizes, target)
         if has_backward:
-            explanation.directions["backward"] = kernels_report(
-                _backward_graph(spec, chosen), "backward", sizes, target
-            )
+            explanation.directions["backward"] = kernels_report(_backward_graph(spec, plan), "backward", sizes, target)
     except LoweringError as error:
         _on_cpu(explanation, spec, sizes, has_backward)
         for report in explanation.directions.values():
             report.reasons.append(f"no kernels, the traced ATen operations run one by one: {error}")
 
 
-def _backward_graph(spec: Specialization, chosen: ResidualPlan | None) -> Graph:
+def _backward_graph(spec: Specialization, plan: ResidualPlan | None) -> Graph:
     kinds, name = known_kinds(spec.backward), f"{spec.captured.name}_backward"
     entry = spec.backward.entry(kinds)
-    return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
+    return graph_of(entry.trace, name) if plan is None else plan.backward_graph(kinds, entry, name)
 
 
 def _saved_bytes(forward: Graph, explanation: Explanation, spec: Specialization, sizes: Sizes) -> int:

@@ -14,7 +14,7 @@ from ...ir.errors import FusegradError
 from ..compiled.variants import Variant
 from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..kernels.cross_compile.pool import Binary
-from ..kernels.proofs import line_of, proofs_of
+from ..kernels.proofs import proof_line, proofs_of
 from ..settings.config import settings
 from .directions import DirectionReport, KernelReport, Sizes
 from .residuals import ResidualRow
@@ -144,7 +144,7 @@ class Explanation:
             lines += [f"    {call}" for call in self.opaque if call.method == direction]
         lines.append(f"  saved tensors: {self.saved_bytes:,} bytes")
         lines += [f"    {value}" for value in self.kept]
-        lines += [f"  {line_of(proof)}" for proof in self.proofs] if settings().debug else []
+        lines += [f"  {proof_line(proof)}" for proof in self.proofs] if settings().debug else []
         return "\n".join([*lines, *_variant_lines(self.variants)])
 
     __repr__ = __str__

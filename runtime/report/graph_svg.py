@@ -102,7 +102,7 @@ def svg(drawn: Graph | Program, groups: Sequence[Collection[Value]] | None = Non
     return render(picture, arrange(picture.graph, picture.rank, widths(picture), picture.cluster))
 
 
-def shaded(steps: Iterable[Step]) -> list[list[Value]]:
+def group_members(steps: Iterable[Step]) -> list[list[Value]]:
     """The values of the graph that each fused group of `Fuse()(graph)` computes: the `groups` of a picture."""
     return [members(step) for step in steps if isinstance(step, Group)]
 
@@ -150,6 +150,7 @@ def add_panel(
     picture: Picture, graph: Graph, prefix: str, title: str, home: dict[Value, int], visible: int | None = None
 ) -> None:
     """Add a graph below what is there: inputs in its first layer, `visible` outputs and the hidden ones in its last."""
+    # Constants have no node of their own, unless they are results.
     names = {value: f"{prefix}:in{value.params['index']}" for value in graph.inputs}
     body = [value for value in graph.order() if not is_constant(value) or value in graph.results]
     names |= {value: f"{prefix}:{value.id}" for value in body}
@@ -158,6 +159,7 @@ def add_panel(
     panel.add_edges_from((names[a], names[v]) for v in body for a in v.args if a in names)
     results = list(result_edges(graph, prefix, len(graph.outputs) if visible is None else visible))
     panel.add_edges_from((names[value], node) for value, node, _ in results)
+    # The boxes, then the layers below those of the panels before.
     picture.boxes |= {names[value]: box_of(value) for value in names}
     picture.boxes |= {node: output_box(value, label) for value, node, label in results}
     picture.cluster |= {names[value]: home[value] for value in names if value in home}
@@ -204,19 +206,19 @@ def number(value: Value) -> str:
 def box_of(value: Value) -> Box:
     types = ", ".join(str(aval) for aval in value.avals)
     if value.prim == "input":
-        return Box("input", shortened(value.params["name"], LONGEST), clipped(types), tooltip(value, types))
-    return Box(PRIMS[value.prim].family, labelled(value), clipped(types), tooltip(value, types))
+        return Box("input", shorten_middle(value.params["name"], LONGEST), clip(types), tooltip(value, types))
+    return Box(PRIMS[value.prim].family, label_of(value), clip(types), tooltip(value, types))
 
 
-def labelled(value: Value) -> str:
+def label_of(value: Value) -> str:
     """h = mul(·, 2); of a long name the middle goes, and the operation stays."""
     text = f" = {operation(value)}"
     name = value.origin.name or f"%{value.id}"
-    return clipped(f"{shortened(name, max(LONGEST - len(text), SHORTEST))}{text}")
+    return clip(f"{shorten_middle(name, max(LONGEST - len(text), SHORTEST))}{text}")
 
 
 def output_box(value: Value, label: str) -> Box:
-    return Box("output", label, clipped(str(value.aval)), f"{label}: %{value.id}")
+    return Box("output", label, clip(str(value.aval)), f"{label}: %{value.id}")
 
 
 def operation(value: Value) -> str:
@@ -234,13 +236,13 @@ def compact(parameter: Any) -> str:
     return ",".join(map(str, parameter)) if isinstance(parameter, tuple) and parameter else str(parameter)
 
 
-def shortened(text: str, longest: int) -> str:
+def shorten_middle(text: str, longest: int) -> str:
     """gradient_of_the_output -> gradie…_output"""
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
 
 
-def clipped(text: str) -> str:
+def clip(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
@@ -254,6 +256,7 @@ def tooltip(value: Value, types: str) -> str:
 
 # ---------------------------------------------------------------------- SVG
 def render(picture: Picture, layout: Layout) -> str:
+    # The drawing in the middle of a page that is wide enough for its heading, too.
     left, right = extent(picture, layout)
     width = max(right - left + MARGIN * 4, legend_width(picture), heading_width(picture))
     height = TOP + len(layout.layers) * LAYER_STEP + MARGIN
@@ -287,7 +290,7 @@ def heading_width(picture: Picture) -> float:
 
 
 def header(picture: Picture, width: float, height: float) -> list[str]:
-    title, beside = picture.title, 2 * MARGIN + TITLE_CHAR * len(picture.title)
+    title, note_x = picture.title, 2 * MARGIN + TITLE_CHAR * len(picture.title)
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" '
@@ -296,7 +299,7 @@ def header(picture: Picture, width: float, height: float) -> list[str]:
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         f"<defs>{marker('tip', EDGE)}{marker('residual-tip', RESIDUAL)}</defs>",
         f'<text x="{MARGIN}" y="26" font-size="16" font-weight="bold" fill="#111827">{escape(title)}</text>',
-        f'<text x="{beside:.1f}" y="26" fill="#6b7280">{escape(picture.note)}</text>',
+        f'<text x="{note_x:.1f}" y="26" fill="#6b7280">{escape(picture.note)}</text>',
     ]
 
 
@@ -388,8 +391,8 @@ def ports(picture: Picture, layout: Layout, centre: dict[Node, Point], source: b
     """The points at which edges leave (or meet) their boxes, along the side in the order of the other ends."""
     sides: dict[Node, list[tuple[float, tuple[Node, Node]]]] = {}
     for edge, route in layout.routes.items():
-        beyond = route[1] if source else route[-2]
-        sides.setdefault(edge[0] if source else edge[1], []).append((centre[beyond][0], edge))
+        neighbour = route[1] if source else route[-2]
+        sides.setdefault(edge[0] if source else edge[1], []).append((centre[neighbour][0], edge))
     return {edge: x for node, side in sides.items() for edge, x in spread(picture.boxes[node], centre[node][0], side)}
 
 

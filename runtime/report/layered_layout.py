@@ -50,7 +50,7 @@ def arrange(
     proper, routes = with_dummies(graph, rank)
     widths = {node: width.get(node, DUMMY_WIDTH) for node in proper}
     inside = dict(cluster) | dummies_inside(routes, cluster)
-    layers = ordered(proper, inside)
+    layers = order_layers(proper, inside)
     x = positions(proper, layers, widths)
     for _ in range(2):
         straighten(routes.values(), layers, widths, x)
@@ -72,17 +72,17 @@ def with_dummies(graph: nx.DiGraph, rank: Mapping[Node, int]) -> tuple[nx.DiGrap
 
 def dummies_inside(routes: Mapping[tuple[Node, Node], Route], cluster: Mapping[Node, int]) -> dict[Node, int]:
     """The dummies of an edge within a cluster belong to it."""
-    within = [(a, b) for a, b in routes if a in cluster and cluster[a] == cluster.get(b)]
-    return {dummy: cluster[a] for a, b in within for dummy in routes[a, b][1:-1]}
+    inner = [(a, b) for a, b in routes if a in cluster and cluster[a] == cluster.get(b)]
+    return {dummy: cluster[a] for a, b in inner for dummy in routes[a, b][1:-1]}
 
 
 # ---------------------------------------------------------------------- order within a layer
-def ordered(proper: nx.DiGraph, cluster: Mapping[Node, int]) -> Layers:
+def order_layers(proper: nx.DiGraph, cluster: Mapping[Node, int]) -> Layers:
     """The order with the fewest crossings among some barycentre sweeps, downwards and upwards in turn."""
     best = layers = initial(proper)
     fewest = crossings(proper, layers)
     for sweep in range(SWEEPS):
-        layers = swept(proper, layers, cluster, down=sweep % 2 == 0)
+        layers = sweep_layers(proper, layers, cluster, down=sweep % 2 == 0)
         if (count := crossings(proper, layers)) < fewest or sweep == 0:
             best, fewest = layers, count
     return best
@@ -101,7 +101,7 @@ def initial(proper: nx.DiGraph) -> Layers:
     return layers
 
 
-def swept(proper: nx.DiGraph, layers: Layers, cluster: Mapping[Node, int], down: bool) -> Layers:
+def sweep_layers(proper: nx.DiGraph, layers: Layers, cluster: Mapping[Node, int], down: bool) -> Layers:
     """Reorder layer by layer, each by the mean place of its neighbours in the layer before it."""
     neighbours: Callable[[Node], Iterable[Node]] = proper.predecessors if down else proper.successors
     place: dict[Node, float] = {}
@@ -139,29 +139,29 @@ def positions(proper: nx.DiGraph, layers: Layers, width: Mapping[Node, float]) -
     """Every node as near to the weighted mean of its neighbours as the boxes beside it allow."""
     x: dict[Node, float] = {}
     for layer in layers:
-        x |= settled(layer, [0.0] * len(layer), [1.0] * len(layer), width)
+        x |= settle(layer, [0.0] * len(layer), [1.0] * len(layer), width)
     for sweep in range(SETTLING):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             pulls = [pull(proper, node, x, width) for node in layer]
-            x |= settled(layer, [wish for wish, _ in pulls], [weight for _, weight in pulls], width)
+            x |= settle(layer, [wish for wish, _ in pulls], [weight for _, weight in pulls], width)
     return x
 
 
 def pull(proper: nx.DiGraph, node: Node, x: Mapping[Node, float], width: Mapping[Node, float]) -> tuple[float, float]:
     """The position that a node's neighbours pull it to, and how strongly."""
-    around = [*proper.predecessors(node), *proper.successors(node)]
-    if not around:
+    adjacent = [*proper.predecessors(node), *proper.successors(node)]
+    if not adjacent:
         return x[node], 1.0
     thin = width[node] == DUMMY_WIDTH
-    weights = [STRAIGHT if thin and width[n] == DUMMY_WIDTH else 1.0 for n in around]
-    return sum(w * x[n] for w, n in zip(weights, around, strict=True)) / sum(weights), sum(weights)
+    weights = [STRAIGHT if thin and width[n] == DUMMY_WIDTH else 1.0 for n in adjacent]
+    return sum(w * x[n] for w, n in zip(weights, adjacent, strict=True)) / sum(weights), sum(weights)
 
 
 def straighten(routes: Iterable[Route], layers: Layers, width: Mapping[Node, float], x: dict[Node, float]) -> None:
     """Long edges run straight down as far as what stands beside them allows, instead of a little aside each layer."""
-    beside = {node: pair for layer in layers for node, pair in neighbours_of(layer)}
+    neighbours = {node: pair for layer in layers for node, pair in neighbours_of(layer)}
     for route in routes:
-        for run, place in straight_runs(route[1:-1], lambda node: room(node, beside, width, x), x):
+        for run, place in straight_runs(route[1:-1], lambda node: room(node, neighbours, width, x), x):
             x.update(dict.fromkeys(run, place))
 
 
@@ -171,10 +171,10 @@ def neighbours_of(layer: Sequence[Node]) -> Iterable[tuple[Node, Neighbours]]:
 
 
 def room(
-    node: Node, beside: Mapping[Node, Neighbours], width: Mapping[Node, float], x: Mapping[Node, float]
+    node: Node, neighbours: Mapping[Node, Neighbours], width: Mapping[Node, float], x: Mapping[Node, float]
 ) -> tuple[float, float]:
     """From where to where a node can move. Where it stands is always within."""
-    left, right = beside[node]
+    left, right = neighbours[node]
     low = -math.inf if left is None else x[left] + (width[left] + width[node]) / 2 + NEAR
     high = math.inf if right is None else x[right] - (width[right] + width[node]) / 2 - NEAR
     return min(low, x[node]), max(high, x[node])
@@ -196,7 +196,7 @@ def straight_runs(
         yield run, min(max(sum(x[n] for n in run) / len(run), low), high)
 
 
-def settled(
+def settle(
     layer: list[Node], wish: Sequence[float], weight: Sequence[float], width: Mapping[Node, float]
 ) -> dict[Node, float]:
     """min sum weight * (x - wish)**2 with room for every box: isotonic regression once the widths are taken out."""
@@ -213,11 +213,11 @@ def isotonic(wish: Sequence[float], weight: Sequence[float]) -> list[float]:
     for value, w in zip(wish, weight, strict=True):
         block = (value, w, 1)
         while blocks and blocks[-1][0] > block[0]:
-            block = pooled(blocks.pop(), block)
+            block = pool(blocks.pop(), block)
         blocks.append(block)
     return [value for value, _, members in blocks for _ in range(members)]
 
 
-def pooled(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[float, float, int]:
+def pool(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[float, float, int]:
     weight = a[1] + b[1]
     return (a[0] * a[1] + b[0] * b[1]) / weight, weight, a[2] + b[2]

@@ -31,10 +31,10 @@ class Explained(Protocol):
         """Of what is saved for backward."""
 
 
-def as_html(found: Explained) -> str:
+def as_html(explained: Explained) -> str:
     """One `<div>` without scripts, requests or colours of its own; kernels fold out."""
-    parts = [f"<b>{escape(found.name)}</b> on {escape(found.target)}", _methods(found), *_directions(found),
-             _kept(found), _variants(found)]  # fmt: skip
+    heading = f"<b>{escape(explained.name)}</b> on {escape(explained.target)}"
+    parts = [heading, _methods(explained), *_directions(explained), _residuals(explained), _variants(explained)]
     return f'<div style="color:inherit;background:transparent">{"".join(parts)}</div>'
 
 
@@ -43,20 +43,20 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return table(head, [[f"{v:,}" if isinstance(v, int) else str(v or "") for v in row] for row in rows], STYLE)
 
 
-def _folded(title: str, text: str) -> str:
+def _details(title: str, text: str) -> str:
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 
-def _methods(found: Explained) -> str:
+def _methods(explained: Explained) -> str:
     rows = [
         (name, r.status, r.reason, r.where if r.reason else "", *((r.code, fix_of(r.reason)) if needs_a_fix(r) else ()))
-        for name, r in found.methods.items()
+        for name, r in explained.methods.items()
     ]
     return _table(("method", "", "why", "where", "code", "fix"), rows)
 
 
-def _directions(found: Explained) -> Iterable[str]:
-    for direction, report in found.directions.items():
+def _directions(explained: Explained) -> Iterable[str]:
+    for direction, report in explained.directions.items():
         moved = sum(k.bytes_read + k.bytes_written for k in report.launches)
         least = f", {moved / report.minimal:.2f} x the minimum traffic" if report.minimal else ""
         yield f"<b>{direction}</b>: {len(report.launches)} launches, {moved:,} bytes{least}"
@@ -64,20 +64,20 @@ def _directions(found: Explained) -> Iterable[str]:
         yield _table(("launch", "", "bytes read", "written", "again from L2"), rows)
         cuts = [(f"{c.before} | {c.after}", c.reason, c.where, c.code) for c in report.cuts]
         yield _table(("fusion break", "why", "where", "code"), cuts) if cuts else ""
-        yield from (_folded(k.name, k.source) for k in report.launches if k.source)
+        yield from (_details(k.name, k.source) for k in report.launches if k.source)
 
 
-def _kept(found: Explained) -> str:
-    total = f"<b>saved tensors</b>: {found.saved_bytes:,} bytes"
-    rows = [(k.name, k.type, k.bytes, k.how) for k in found.kept]
+def _residuals(explained: Explained) -> str:
+    total = f"<b>saved tensors</b>: {explained.saved_bytes:,} bytes"
+    rows = [(k.name, k.type, k.bytes, k.how) for k in explained.kept]
     return total + (_table(("value", "type", "bytes", ""), rows) if rows else "")
 
 
-def _variants(found: Explained) -> str:
-    if not found.variants:
+def _variants(explained: Explained) -> str:
+    if not explained.variants:
         return ""
     rows = [
         (str(n), v.difference or "; ".join(f"{k}: {f}" for k, f in v.facts.items()), "; ".join(v.conditions),
-         "; ".join(v.kernels)) for n, v in enumerate(found.variants, 1)
+         "; ".join(v.kernels)) for n, v in enumerate(explained.variants, 1)
     ]  # fmt: skip
     return "<b>specializations</b>" + _table(("", "what differs", "if", "kernels"), rows)

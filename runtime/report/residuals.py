@@ -39,12 +39,12 @@ class ResidualRow:
         return f"{self.name:<20} {self.type:<18} {self.bytes:>16,} bytes  {self.how}"
 
 
-def residual_rows(spec: Specialization, chosen: ResidualPlan | None, sizes: Sizes) -> list[ResidualRow]:
+def residual_rows(spec: Specialization, plan: ResidualPlan | None, sizes: Sizes) -> list[ResidualRow]:
     """Each tensor once: what the user saved, then what a minimum cut chose otherwise."""
-    hidden = set() if chosen is None else {id(p) for p in spec.captured.residual_places if p and p.kind == "hidden"}
+    hidden = set() if plan is None else {id(p) for p in spec.captured.residual_places if p and p.kind == "hidden"}
     own = [p for p in dict.fromkeys(spec.captured.residual_places) if p is not None and id(p) not in hidden]
     rows = [_saved_row(spec, place, sizes) for place in own]
-    return [*rows, *(_chosen_rows(chosen, sizes) if chosen is not None else ())]
+    return [*rows, *(_chosen_rows(plan, sizes) if plan is not None else ())]
 
 
 def _saved_row(spec: Specialization, place: ValueRef, sizes: Sizes) -> ResidualRow:
@@ -57,13 +57,13 @@ def _saved_row(spec: Specialization, place: ValueRef, sizes: Sizes) -> ResidualR
     return ResidualRow(spec.captured.name_at(place), kind, count, AS_WRITTEN)
 
 
-def _chosen_rows(chosen: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
+def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
     """The values in between that the user had saved, and those that are saved now."""
-    if isinstance(chosen, DerivedResidualPlan):
-        yield from (_value_row(v, sizes, BESIDES) for v in chosen.found.saved)
+    if isinstance(plan, DerivedResidualPlan):
+        yield from (_value_row(v, sizes, BESIDES) for v in plan.found.saved)
         return
-    choice: Choice = chosen.program.attributes[CHOICE]
-    users = hidden_values(chosen.captured)
+    choice: Choice = plan.program.attributes[CHOICE]
+    users = hidden_values(plan.captured)
     for value in choice.saved:
         yield _value_row(value, sizes, AS_WRITTEN if value in users else INSTEAD)
     yield from (_value_row(v, sizes, AGAIN) for v in users if v not in choice.saved)

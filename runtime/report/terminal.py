@@ -47,11 +47,11 @@ def plain(block: Block) -> str:
     """A block as text."""
     if isinstance(block, str):
         return block
-    lines = list(aligned(block.head, [[str(c) for c in row] for row in block.rows]))[not any(block.head) :]
+    lines = list(table_lines(block.head, [[str(c) for c in row] for row in block.rows]))[not any(block.head) :]
     return "\n".join([block.title, *lines] if block.title else lines)
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of a table, two blanks before each and between columns."""
     full = [list(head), *([*row, *[""] * (len(head) - len(row))] for row in rows)]
     widths = [max((len(row[i]) for row in full if len(row[i]) < WIDEST), default=0) for i in range(len(head))]
@@ -103,11 +103,12 @@ Advance = Callable[[str], None]
 @contextmanager
 def progress(total: int, fact: str, wanted: bool | None = None) -> Iterator[Advance]:
     """`advance(step)` before each of `total` steps: a bar on stderr, where that is a terminal (or `wanted` says so)."""
-    shown = is_terminal(sys.stderr) if wanted is None else wanted
-    console = console_of(sys.stderr) if shown else None
+    visible = is_terminal(sys.stderr) if wanted is None else wanted
+    console = console_of(sys.stderr) if visible else None
     if console is None:
-        yield _counted(total, fact) if shown else lambda step: None
+        yield _count_on_stderr(total, fact) if visible else lambda step: None
         return
+    # rich's bar: imported here, since most processes never show one.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
@@ -121,6 +122,6 @@ def progress(total: int, fact: str, wanted: bool | None = None) -> Iterator[Adva
         yield advance
 
 
-def _counted(total: int, fact: str) -> Advance:
+def _count_on_stderr(total: int, fact: str) -> Advance:
     numbers = iter(range(1, total + 1))
     return lambda step: print(f"{fact} {next(numbers, total)}/{total}: {step}", file=sys.stderr, flush=True)

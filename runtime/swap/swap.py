@@ -139,12 +139,9 @@ def _names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
 def _matches(key: Any, module: nn.Module, names: list[str]) -> bool:
     if not isinstance(key, str):
         return type(module) is key
-    return any(_fits_pattern(name.split("."), key.split(".")) for name in names)
-
-
-def _fits_pattern(name: list[str], pattern: list[str]) -> bool:
-    """`*` stands for what is between two dots."""
-    return len(name) == len(pattern) and all(map(fnmatchcase, name, pattern))
+    pattern = key.split(".")  # in which `*` stands for what is between two dots
+    parts = [name.split(".") for name in names]
+    return any(len(name) == len(pattern) and all(map(fnmatchcase, name, pattern)) for name in parts)
 
 
 def _choose(model: Any, names: Any, chosen: dict[Any, Any], key: Any, replacement: Any, matching: list[Any]) -> None:
@@ -205,13 +202,10 @@ def _classes(model: Any, names: Any, chosen: dict[Any, Any], exchanges: Any) -> 
         if (reason := misfit(module, replacement)) is not None:
             place = f"`{called[0]}`, a {type(module).__name__}" if called[0] else f"the {type(module).__name__}"
             by = f" by {_name(replacement)}" if replacement is not None else ""
-            raise _swap_error(model, f"{place}, cannot be swapped{by}: {reason}", _way_out(key))
+            fix = "name the modules that it fits, or write one that fits this." if key else "leave this function out."
+            raise _swap_error(model, f"{place}, cannot be swapped{by}: {reason}", fix)
         original: Any = type(module)
         yield module, class_of(original, replacement, concerned[type(module)])
-
-
-def _way_out(key: Any) -> str:
-    return "name the modules that it fits, or write one that fits this." if key else "leave this function out."
 
 
 # ------------------------------------------------------------------ what is said

@@ -49,16 +49,13 @@ def _remade(original: Any, replacement: Any, exchanges: Exchanges) -> Any:
 # ------------------------------------------------------------------ what a method means by a global name
 def rebound_methods(cls: type, exchanges: Exchanges) -> Iterator[tuple[str, FunctionType]]:
     """The methods that name something that is exchanged, as they shall be; of torch's own classes none."""
-    bases = [base for base in cls.__mro__ if not _is_torchs(base)] if exchanges else []
+    own = [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "torch"]
+    bases = own if exchanges else []
     for name in dict.fromkeys(name for base in bases for name in vars(base)):
         method = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
         replacement = rebound(method, exchanges)
         if replacement is not method:
             yield name, replacement
-
-
-def _is_torchs(cls: type) -> bool:
-    return cls is object or cls.__module__.partition(".")[0] == "torch"
 
 
 def rebound(function: Any, exchanges: Exchanges, seen: tuple[Any, ...] = ()) -> Any:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fusegrad
-from fusegrad.runtime.functorch.function import WrittenByEveryLane
+from fusegrad.runtime.functorch.rules.batched_rules import WrittenByEveryLane
 
 Tensor = torch.Tensor
 X = torch.linspace(-1, 2, 5)

@@ -29,7 +29,7 @@ from fuzz_trials import near, tensors  # noqa: E402
 
 import fusegrad  # noqa: E402
 from fusegrad.runtime.check.compare import Outcome, Tolerance, first_difference  # noqa: E402
-from fusegrad.runtime.check.modes import gradients, leaves, named, plain  # noqa: E402
+from fusegrad.runtime.check.modes import gradients, leaves, named_leaves, plain  # noqa: E402
 from fusegrad.runtime.check.subject import _normal, _seed  # noqa: E402
 from fusegrad.runtime.check.variations import with_sizes  # noqa: E402
 from fusegrad.tracer.methods import as_tuple  # noqa: E402
@@ -106,7 +106,7 @@ AROUND = {"autocast": halved, "checkpoint": checkpointed}
 
 
 def transformed(f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> dict[str, Any]:
-    return named("result", f(*plain(leaves(xs))))
+    return named_leaves("result", f(*plain(leaves(xs))))
 
 
 # ------------------------------------------------------------------ ways

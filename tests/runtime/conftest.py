@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), *(str(HERE / room) for room in ("compiled", "specialize", "kernels", "functorch"))]
+sys.path[:0] = [str(HERE), *(str(HERE / room) for room in ("specialize", "compiled", "kernels", "functorch"))]

@@ -545,7 +545,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/trust/cache_faults.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        found, more = run(options.count, options.seed, Path(folder), workers.pool().compiled)
+        found, more = run(options.count, options.seed, Path(folder), workers.pool().compile)
     told = numbers(found, options.seed, more)
     print(json.dumps(told, indent=1))
     for name in FAULTS:

@@ -80,13 +80,13 @@ def watched_writes() -> list[str]:
 def watched_compilers() -> list[str]:
     """Grows by the name of each kernel that this process has compiled from now on."""
     compiled: list[str] = []
-    original = workers.Pool.compiled
+    original = workers.Pool.compile
 
     def counted(self: workers.Pool, job: Any) -> Any:
         compiled.append(job["name"])
         return original(self, job)
 
-    workers.Pool.compiled = counted  # type: ignore[method-assign]
+    workers.Pool.compile = counted  # type: ignore[method-assign]
     return compiled
 
 

@@ -41,7 +41,7 @@ def test_faults_cost_speed_only(tmp_path: Path) -> None:
 
 
 def test_sums_that_are_not_compared_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegrad.runtime.cache.entry_files._sha256", lambda content: "0" * 64)
+    monkeypatch.setattr("fusegrad.runtime.cache.entry_files.sha256", lambda content: "0" * 64)
     assert faults(tmp_path, 30, ("kernel", "choice")).wrong
 
 

@@ -21,7 +21,7 @@ from .values import Int, Need, Opaque, Read, Ticket, Truth, Unread, Value, atoms
 
 @dataclass(frozen=True)
 class Rules:
-    """How a statement changes a reader, and the value of an expression; by the kind of node."""
+    """Rules by the kind of node: a statement changes the reader, an expression has a value."""
 
     statements: Mapping[type[ast.stmt], Callable[[Reader, Any], None]]
     expressions: Mapping[type[ast.expr], Callable[[Reader, Any], Value]]
@@ -104,7 +104,7 @@ class Reader:
         return poly
 
     def is_data(self, poly: Poly) -> bool:
-        """What memory holds decides, so that wrapping around is what was asked for."""
+        """Memory decides its value, so that wrapping around is what was asked for."""
         return not self.world.atoms.data.keys().isdisjoint(self.world.atoms.origins(poly))
 
     def unknown_like(self, value: Value, name: str) -> Value:

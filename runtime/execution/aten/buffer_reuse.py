@@ -48,7 +48,7 @@ def reusable_buffers(gm: GraphModule) -> dict[Node, ReusedBuffer]:
     """The nodes that need no memory of their own."""
     lives = _Lives(gm)
     wanted = dict(_wanted(lives))
-    ways = writing_overloads([(node, memory) for node, memory in wanted.items()])
+    ways = writing_overloads([*wanted.items()])
     return {n: ReusedBuffer(wanted[n], *way, lives.is_kept(n)) for n, way in ways.items()}
 
 
@@ -98,7 +98,7 @@ def _wanted(lives: _Lives) -> Iterator[tuple[Node, Node]]:
     for at, node in enumerate(lives.nodes):
         if not _is_pointwise(node):
             continue
-        fitting = [m for m in free if lives.ends(m) <= at and _same_layout(m, node) and lives.only(m, node)]
+        fitting = [m for m in free if lives.ends(m) <= at and _layout(m) == _layout(node) and lives.only(m, node)]
         fitting.sort(key=lambda m: (m not in node.args[:1], m not in node.all_input_nodes))
         if fitting:
             free.remove(fitting[0])
@@ -137,12 +137,9 @@ def _is_pointwise(node: Node) -> bool:
     return POINTWISE in tags and RANDOM not in tags
 
 
-def _same_layout(a: Node, b: Node) -> bool:
-    return _layout(a.meta["val"]) == _layout(b.meta["val"])
-
-
-def _layout(fake: Tensor) -> tuple[Any, ...]:
+def _layout(node: Node) -> tuple[Any, ...]:
     """The facts that must be equal; sizes by their expressions, so that nothing is assumed of them."""
+    fake = node.meta["val"]
     return (fake.dtype, fake.device, _expressions(fake.shape), _expressions(fake.stride()))
 
 

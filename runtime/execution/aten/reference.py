@@ -272,14 +272,22 @@ def run(
 
     sizes: the value of every symbol. `device`: where constants are made, the device of the first input if not given.
     """
+    values = final_values(graph, inputs, sizes, device)
+    outputs = [None if o is None else values[o.id] for o in graph.outputs]
+    return _memory_written(outputs, {inputs[i]: values[v.id] for i, v in graph.mutations.items()})
+
+
+def final_values(
+    graph: Graph, inputs: Sequence[Any], sizes: Sizes, device: torch.device | None = None, call: Any = call_node
+) -> dict[int, Any]:
+    """The results of a graph and what it writes to its inputs, by the ids of values. call: runs one node."""
     place = device if device is not None else next((t.device for t in inputs), torch.device("cpu"))
-    known: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
+    values: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
     for value, args, dead in order_of(graph).steps:
-        known[value.id] = call_node(value, [known[a] for a in args], sizes, place)
+        values[value.id] = call(value, [values[a] for a in args], sizes, place)
         for unread in dead:
-            del known[unread]
-    outputs = [None if o is None else known[o.id] for o in graph.outputs]
-    return _memory_written(outputs, {inputs[i]: known[v.id] for i, v in graph.mutations.items()})
+            del values[unread]
+    return values
 
 
 def _memory_written(

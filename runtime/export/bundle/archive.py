@@ -6,7 +6,6 @@ and carries a seal over itself. Nothing is extracted, nothing is executed; what 
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ....ir.errors import FusegradError
+from ...cache.entry_files import sha256
 
 MANIFEST = "manifest.json"
 FORMAT = "fusegrad bundle"
@@ -63,11 +63,6 @@ def _escaped(name: str) -> str:
 def canonical(data: Any) -> bytes:
     """The one text of some data."""
     return (json.dumps(data, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-
-
-def sha256(content: bytes) -> str:
-    """The sum by which a manifest knows a file."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def parse_json(content: bytes, path: Any, file: str) -> Any:

@@ -29,7 +29,7 @@ from ....ir.text.document import (
 )
 from ....ir.text.relations import Condition, relation_document, relation_from
 from ....ir.types import ITEMSIZE, Size
-from ...persistence.literals import constant_document, constant_from
+from ...persistence.literals import constant_document, constant_from, places_document
 
 VIEWS = ("view", "part of output", "part of hidden")
 KINDS = ("tensor", "input", "same", "object", *VIEWS)
@@ -121,7 +121,7 @@ class Variant:
             "outputs": [o.data() for o in self.outputs],
             "returns_tuple": self.is_tuple,
             "materialize_grads": self.materialize_grads,
-            **{name: _places(getattr(self, name)) for name in _PLACES},
+            **{name: places_document(getattr(self, name)) for name in _PLACES},
             "backward": [e.data() for e in self.entries],
         }
 
@@ -170,10 +170,6 @@ class Function:
 
 
 _PLACES = ("saved", "attributes", "dirty", "non_differentiable")
-
-
-def _places(places: Sequence[ValueRef | None]) -> list[Any]:
-    return [None if p is None else [p.kind, p.index] for p in places]
 
 
 # ------------------------------------------------------------------ read

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cache.entry_files import versions
+from ...cache.entry_files import sha256, versions
 from ..gather.gathered import gathered
 from ..python.module import module_text
 from ..text.scope import snake
-from .archive import canonical, sha256, write_directory
+from .archive import canonical, write_directory
 
 BACKENDS = ("cuda", "rocm")
 LICENSE = "other"

@@ -19,7 +19,8 @@ from ....ir.program import ValueRef
 from ....tracer.capture.capture import origin_overridden
 from ....tracer.dtypes import to_torch
 from ....tracer.torch_private import memory_of, no_autocast
-from ...execution.aten.reference import call_node, order_of
+from ...execution.aten.reference import call_node, final_values
+from ...execution.layouts import same_strides
 from ...persistence.literals import same, settled
 from ...values.exact_sizes import exact
 from .contents import Argument, Entry, Function, Layout, Output, Variant
@@ -40,20 +41,16 @@ EXPORT_AGAIN = "call it as it was exported, or export it for such arguments too.
 
 def run(graph: Graph, inputs: Sequence[Any], sizes: Sizes) -> tuple[list[Any], dict[int, Any]]:
     """(the outputs, the new values of the inputs that are written to)."""
-    values: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
-    place = next((t.device for t in inputs), torch.device("cpu"))
-    for value, args, dead in order_of(graph).steps:
-        with origin_overridden(_origin(value)):
-            values[value.id] = call_node(value, [values[a] for a in args], sizes, place)
-        for unread in dead:
-            del values[unread]
+    values = final_values(graph, inputs, sizes, call=_call_as_captured)
     outputs = [None if o is None else values[o.id] for o in graph.outputs]
     return outputs, {i: values[v.id] for i, v in graph.mutations.items()}
 
 
-def _origin(value: Value) -> tuple[str | None, str, str] | None:
+def _call_as_captured(value: Value, operands: Sequence[Any], sizes: Sizes, device: torch.device) -> Any:
+    """The result of a node; a capture of it has the name and the line of the bundle's source."""
     origin = value.origin
-    return (origin.name, origin.where, origin.line or "") if origin.where else None
+    with origin_overridden((origin.name, origin.where, origin.line or "") if origin.where else None):
+        return call_node(value, operands, sizes, device)
 
 
 @dataclass
@@ -187,7 +184,7 @@ class BundleInterpreter:
 
     def _require_layout(self, name: str, layout: Layout, tensor: Tensor, sizes: Sizes) -> None:
         strides = [exact(s, sizes) for s in layout[1]]
-        if not _same_places(tensor.shape, strides, tensor.stride()):
+        if not same_strides(tensor.shape, tensor.stride(), strides):
             fact = f"{name} has the strides {_row(tensor.stride())}; it was exported for {_row(layout[1])}"
             fact = f"{fact}, its shape being {_row(layout[0])}"
             raise self.call_error(fact, f"give {name}.contiguous(), or export it with {name} in this layout.")
@@ -270,11 +267,6 @@ def _row(numbers: Sequence[Any]) -> str:
     return f"({', '.join(map(str, numbers))})"
 
 
-def _same_places(shape: Sequence[Any], strides: Sequence[Any], actual: Sequence[Any]) -> bool:
-    """True where two layouts of one shape are the same places in memory."""
-    return any(n == 0 for n in shape) or all(a == b or n == 1 for n, a, b in zip(shape, strides, actual, strict=True))
-
-
 def _values(sizes: Sizes) -> str:
     return ", ".join(f"{s} = {v}" for s, v in sizes.items()) or "there are none"
 
@@ -307,12 +299,12 @@ def laid_out(tensor: Tensor, strides: Sequence[Any], memory: set[int]) -> Tensor
 
 
 def _own(tensor: Tensor, strides: Sequence[Any], memory: set[int]) -> Tensor:
-    if memory_of(tensor) not in memory and _same_places(tensor.shape, strides, tensor.stride()):
+    if memory_of(tensor) not in memory and same_strides(tensor.shape, tensor.stride(), strides):
         return tensor
     still = [isinstance(s, int) and s == 0 for s in strides]
     single = tensor[tuple(slice(0, 1) if s else slice(None) for s in still)] if any(still) else tensor
     row_major = torch.empty(single.shape, device="meta").stride() if not any(still) else None
-    if row_major is not None and _same_places(tensor.shape, strides, row_major):
+    if row_major is not None and same_strides(tensor.shape, row_major, strides):
         return tensor.clone(memory_format=torch.contiguous_format)
     own = torch.empty_strided(single.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(single)
     return own.expand(tensor.shape) if any(still) else own

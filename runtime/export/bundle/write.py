@@ -19,14 +19,14 @@ from ....ir.errors import LoweringError
 from ....tracer.dtypes import from_torch
 from ....tracer.methods import backward_method, is_once_differentiable, parameter_names, uses_setup_context
 from ....tracer.trace import CaptureError
-from ...cache.entry_files import versions
+from ...cache.entry_files import sha256, versions
 from ...compiled.compiled import Compiled
 from ...persistence.literals import NoLiteral
 from ...report.explain import compiler_of
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from ..gather.gathered import apart, refused
-from .archive import canonical, sha256
-from .contents import FLAGS, Argument, Function, Variant
+from .archive import canonical
+from .contents import FLAGS, Argument, Function
 from .variant import GraphFiles, subsets, variant_of
 
 Tensor = torch.Tensor
@@ -80,7 +80,9 @@ def _function(compiler: Compiled, args: Sequence[Any], graphs: GraphFiles) -> Fu
     for argument in arguments:
         _require_literal(compiler, argument)
     variants = tuple(variant_of(compiler, args, needs, graphs) for needs in _gradient_subsets(args))
-    style = "setup_context" if compiler.setup_style and not any(map(_saves_hidden, variants)) else "ctx"
+    # setup_context sees arguments and results alone: what is neither can be saved by forward only.
+    saves_hidden = any(p is not None and p.kind == "hidden" for v in variants for p in v.residuals)
+    style = "setup_context" if compiler.setup_style and not saves_hidden else "ctx"
     return Function(
         name=cls.__name__, doc=inspect.getdoc(cls) if cls.__doc__ else None, style=style,
         derive_jvp=compiler.derive_jvp, autocast=autocast_now(), flags=_flags(compiler, method),
@@ -129,11 +131,6 @@ def _gradient_subsets(args: Sequence[Any]) -> list[tuple[bool, ...]]:
     asking = [a.requires_grad for a in args if isinstance(a, Tensor)]
     chosen = [*subsets([i for i, asks in enumerate(asking) if asks]), set()]
     return [tuple(i in on for i in range(len(asking))) for on in dict.fromkeys(map(frozenset, chosen))]
-
-
-def _saves_hidden(variant: Variant) -> bool:
-    """True where something is saved that is neither an argument nor a result."""
-    return any(p is not None and p.kind == "hidden" for p in variant.residuals)
 
 
 def autocast_now() -> tuple[str | None, str | None]:

@@ -7,15 +7,11 @@ from typing import Any
 
 import sympy
 
-from ....ir import Value
 from ....ir.prims import COMPARE, PREDICATES, Arg
 from ....ir.types import FLOATS
 from ...execution.aten.reference import find_op
-from ..python.calls import Call, TextRule, broadcast, einsum_letters, in_front, matrices, rule_of
+from ..python.calls import LOGICAL, RENAMED, SHARED, WORDS, Call, TextRule, einsum_letters, in_front, matrices, rule_of
 
-_ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
-         "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip
-_LOGICAL = {"and", "or", "xor", "not"}
 KINDS = {"b1": "kBool", "u8": "kByte", "i8": "kChar", "i16": "kShort", "i32": "kInt", "i64": "kLong", "f16": "kHalf",
          "bf16": "kBFloat16", "f32": "kFloat", "f64": "kDouble", "c64": "kComplexFloat", "c128": "kComplexDouble",
          "f8e4m3fn": "kFloat8_e4m3fn", "f8e5m2": "kFloat8_e5m2"}  # fmt: skip
@@ -30,22 +26,34 @@ def options(dtype: str, device: str) -> str:
     return f"at::dtype({kind(dtype)}).device({device})"
 
 
-def call_text(call: Call) -> str | None:
-    """The expression; None for what has none."""
-    rule = rule_of(RULES, call.value.prim, _elementwise)
-    try:
-        return None if rule is None else rule(call)
-    except KeyError:
-        return None  # a dtype that ATen has no name for here
+class CppCall(Call):
+    """A node as the rules read it, spelled in C++ on ATen."""
+
+    library, sum_dtype = "at::", ", false, {}"
+
+    @property
+    def dtype(self) -> str:
+        return kind(self.value.dtype)
+
+    def axes(self, axes: Sequence[int]) -> str:
+        return f"at::IntArrayRef({{{', '.join(map(str, axes))}}})"
+
+    def text(self) -> str | None:
+        """The expression; None for what has none."""
+        rule = rule_of(RULES, self.value.prim, _elementwise)
+        try:
+            return None if rule is None else rule(self)
+        except KeyError:
+            return None  # a dtype that ATen has no name for here
 
 
 def _elementwise(call: Call) -> str:
     prim, words = call.value.prim, ", ".join(call.operands)
-    if prim in _LOGICAL:
+    if prim in LOGICAL:
         return f"at::{'logical' if call.value.args[0].dtype == 'b1' else 'bitwise'}_{prim}({words})"
     if prim == "floordiv":
         return f'at::div({words}, "floor")'
-    text = f"at::{_ATEN.get(prim, prim)}({words})"
+    text = f"at::{RENAMED.get(prim, prim)}({words})"
     floats = call.value.dtype in FLOATS and {a.dtype for a in call.value.args} == {call.value.dtype}
     settled = floats or prim in COMPARE or prim in PREDICATES
     return text if settled else f"{text}.to({kind(call.value.dtype)})"
@@ -103,20 +111,6 @@ def _dot(call: Call) -> str:
     return f'at::einsum("{einsum_letters(call)}", {{{", ".join(call.operands)}}})'
 
 
-def _reduction(call: Call) -> str:
-    x, axes = call.operands[0], tuple(call.value.params["axes"])
-    if not axes:
-        return x
-    if call.value.prim == "prod":
-        return x + "".join(f".prod({a})" for a in sorted(axes, reverse=True))
-    wide = f", false, {kind(call.value.dtype)}" if call.value.prim == "sum" else ""
-    return f"{x}.{call.value.prim}({_braced(axes)}{wide})"
-
-
-def _braced(numbers: Sequence[Any]) -> str:
-    return f"at::IntArrayRef({{{', '.join(map(str, numbers))}}})"
-
-
 def _cumsum(call: Call) -> str:
     x, axis = call.operands[0], call.value.params["axis"]
     flip = f".flip({{{axis}}})" if call.value.params["reverse"] else ""
@@ -127,22 +121,18 @@ def _places(index: Sequence[str]) -> str:
     return f"c10::List<std::optional<at::Tensor>>({{{', '.join(index)}}})"
 
 
-def _moved(text: str, order: Sequence[int]) -> str:
-    return text if list(order) == sorted(order) else f"{text}.permute({_braced(order)})"
-
-
 def _gather(call: Call) -> str:
     x, *index = call.operands
     order = in_front(call.value.params["axes"], call.value.args[0].ndim)
-    return f"at::index({_moved(x, order)}, {_places(index)})"
+    return f"at::index({call.permuted(x, order)}, {_places(index)})"
 
 
 def _scatter(call: Call) -> str:
     base, source, *index = call.operands
     order = in_front(call.value.params["axes"], call.value.args[0].ndim)
-    back = [order.index(a) for a in range(len(order))]
     adds = "true" if call.value.params["mode"] == "add" else "false"
-    return _moved(f"at::index_put({_moved(base, order)}, {_places(index)}, {source}, {adds})", back)
+    text = f"at::index_put({call.permuted(base, order)}, {_places(index)}, {source}, {adds})"
+    return call.permuted(text, [order.index(a) for a in range(len(order))])
 
 
 def _aten(call: Call) -> str | None:
@@ -166,10 +156,10 @@ def _default(argument: Any) -> str | None:
     value = argument.default_value
     if isinstance(value, list | tuple):
         return f"std::vector<int64_t>{{{', '.join(map(str, value))}}}" if all(type(v) is int for v in value) else None
-    return _typed(literal(value), str(argument.type)) if isinstance(value, bool | int | float | str | None) else None
+    return _typed(literal(value)) if isinstance(value, bool | int | float | str | None) else None
 
 
-def _typed(word: str, type_name: str) -> str:
+def _typed(word: str) -> str:
     return f"int64_t({word})" if word.lstrip("-").isdigit() else word
 
 
@@ -181,20 +171,12 @@ def _argument(spec: Any, call: Call, type_name: str) -> str | None:
     if not isinstance(spec, tuple):
         if isinstance(spec, int) and not isinstance(spec, bool) and type_name.startswith(("float", "Optional[float]")):
             spec = float(spec)
-        return None if isinstance(spec, complex) else _typed(literal(spec), type_name)
-    if len(spec) == 2 and spec[0] in ("dtype", "device", "layout", "memory_format"):
+        return None if isinstance(spec, complex) else _typed(literal(spec))
+    if len(spec) == 2 and spec[0] in WORDS:
         return _word(spec[0], spec[1], call)
     if len(spec) == 2 and spec[0] == "axes":
-        return _in_order(call.operands[spec[1][0].index], spec[1][1])
+        return call.in_order(call.operands[spec[1][0].index], spec[1][1])
     return _list(spec, call, type_name)
-
-
-def _in_order(name: str, axes: Sequence[int]) -> str:
-    """A tensor dense in memory, with these axes from the outermost inwards."""
-    if list(axes) == sorted(axes):
-        return f"{name}.contiguous()"
-    back = [axes.index(a) for a in range(len(axes))]
-    return f"{name}.permute({_braced(axes)}).contiguous().permute({_braced(back)})"
 
 
 def _word(name: str, word: str, call: Call) -> str | None:
@@ -215,21 +197,12 @@ def _list(spec: Sequence[Any], call: Call, type_name: str) -> str | None:
 
 
 RULES: dict[str, TextRule] = {
-    "where": lambda call: f"at::where({', '.join(call.operands)})",
-    "cast": lambda call: f"{call.operands[0]}.to({kind(call.value.dtype)})",
+    **SHARED,
     "full": _full,
     "iota": lambda call: f"at::arange({call.number('size')}, {options(call.value.dtype, call.device)})",
-    "broadcast": broadcast,
-    "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
-    "permute": lambda call: f"{call.operands[0]}.permute({_braced(call.value.params['perm'])})",
-    "flip": lambda call: f"{call.operands[0]}.flip({_braced(call.value.params['axes'])})",
     "slice": _slice,
     "pad": _pad,
     "cat": lambda call: f"at::cat({{{', '.join(call.operands)}}}, {call.value.params['axis']})",
-    **dict.fromkeys(("sum", "prod", "amax", "amin"), _reduction),
-    **dict.fromkeys(
-        ("argmax", "argmin"), lambda call: f"{call.operands[0]}.{call.value.prim}({call.value.params['axis']})"
-    ),
     "cumsum": _cumsum,
     "dot": _dot,
     "gather": _gather,
@@ -237,8 +210,3 @@ RULES: dict[str, TextRule] = {
     "aten": _aten,
 }
 """Primitives that are missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
-
-
-def is_several(value: Value) -> bool:
-    """True for a node with several results."""
-    return len(value.avals) > 1

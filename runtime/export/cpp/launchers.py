@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ....codegen import Kernel
 from ....ir import Value
 from ....ir.text.printable import in_line_comment
-from ....ir.types import contiguous_strides
 from ..gather.gathered import Gathered, Part
-from ..python.calls import Call
 from ..text.expressions import CPP
 from ..text.scope import Scope, Symbols, folded, snake
-from ..text.steps import Memory, argument_text, has_its_strides, step_lines
-from .calls import call_text, is_several, kind, options
+from ..text.steps import Memory, Syntax, argument_text, has_its_strides, step_lines
+from .calls import CppCall, kind, options
 
 WORDS = ("expect", "laid_out", "launch", "counters", "aten", "cdiv", "at", "c10", "std", "torch", "guard", "device",
          "int", "double", "float", "long", "short", "char", "bool", "auto", "class", "struct", "new", "delete", "this",
@@ -114,11 +111,10 @@ def _conditions(scope: Scope) -> list[str]:
 
 
 # ------------------------------------------------------------------ steps
-@dataclass(frozen=True)
-class CppSyntax:
+class CppSyntax(Syntax):
     """Statements of C++ on ATen and the file's own helpers."""
 
-    scope: Scope
+    library, branch_forms, indent = "at::", ("if ({}) {{", "}} else if ({}) {{", "} else {", "}"), "  "
 
     @property
     def device(self) -> str:
@@ -131,18 +127,15 @@ class CppSyntax:
         text = f"laid_out({source}, {self.scope.expressions.tuple(strides)})"
         return f"{name} = {text};" if name == source else self.bound(name, text)
 
-    def empty(self, dtype: str, shape: Sequence[Any], strides: Sequence[Any]) -> str:
-        sizes, facts = self.scope.expressions.tuple(shape), options(dtype, self.device)
-        if tuple(strides) == contiguous_strides(shape):
-            return f"at::empty({sizes}, {facts})"
-        return f"at::empty_strided({sizes}, {self.scope.expressions.tuple(strides)}, {facts})"
+    def options(self, dtype: str) -> str:
+        return options(dtype, self.device)
 
     def computed(self, value: Value) -> str | None:
         operands = [self.scope.name_of(a) for a in value.args]
-        text = call_text(Call(value, operands, self.scope.expressions, self.device))
+        text = CppCall(value, operands, self.scope.expressions, self.device).text()
         if text is None:
             return None
-        if is_several(value):
+        if len(value.avals) > 1:
             return f"auto {self.scope.bind(value, None)} = {text};"
         return self.bound(self.scope.bind(value, value.origin.name), text)
 
@@ -153,16 +146,6 @@ class CppSyntax:
         yield head + first.rstrip(",") + ("," if rest else "});")
         for i, line in enumerate(rest):
             yield f"    {line.rstrip(',')}" + ("," if i < len(rest) - 1 else "});")
-
-    def branches(self, conditions: Sequence[str], launches: Sequence[list[str]]) -> Iterator[str]:
-        for word, condition, lines in zip(["if", *["} else if"] * len(launches)], conditions, launches, strict=False):
-            yield f"{word} ({condition}) {{"
-            yield from (f"  {line}" for line in lines)
-        if conditions:
-            yield "} else {"
-        yield from (f"  {line}" if conditions else line for line in launches[-1])
-        if conditions:
-            yield "}"
 
     def on_device(self, lines: Iterator[str]) -> list[str]:
         return list(lines)

@@ -37,7 +37,7 @@ def pair(target_class: Any, args: tuple[Any, ...], target: str | None, stem: str
     signature = Signature(FunctionScopes(exported, symbols, launch_scope))
     require_plain(signature)
     source = source_text(signature, stem or signature.function)
-    return {"cpp": source, "h": header_text(signature)}
+    return {"cpp": source, "h": "\n".join(_header(signature)) + "\n"}
 
 
 def as_pair(target_class: Any, args: tuple[Any, ...], target: str | None, path: Path, word: str) -> str:
@@ -49,11 +49,6 @@ def as_pair(target_class: Any, args: tuple[Any, ...], target: str | None, path: 
 
 
 # ------------------------------------------------------------------ the header
-def header_text(signature: Signature) -> str:
-    """The text of the header."""
-    return "\n".join(_header(signature)) + "\n"
-
-
 def _header(signature: Signature) -> Iterator[str]:
     name = signature.scopes.exported.name
     yield from (f"// {in_line_comment(line)}".rstrip() for line in _provenance(signature))

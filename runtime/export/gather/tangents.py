@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....ir import Graph, Value, building
-from ....ir.prims import PRIMS
+from ....ir import Graph, Value
 from ....ir.program import ValueRef
 from ....ir.transforms.linearity import NonLinearError
-from ....ir.transforms.ops import DIFFERENTIABLE, inline, zeros
-from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
 from ....tracer.methods import as_tuple
@@ -22,7 +19,7 @@ from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
 from ...compiled.compiled import Compiled
 from ...execution.pipeline import graph_of, optimize
-from ...functorch.transposed_jvp import type_of
+from ...functorch.transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
 
@@ -103,27 +100,14 @@ def _body(spec: Specialization, places: Sequence[ValueRef | None], arguments: Se
 
 # ------------------------------------------------------------------ transposed
 def _transposed(spec: Specialization, backward: Graph, kept: int) -> Graph:
-    if backward.mutations or any(PRIMS[v.prim].family in ("extern", "pick") for v in backward.order()):
+    if not has_transpose(backward):
         raise NoTangents("backward calls a library, whose transpose is not written down")
+    gradients, tangents = len(backward.inputs) - kept, {i: tangent_of(spec, i) for i in moving(spec)}
     try:
-        return optimize(_pushing(spec, backward.copy(), kept))
+        graph = transpose_to_jvp(backward, f"{spec.captured.name}_jvp", kept, gradients, tangents)
+        return optimize(graph.returning(_that_move(spec, [o for o in graph.outputs if o is not None])))
     except NonLinearError as error:
         raise NoTangents(f"backward has no transpose: {error}") from error
-
-
-def _pushing(spec: Specialization, backward: Graph, kept: int) -> Graph:
-    gradients = backward.inputs[kept:]
-    linear = [v.params["index"] for v in gradients if v.dtype in DIFFERENTIABLE]
-    given = {i: o for i in moving(spec) if (o := backward.outputs[i]) is not None}
-    transposed = transpose(backward.returning(list(given.values())), linear)
-    out = Graph(f"{spec.captured.name}_jvp")
-    residuals = [out.input(v.aval, v.params["name"], v.params["strides"]) for v in backward.inputs[:kept]]
-    tangents = {i: out.input(type_of(spec, i), f"{spec.captured.names[i]}_dot") for i in moving(spec)}
-    with building(out):
-        still = [zeros(v.aval) for v in gradients if v.dtype not in DIFFERENTIABLE]
-        pushed = iter(inline(transposed, [*residuals, *still, *(tangents[i] for i in given)]))
-        made = [_or_zeros(next(pushed), v) for v in gradients if v.dtype in DIFFERENTIABLE]
-        return out.returning(_that_move(spec, made))
 
 
 def _that_move(spec: Specialization, made: Sequence[Value]) -> list[Value]:
@@ -138,7 +122,3 @@ def _that_move(spec: Specialization, made: Sequence[Value]) -> list[Value]:
             tangent = next(supply)
             found += [tangent] if moves else []
     return found
-
-
-def _or_zeros(tangent: Value | None, like: Value) -> Value:
-    return zeros(like.aval) if tangent is None else tangent

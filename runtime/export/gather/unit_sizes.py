@@ -28,7 +28,6 @@ from ...specialize.specialization import Specialization
 from ...values.sizes import traced_numbers
 from ...values.tensor_specs import fake_tensor
 
-Sizes = Mapping[sympy.Symbol, int]
 MOST = 2
 """Of so many sizes every combination is captured again; any more have to be two at least."""
 

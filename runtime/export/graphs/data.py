@@ -41,7 +41,7 @@ def facts(explanation: Explanation) -> dict[str, Any]:
 
 
 def _direction(report: DirectionReport, explanation: Explanation, name: str) -> dict[str, Any]:
-    graph, steps = report.graph, _members(report.graph, report.steps)
+    graph, steps = report.graph, _members(report.steps)
     names = _names(graph)
     residuals = _residual_ids(graph, explanation, name)
     return {
@@ -69,7 +69,7 @@ def _residual_ids(graph: Graph, explanation: Explanation, name: str) -> set[int]
     return {v.id for v in values if v is not None}
 
 
-def _members(graph: Graph, steps: Iterable[Step]) -> list[set[int]]:
+def _members(steps: Iterable[Step]) -> list[set[int]]:
     """The ids of the nodes that each step computes."""
     return [{v.id for v in members(s)} if isinstance(s, Group) else {s.value.id} for s in steps]
 

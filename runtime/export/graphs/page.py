@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from ...report.explanation import Explanation
-from ...report.graph_svg import shaded, shortened, svg
+from ...report.graph_svg import group_members, shorten_middle, svg
 from ...report.html_page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
 from .data import facts
 
@@ -41,7 +41,7 @@ class Lane:
 
 def as_svg(explanation: Explanation) -> str:
     """The graph as boxes and arrows, forward above backward, residuals between them."""
-    shades = [nodes for report in explanation.directions.values() for nodes in shaded(report.steps)]
+    shades = [nodes for report in explanation.directions.values() for nodes in group_members(report.steps)]
     return svg(explanation.program, shades, sizes(explanation))
 
 
@@ -161,7 +161,7 @@ def column_widths(longest: Sequence[int], room: int) -> list[int]:
 
 def _cut(text: str, letters: int, middle: bool) -> str:
     if len(text) <= letters or (middle and ", " not in text):
-        return shortened(text, letters)
+        return shorten_middle(text, letters)
     return text[: letters - 1] + "…"
 
 

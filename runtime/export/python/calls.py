@@ -14,14 +14,17 @@ from ....tracer.dtypes import TO_TORCH
 from ...execution.aten.reference import find_op
 from ..text.expressions import Expressions
 
-_TORCH = {"max": "torch.maximum", "min": "torch.minimum", "rem": "torch.remainder", "shl": "torch.bitwise_left_shift",
-          "shr": "torch.bitwise_right_shift", "conj": "torch.conj_physical"}  # fmt: skip
-_LOGICAL = {"and", "or", "xor", "not"}
-_WORDS = ("dtype", "device", "layout", "memory_format")
+RENAMED = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
+           "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip
+"""Elementwise primitives that torch has by another name."""
+LOGICAL = {"and", "or", "xor", "not"}
+WORDS = ("dtype", "device", "layout", "memory_format")
 
 
 class Call:
-    """A node as the rules below read it."""
+    """A node as the rules below read it, spelled in Python; `cpp/calls.py` spells the same parts in C++."""
+
+    library, sum_dtype = "torch.", ", dtype={}"
 
     def __init__(self, value: Value, operands: Sequence[str], expressions: Expressions, device: str) -> None:
         self.value, self.operands, self.expressions, self.device = value, list(operands), expressions, device
@@ -36,6 +39,16 @@ class Call:
     def number(self, name: str) -> str:
         parameter = self.value.params[name]
         return self.expressions.text(parameter) if isinstance(parameter, sympy.Basic) else _literal(parameter)
+
+    def axes(self, axes: Sequence[int]) -> str:
+        return repr(tuple(axes))
+
+    def permuted(self, text: str, order: Sequence[int]) -> str:
+        return text if list(order) == sorted(order) else f"{text}.permute({self.axes(order)})"
+
+    def in_order(self, name: str, axes: Sequence[int]) -> str:
+        """A tensor dense in memory, with these axes from the outermost inwards."""
+        return self.permuted(f"{self.permuted(name, axes)}.contiguous()", [axes.index(a) for a in range(len(axes))])
 
 
 TextRule = Callable[[Call], "str | None"]
@@ -54,16 +67,16 @@ def rule_of(rules: Mapping[str, TextRule], prim: str, elementwise: TextRule) -> 
 
 def _elementwise(call: Call) -> str:
     prim = call.value.prim
-    if prim in _LOGICAL:
+    if prim in LOGICAL:
         kind = "logical" if call.value.args[0].dtype == "b1" else "bitwise"
         return f"torch.{kind}_{prim}({', '.join(call.operands)})"
     if prim == "floordiv":
         return f'torch.div({", ".join(call.operands)}, rounding_mode="floor")'
-    return f"{_TORCH.get(prim, f'torch.{prim}')}({', '.join(call.operands)}).to({call.dtype})"
+    return f"torch.{RENAMED.get(prim, prim)}({', '.join(call.operands)}).to({call.dtype})"
 
 
-def broadcast(call: Call) -> str:
-    """In both languages: ones for the axes that are not the operand's, then expanded."""
+def _broadcast(call: Call) -> str:
+    """Ones for the axes that are not the operand's, then expanded."""
     (x,), (source,) = call.operands, call.value.args
     aligned: list[Any] = [1] * len(call.value.shape)
     for axis, size in zip(call.value.params["axes"], source.shape, strict=True):
@@ -112,16 +125,15 @@ def _reduction(call: Call) -> str:
     if not axes:
         return x
     if call.value.prim == "prod":
-        return f"{x}" + "".join(f".prod({a})" for a in sorted(axes, reverse=True))
-    wide = f", dtype={call.dtype}" if call.value.prim == "sum" else ""
-    return f"{x}.{call.value.prim}({axes!r}{wide})"
+        return x + "".join(f".prod({a})" for a in sorted(axes, reverse=True))
+    wide = call.sum_dtype.format(call.dtype) if call.value.prim == "sum" else ""
+    return f"{x}.{call.value.prim}({call.axes(axes)}{wide})"
 
 
 def _cumsum(call: Call) -> str:
     x, axis = call.operands[0], call.value.params["axis"]
-    if not call.value.params["reverse"]:
-        return f"{x}.cumsum({axis}, dtype={x}.dtype)"
-    return f"{x}.flip({axis}).cumsum({axis}, dtype={x}.dtype).flip({axis})"
+    flip = f".flip({axis})" if call.value.params["reverse"] else ""
+    return f"{x}{flip}.cumsum({axis}, dtype={x}.dtype){flip}"
 
 
 def in_front(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
@@ -131,19 +143,15 @@ def in_front(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
 def _gather(call: Call) -> str:
     x, *index = call.operands
     order = in_front(call.value.params["axes"], call.value.args[0].ndim)
-    moved = x if order == tuple(range(len(order))) else f"{x}.permute({order!r})"
-    return f"{moved}[{', '.join(index)}]"
+    return f"{call.permuted(x, order)}[{', '.join(index)}]"
 
 
 def _scatter(call: Call) -> str:
     base, source, *index = call.operands
     order = in_front(call.value.params["axes"], call.value.args[0].ndim)
-    back = tuple(order.index(a) for a in range(len(order)))
-    moved, after = f"{base}.permute({order!r})", f".permute({back!r})"
-    if order == tuple(sorted(order)):
-        moved, after = base, ""
-    adds = call.value.params["mode"] == "add"
-    return f"{moved}.index_put(({', '.join(index)},), {source}, accumulate={adds}){after}"
+    arguments = f"({', '.join(index)},), {source}, accumulate={call.value.params['mode'] == 'add'}"
+    text = f"{call.permuted(base, order)}.index_put({arguments})"
+    return call.permuted(text, [order.index(a) for a in range(len(order))])
 
 
 def _pad(call: Call) -> str | None:
@@ -171,19 +179,11 @@ def _argument(spec: Any, call: Call) -> str:
         return call.expressions.text(spec)
     if not isinstance(spec, tuple):
         return _literal(spec)
-    if len(spec) == 2 and isinstance(spec[0], str) and spec[0] in _WORDS:
+    if len(spec) == 2 and isinstance(spec[0], str) and spec[0] in WORDS:
         return _word(spec[0], spec[1], call)
     if len(spec) == 2 and spec[0] == "axes":
-        return in_order(call.operands[spec[1][0].index], spec[1][1])
+        return call.in_order(call.operands[spec[1][0].index], spec[1][1])
     return f"[{', '.join(_argument(s, call) for s in spec)}]"
-
-
-def in_order(name: str, axes: Sequence[int]) -> str:
-    """A tensor dense in memory, with these axes from the outermost inwards."""
-    if list(axes) == sorted(axes):
-        return f"{name}.contiguous()"
-    back = tuple(axes.index(a) for a in range(len(axes)))
-    return f"{name}.permute({tuple(axes)!r}).contiguous().permute({back!r})"
 
 
 def _word(kind: str, word: str, call: Call) -> str:
@@ -198,25 +198,29 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-RULES: dict[str, TextRule] = {
-    "where": lambda call: f"torch.where({', '.join(call.operands)})",
+SHARED: dict[str, TextRule] = {
+    "where": lambda call: f"{call.library}where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({call.dtype})",
+    "broadcast": _broadcast,
+    "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
+    "permute": lambda call: f"{call.operands[0]}.permute({call.axes(call.value.params['perm'])})",
+    "flip": lambda call: f"{call.operands[0]}.flip({call.axes(call.value.params['axes'])})",
+    **dict.fromkeys(("sum", "prod", "amax", "amin"), _reduction),
+    **dict.fromkeys(
+        ("argmax", "argmin"), lambda call: f"{call.operands[0]}.{call.value.prim}({call.value.params['axis']})"
+    ),
+}
+"""Rules that Python and C++ have in common."""
+RULES: dict[str, TextRule] = {
+    **SHARED,
     "full": lambda call: (
         f"torch.full({call.sizes('shape')}, {call.number('value')}, dtype={call.dtype}, device={call.device})"
     ),
     "iota": lambda call: f"torch.arange({call.number('size')}, dtype={call.dtype}, device={call.device})",
-    "broadcast": broadcast,
-    "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
-    "permute": lambda call: f"{call.operands[0]}.permute({tuple(call.value.params['perm'])!r})",
-    "flip": lambda call: f"{call.operands[0]}.flip({tuple(call.value.params['axes'])!r})",
     "slice": _slice,
     "cat": lambda call: f"torch.cat([{', '.join(call.operands)}], {call.value.params['axis']})",
-    **dict.fromkeys(("sum", "prod", "amax", "amin"), _reduction),
     "cumsum": _cumsum,
     "dot": _dot,
-    **dict.fromkeys(
-        ("argmax", "argmin"), lambda call: f"{call.operands[0]}.{call.value.prim}({call.value.params['axis']})"
-    ),
     "gather": _gather,
     "scatter": _scatter,
     "pad": _pad,

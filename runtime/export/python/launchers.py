@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ....codegen import Kernel, Pointer
 from ....ir import Value
 from ....ir.passes.fuse import View
-from ....ir.types import FLOAT8, contiguous_strides
+from ....ir.types import FLOAT8
 from ....tracer.dtypes import TO_TORCH
 from ..gather.gathered import Gathered, Part
 from ..text.expressions import PYTHON
 from ..text.scope import WIDTH, Scope, Symbols, folded
-from ..text.steps import Memory, argument_text, group_of, has_its_strides, step_lines
+from ..text.steps import Memory, Syntax, argument_text, group_of, has_its_strides, step_lines
 from .calls import call_text
 
 RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside")
@@ -83,11 +82,10 @@ def _conditions(scope: Scope) -> list[str]:
 
 
 # ------------------------------------------------------------------ steps
-@dataclass(frozen=True)
-class PythonSyntax:
+class PythonSyntax(Syntax):
     """Lines of Python: torch's functions, and Triton's launches."""
 
-    scope: Scope
+    library, branch_forms, indent = "torch.", ("if {}:", "elif {}:", "else:", ""), "    "
 
     @property
     def device(self) -> str:
@@ -99,11 +97,8 @@ class PythonSyntax:
     def adapted(self, name: str, source: str, strides: Sequence[Any]) -> str:
         return f"{name} = laid_out({source}, {self.scope.expressions.tuple(strides)})"
 
-    def empty(self, dtype: str, shape: Sequence[Any], strides: Sequence[Any]) -> str:
-        sizes, facts = self.scope.expressions.tuple(shape), f"dtype={dtype_text(dtype)}, device={self.device}"
-        if tuple(strides) == contiguous_strides(shape):
-            return f"torch.empty({sizes}, {facts})"
-        return f"torch.empty_strided({sizes}, {self.scope.expressions.tuple(strides)}, {facts})"
+    def options(self, dtype: str) -> str:
+        return f"dtype={dtype_text(dtype)}, device={self.device}"
 
     def computed(self, value: Value) -> str | None:
         operands = [self.scope.name_of(a) for a in value.args]
@@ -120,14 +115,6 @@ class PythonSyntax:
         yield f"{kernel.name}[({self.scope.expressions.text(kernel.grid)},)]("
         yield from (f"    {line}" for line in folded([*arguments, *constants], WIDTH - 16))
         yield ")"
-
-    def branches(self, conditions: Sequence[str], launches: Sequence[list[str]]) -> Iterator[str]:
-        for word, condition, lines in zip(["if", *["elif"] * len(launches)], conditions, launches, strict=False):
-            yield f"{word} {condition}:"
-            yield from (f"    {line}" for line in lines)
-        if conditions:
-            yield "else:"
-        yield from (f"    {line}" if conditions else line for line in launches[-1])
 
     def on_device(self, lines: Iterator[str]) -> list[str]:
         return [f"with torch.cuda.device_of({self.scope.inputs[0]}):", *(f"    {line}" for line in lines)]

@@ -27,7 +27,8 @@ def as_written(cls: type, name: str) -> str:
     """The class under another name, after everything of its module that it reads. Raises SourceMissing."""
     definition = _definition(cls)
     assert isinstance(definition, ast.ClassDef)
-    text = _without_decorators(_source(cls), definition).replace(f"class {cls.__name__}", f"class {name}", 1)
+    undecorated = "\n".join(_source(cls).splitlines()[definition.lineno - 1 :])
+    text = undecorated.replace(f"class {cls.__name__}", f"class {name}", 1)
     needed = dict(_read_by(definition, cls, {cls.__name__, "torch"}))
     lines = [_bound(word, value) for word, value in needed.items()]
     imports = sorted(line for line in lines if line.startswith(("import ", "from ")))
@@ -47,10 +48,6 @@ def _source(item: Any) -> str:
 
 def _definition(item: Any) -> ast.stmt:
     return ast.parse(_source(item)).body[0]
-
-
-def _without_decorators(text: str, definition: ast.ClassDef) -> str:
-    return "\n".join(text.splitlines()[definition.lineno - 1 :])
 
 
 def _read_by(definition: ast.stmt, owner: Any, seen: set[str]) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ....codegen import Kernel, Kernels, Pointer, Ref, Scalar
 from ....codegen.kernel import Buffer
@@ -18,11 +18,17 @@ Memory = Mapping[str, Sequence[str]]
 
 
 class Syntax(Protocol):
-    """The parts of a launch function in one language."""
+    """The parts of a launch function; a subclass spells in its language what differs."""
 
-    @property
-    def scope(self) -> Scope:
-        """The function that is written."""
+    scope: Scope
+    library: ClassVar[str]
+    """The prefix of torch's functions."""
+    branch_forms: ClassVar[tuple[str, str, str, str]]
+    """The first branch by its condition, a further one, the last one, and what ends them all."""
+    indent: ClassVar[str]
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
 
     @property
     def device(self) -> str:
@@ -34,8 +40,8 @@ class Syntax(Protocol):
     def adapted(self, name: str, source: str, strides: Sequence[Any]) -> str:
         """The line that lays a tensor out by these strides, under a name, or again under its own."""
 
-    def empty(self, dtype: str, shape: Sequence[Any], strides: Sequence[Any]) -> str:
-        """New memory."""
+    def options(self, dtype: str) -> str:
+        """The arguments that say of which dtype new memory is, and on which device."""
 
     def computed(self, value: Value) -> str | None:
         """The line that computes a node without a kernel of ours; None for what has no text."""
@@ -43,11 +49,26 @@ class Syntax(Protocol):
     def launch(self, kernel: Kernel, memory: Memory) -> Iterator[str]:
         """One launch."""
 
-    def branches(self, conditions: Sequence[str], launches: Sequence[list[str]]) -> Iterator[str]:
-        """The launches under the first condition that holds, or the last ones."""
-
     def on_device(self, lines: Iterator[str]) -> list[str]:
         """Launches, on the GPU on which the arguments are."""
+
+    def empty(self, dtype: str, shape: Sequence[Any], strides: Sequence[Any]) -> str:
+        """New memory."""
+        row_major = tuple(strides) == contiguous_strides(shape)
+        layout = ", ".join(map(self.scope.expressions.tuple, [shape] if row_major else [shape, strides]))
+        return f"{self.library}{'empty' if row_major else 'empty_strided'}({layout}, {self.options(dtype)})"
+
+    def branches(self, conditions: Sequence[str], launches: Sequence[list[str]]) -> Iterator[str]:
+        """The launches under the first condition that holds, or the last ones."""
+        first, further, last, end = self.branch_forms
+        if not conditions:
+            yield from launches[-1]
+            return
+        heads = [form.format(c) for form, c in zip([first, *[further] * len(conditions)], conditions, strict=False)]
+        for head, lines in zip([*heads, last], launches, strict=True):
+            yield from (head, *(f"{self.indent}{line}" for line in lines))
+        if end:
+            yield end
 
 
 def step_lines(syntax: Syntax) -> list[str]:

@@ -10,14 +10,14 @@ import importlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ....ir.errors import FusegradError, ParseError
 from ...capture.graph_mode import outside_graph
-from ...dynamo.forward_operator import Forward, Origin, Root, unit_operator
+from ...dynamo.forward_operator import OperatorRules, Origin, Root, unit_operator
 from ...dynamo.operators import NAMESPACE, known
 from ...functorch.unit import TransformableGraph
 from ...persistence.literals import NoLiteral, constant_document, constant_from
@@ -143,7 +143,7 @@ def _register_operator(document: Doc, path: str) -> None:
     with outside_graph():
         spec = compiler.specialization(arguments)
     if spec is not None:
-        forward = Forward(compiler, spec, document["backend"], document["copies"], recorded=True, alone=True)
+        forward = OperatorRules(compiler, spec, document["backend"], document["copies"], recorded=True, alone=True)
         if steps:
             unit_operator(unit_of(forward, steps), examples)
     if name not in known:
@@ -159,12 +159,11 @@ def _value(data: Any, at: str) -> Any:
     return tensor.zero_().requires_grad_(needs)
 
 
-def unit_of(forward: Forward, steps: Sequence[Any]) -> TransformableGraph:
+def unit_of(forward: OperatorRules, steps: Sequence[Any]) -> TransformableGraph:
     """The unit that these steps derive."""
     unit, rest = forward.unit(steps)
     for kind, *facts in rest:
-        derive: dict[str, Callable[..., TransformableGraph]] = {"vjp": unit.vjp, "jvp": unit.jvp, "batch": unit.batch}
-        unit = derive[kind](*facts)
+        unit = unit.derive(kind, *facts)
     return unit
 
 

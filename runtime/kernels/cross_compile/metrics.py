@@ -1,4 +1,4 @@
-"""What a compiled kernel needs, read from its machine code without a GPU. Stands alone: workers load it by path.
+"""Registers, memory and accesses of a compiled kernel, from its machine code. Stands alone: workers load it by path.
 
 NVIDIA: registers and stack from `cuobjdump -res-usage` (it comes with Triton), access widths from the PTX, whose global
 accesses ptxas neither joins nor splits. AMD: everything from the assembly text.
@@ -53,10 +53,10 @@ def _of_cubin(cubin: str | bytes, tools: Path | None) -> tuple[int, int]:
         file.flush()
         try:
             command = [str(tools / "cuobjdump"), "-res-usage", file.name]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+            process = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         except (OSError, subprocess.SubprocessError):
             return -1, -1
-    usage = {name: int(count) for name, count in _USAGE.findall(done.stdout)}
+    usage = {name: int(count) for name, count in _USAGE.findall(process.stdout)}
     return usage.get("REG", -1), max(usage.get("STACK", -1), usage.get("LOCAL", -1))
 
 
@@ -82,8 +82,8 @@ def _of_amdgcn(text: str, shared: int) -> Metrics:
 
 
 def _fact(text: str, name: str) -> int:
-    found = re.search(rf"^\s*-?\s*\.{name}:\s+(\d+)", text, re.M)
-    return int(found[1]) if found else -1
+    match = re.search(rf"^\s*-?\s*\.{name}:\s+(\d+)", text, re.M)
+    return int(match[1]) if match else -1
 
 
 def _isa_widths(text: str) -> Iterator[int]:

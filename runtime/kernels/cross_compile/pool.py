@@ -64,10 +64,10 @@ class Binary:
 @functools.lru_cache(maxsize=64)
 def _statements(module_text: str) -> tuple[tuple[frozenset[str], frozenset[str], ast.stmt], ...]:
     """(names defined, names used, statement) for each statement of a module."""
-    return tuple((frozenset(_defined(s)), frozenset(_names(s)), s) for s in ast.parse(module_text).body)
+    return tuple((frozenset(_defined_names(s)), frozenset(_names(s)), s) for s in ast.parse(module_text).body)
 
 
-def _defined(statement: ast.stmt) -> Iterator[str]:
+def _defined_names(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, ast.FunctionDef):
         yield statement.name
     elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
@@ -81,12 +81,12 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 def reachable(module_text: str, name: str) -> str:
     """The part of a module that a kernel depends on: other kernels beside it do not change what is compiled."""
-    statements, wanted, size = _statements(module_text), {name}, 0
-    while len(wanted) > size:
-        size = len(wanted)
-        wanted = wanted.union(*(used for defined, used, _ in statements if not defined or defined & wanted))
-    kept = [s for defined, _, s in statements if not defined or defined & wanted]
-    return ast.unparse(ast.Module(kept, [])) + "\n"
+    statements, names, size = _statements(module_text), {name}, 0
+    while len(names) > size:
+        size = len(names)
+        names = names.union(*(uses for defined, uses, _ in statements if not defined or defined & names))
+    body = [s for defined, _, s in statements if not defined or defined & names]
+    return ast.unparse(ast.Module(body, [])) + "\n"
 
 
 def job_of(kernel: Kernel, module_text: str, target: str) -> dict[str, Any]:
@@ -115,9 +115,9 @@ class WorkerHung(Exception):
 
 def _environment(directory: Path) -> dict[str, str]:
     """The user's environment without Triton's switches (the paths of its tools stay), all files below `directory`."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
     private = {"TRITON_CACHE_DIR": str(directory / "triton"), "TRITON_ALWAYS_COMPILE": "1", "TMPDIR": str(directory)}
-    return {**kept, **private}
+    return {**inherited, **private}
 
 
 class Worker:
@@ -172,10 +172,10 @@ class Worker:
     def _last_words(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
-        said = ""
+        stderr = ""
         with suppress(OSError):  # the folder goes with the process that asks
-            said = (self.directory / "stderr").read_bytes()[-1000:].decode(errors="replace").strip()
-        return f"the compiler process ended with status {self.process.returncode}" + (f": {said}" if said else "")
+            stderr = (self.directory / "stderr").read_bytes()[-1000:].decode(errors="replace").strip()
+        return f"the compiler process ended with status {self.process.returncode}" + (f": {stderr}" if stderr else "")
 
     def kill(self) -> None:
         """With the assembler, which is a process of its own in the worker's group."""
@@ -210,7 +210,7 @@ class Pool:
         for _ in range(size):
             self.idle.put(None)
 
-    def compiled(self, job: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    def compile(self, job: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
         """Files and answer for a job; a job whose worker dies is tried once more."""
         try:
             return self._once(job)
@@ -293,25 +293,25 @@ _lock = lock_of(INNER)
 
 @functools.cache
 def _pool() -> Pool:
-    made, owner = Pool(min(SIZE, os.cpu_count() or 1)), os.getpid()
-    atexit.register(lambda: made.close() if os.getpid() == owner else None)
+    pool, owner = Pool(min(SIZE, os.cpu_count() or 1)), os.getpid()
+    atexit.register(lambda: pool.close() if os.getpid() == owner else None)
     if hasattr(threading, "_register_atexit"):  # before the executor's own, which lets all jobs run to their end
         with suppress(RuntimeError):  # the process is ending already
-            threading._register_atexit(lambda: made.leave() if os.getpid() == owner else None)
-    return made
+            threading._register_atexit(lambda: pool.leave() if os.getpid() == owner else None)
+    return pool
 
 
 _parents: list[Pool] = []  # kept, so that a child does not finalise processes that are not its own
 
 
-def _anew() -> None:
+def _forget_in_child() -> None:
     """A child has its parent's pipes, which are not for it."""
     if _pool.cache_info().currsize:
         _parents.append(_pool())
     _pool.cache_clear()
 
 
-os.register_at_fork(after_in_child=_anew)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 # -- compiling --------------------------------------------------------------------------------------------------------
@@ -368,19 +368,20 @@ def _binary(workers: Pool, job: Mapping[str, Any]) -> Binary:
     """From the cache, or made by one worker of one process, and cached."""
     key = cache.key_of("binary", _recipe(), *entry_files.versions().items(), json.dumps(job, sort_keys=True))
     store = cache.default()
-    known = store.get(key)
-    if known:
+    files = store.get(key)
+    if files:
         count("cache_hits")
-        return _read(known, job["target"])
+        return _read(files, job["target"])
+    # One process compiles; another that waited for it finds the files.
     with store.claimed(key):
-        known = store.get(key)
-        if known is None:
-            files, answer = workers.compiled(job)
+        files = store.get(key)
+        if files is None:
+            files, answer = workers.compile(job)
             if "error" in answer:
                 return Binary(error=answer["error"])
-            known = {**files, "metrics.json": json.dumps(answer["metrics"]).encode()}
-            store.put(key, known)
-    return _read(known, job["target"])
+            files["metrics.json"] = json.dumps(answer["metrics"]).encode()
+            store.put(key, files)
+    return _read(files, job["target"])
 
 
 def _read(files: Mapping[str, bytes], target: str) -> Binary:

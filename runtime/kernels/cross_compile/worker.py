@@ -44,7 +44,7 @@ def _function(text: str, name: str) -> Any:
     return namespace[name]
 
 
-def _compiled(job: dict[str, Any]) -> Any:
+def _compile(job: dict[str, Any]) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -52,6 +52,7 @@ def _compiled(job: dict[str, Any]) -> Any:
     function = _function(job["text"], job["name"])
     positions = {name: (i,) for i, name in enumerate(function.arg_names)}
     types = {name: job["types"].get(name, "constexpr") for name in positions}
+    # Pointers begin at multiples of 16 bytes, which launches see to: accesses may be as wide.
     kind, arch = job["target"].split(":")
     source = ASTSource(
         fn=function,
@@ -67,7 +68,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     """Compile, write the files into the folder that the job names, measure."""
     import triton
 
-    compiled = _compiled(job)
+    compiled = _compile(job)
     asm = {kind: compiled.asm[kind] for kind in KEPT if kind in compiled.asm}
     for kind, content in asm.items():
         Path(job["out"], kind).write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -75,7 +75,7 @@ def test_the_clock_may_prefer_the_library(
     monkeypatch.setattr(tune, "time_by_events", Clock(*times))
     given = [torch.ones(2, 32, 64), torch.ones(2, 32, 64), torch.ones(32, 32)]
     fast: Any = fusegrad.compile(Scores, backend="triton")
-    with fusegrad.config.patch(tune=True, check=False), tune.recording() as trials:
+    with fusegrad.config.patch(tune=True, check=False), tune.record_trials() as trials:
         for _ in range(4):
             fast.apply(*given)
     (first,) = [t for t in trials if t.kernel == "Scores_forward"]

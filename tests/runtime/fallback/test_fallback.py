@@ -21,8 +21,9 @@ from fusegrad.runtime.compiled import compiled as function
 from fusegrad.runtime.execution.executable import Executable
 from fusegrad.runtime.fallback import answer as fallback
 from fusegrad.runtime.fast_path import entry_codegen as written
-from fusegrad.runtime.functorch import call, unit
-from fusegrad.runtime.functorch import function as whole
+from fusegrad.runtime.functorch import backward_unit, call, unit
+from fusegrad.runtime.functorch.batching import batched_unit
+from fusegrad.runtime.functorch.rules import functorch_function
 
 Tensor = torch.Tensor
 BACKENDS = ("reference", "interpret")
@@ -248,10 +249,10 @@ FUNC: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {
 }
 RULES = {
     "units": (unit.TransformableGraph, "captured"),
-    "batches": (unit.BatchedUnit, "execute"),
-    "rules": (whole.FunctorchFunction, "run_forward"),
-    "backward": (unit.BackwardUnit, "execute"),
-    "tangents": (whole.FunctorchFunction, "tangent_unit"),
+    "batches": (batched_unit.BatchedUnit, "execute"),
+    "rules": (functorch_function.FunctorchFunction, "run_forward"),
+    "backward": (backward_unit.BackwardUnit, "execute"),
+    "tangents": (functorch_function.FunctorchFunction, "tangent_unit"),
 }
 
 

@@ -10,7 +10,9 @@ from torch.autograd import Function
 from torch.func import grad, vmap
 
 import fusegrad
-from fusegrad.runtime.functorch.unit import TransformableGraph, batchable, present_under_vmap
+from fusegrad.runtime.functorch.batching.batchable import batchable
+from fusegrad.runtime.functorch.batching.lanes import present_under_vmap
+from fusegrad.runtime.functorch.unit import TransformableGraph
 from fusegrad.tracer.capture.capture import Session, with_known_sizes
 from fusegrad.tracer.reads.reads import scan
 

@@ -59,15 +59,15 @@ def test_where_triton_cannot_write_it_gets_a_folder(tmp_path: Path, monkeypatch:
     from triton import knobs
     from triton.runtime.cache import get_cache_manager
 
-    from fusegrad.runtime.kernels.triton_install import have_a_folder
+    from fusegrad.runtime.kernels.triton_install import ensure_cache_folder
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path / "file" / "below")
-        have_a_folder.cache_clear()
+        ensure_cache_folder.cache_clear()
         with pytest.warns(RuntimeWarning, match="Triton cannot use its cache"):
-            have_a_folder()
+            ensure_cache_folder()
         assert knobs.cache.dir.startswith(str(tmp_path / "fusegrad-triton-"))
         path = Path(get_cache_manager("ab" * 32).put(b"text", "kernel.txt"))
         assert path.read_bytes() == b"text" and path.is_relative_to(knobs.cache.dir)
@@ -76,15 +76,15 @@ def test_where_triton_cannot_write_it_gets_a_folder(tmp_path: Path, monkeypatch:
 def test_where_triton_can_write_nothing_changes(tmp_path: Path) -> None:
     from triton import knobs
 
-    from fusegrad.runtime.kernels.triton_install import have_a_folder
+    from fusegrad.runtime.kernels.triton_install import ensure_cache_folder
 
     with knobs.cache.scope(), warnings.catch_warnings():
         warnings.simplefilter("error")
         knobs.cache.dir = str(tmp_path / "of" / "triton")
-        have_a_folder.cache_clear()
-        have_a_folder()
+        ensure_cache_folder.cache_clear()
+        ensure_cache_folder()
         assert knobs.cache.dir == str(tmp_path / "of" / "triton")
-    have_a_folder.cache_clear()
+    ensure_cache_folder.cache_clear()
 
 
 def test_sizes_are_not_specialised() -> None:
@@ -293,7 +293,7 @@ def _installation_as_known(monkeypatch: pytest.MonkeyPatch, answer: str) -> str:
     from fusegrad.runtime.kernels import triton_install as private
 
     monkeypatch.setattr(private.triton_cache, "triton_key", lambda: answer)
-    private.know_installation.__wrapped__()
+    private.cache_installation_key.__wrapped__()
     return str(private.triton_cache.triton_key())
 
 
@@ -303,9 +303,7 @@ def test_triton_hashes_its_installation_once(installation: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["_C/libtriton.so", "runtime/cache.py", "backends/nvidia/driver.py"])
-def test_a_changed_installation_is_hashed_again(
-    installation: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_changed_installation_is_hashed_again(installation: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     _installation_as_known(monkeypatch, "first")
     os.utime(installation / name, ns=(1, 1))
     assert _installation_as_known(monkeypatch, "second") == "second"

@@ -117,7 +117,7 @@ def test_a_function_is_tuned_in_both_directions(launched: list[int], monkeypatch
     assert all(t.chosen == t.candidates[1] and t.milliseconds == (3.0, 1.0, 2.0) for t in found.trials)
     again = tuning.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
     assert all(t.milliseconds is None and t.chosen == t.candidates[1] for t in again.trials)
-    assert clock.asked == len(found.trials) and not tune.is_asked_for()
+    assert clock.asked == len(found.trials) and not tune.is_tuning()
     text = str(found)
     assert "RMSNorm on a GPU" in text and "1000.0 us  <- chosen" in text and found.to_dict()["device"] == "a GPU"
 

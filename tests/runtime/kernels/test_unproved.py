@@ -116,7 +116,7 @@ def test_the_same_sizes_are_asked_once(emitted: list[Change], monkeypatch: pytes
     asked: list[Any] = []
     own = proofs.prove_kernel
     monkeypatch.setattr(proofs, "prove_kernel", lambda k, *a, **kw: (asked.append(k.name), own(k, *a, **kw))[1])
-    monkeypatch.setattr(proofs, "_known", type(proofs._known)())
+    monkeypatch.setattr(proofs, "_answers", type(proofs._answers)())
     compiled, x = fast(), torch.randn(3, 50)
     compiled.apply(x)
     assert asked == ["Cube_forward"]
@@ -136,7 +136,7 @@ def test_a_mistake_of_the_prover_breaks_no_call(monkeypatch: pytest.MonkeyPatch,
         raise RecursionError("too deep")
 
     monkeypatch.setattr(proofs, "prove_kernel", broken)
-    monkeypatch.setattr(proofs, "_known", type(proofs._known)())
+    monkeypatch.setattr(proofs, "_answers", type(proofs._answers)())
     compiled, x = fast(), torch.randn(3, 50)
     torch.testing.assert_close(compiled.apply(x), x**3)
     assert not launched and "RecursionError: too deep" in reasons(compiled, x)[0]

@@ -473,7 +473,7 @@ def _rewritten(change: Callable[[Any], Any]) -> Callable[[Path], None]:
         content = json.dumps(change(json.loads(path.read_text()))).encode()
         path.write_bytes(content)
         manifest = json.loads((path.parent / "manifest.json").read_text())
-        manifest["files"]["capture.json"] = entry_files._sha256(content)
+        manifest["files"]["capture.json"] = entry_files.sha256(content)
         (path.parent / "manifest.json").write_text(json.dumps(manifest))
 
     return damage

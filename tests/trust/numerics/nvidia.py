@@ -43,7 +43,7 @@ def ptx(body: Callable[..., Any], dtype: str, operands: int, fast: bool = False)
     graph = graph_of(body, **{f"x{i}": Input(dtype, (4096,)) for i in range(operands)})
     kernels = generate(graph, target=replace(TARGETS["cuda:90"], fast=fast), hints={}, name="body").kernels
     (kernel,) = kernels
-    return str(worker._compiled(job_of(kernel, module(kernels), "cuda:90")).asm["ptx"])
+    return str(worker._compile(job_of(kernel, module(kernels), "cuda:90")).asm["ptx"])
 
 
 def instructions(body: Callable[..., Any], dtype: str, operands: int, fast: bool = False) -> Counter[str]:
