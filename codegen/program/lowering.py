@@ -94,7 +94,7 @@ def _cat(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     place = index[axis]
     for x, start, size in zip(node.args, starts, sizes, strict=False):
         shifted = place + tidy(-start)
-        if shifted.within(size):
+        if shifted.is_within(size):
             return b.at(x, (*index[:axis], shifted, *index[axis + 1 :]), guards)
     if not guards:
         b.try_pieces(place, sizes)
@@ -134,9 +134,9 @@ def _divided(b: Builder, place: Index, size: Size) -> tuple[Index, Index]:
         return exact
     if not place.values:
         _refine_for(b, place, size)
-    whole, divisor = b.terms.index(place), b.terms.const(size, "i64")
-    quotient = b.terms.integer("floordiv", whole, divisor)
-    return Index(values=((quotient, 1),)), Index(values=((b.terms.integer("rem", whole, divisor), 1),))
+    number, divisor = b.terms.index(place), b.terms.const(size, "i64")
+    quotient = b.terms.integer("floordiv", number, divisor)
+    return Index(values=((quotient, 1),)), Index(values=((b.terms.integer("rem", number, divisor), 1),))
 
 
 def _refine_for(b: Builder, place: Index, size: Size) -> None:
@@ -154,9 +154,9 @@ def _reduce(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     b.check_complete(node, index)
     (x,) = node.args
     axes = node.params["axes"]
-    kept = iter(index)
+    outer = iter(index)
     own = {d: _reduced(b, node, d, x.shape[d]) for d in axes}
-    arg = b.operand(x, [own[d] if d in own else next(kept) for d in range(x.ndim)])
+    arg = b.operand(x, [own[d] if d in own else next(outer) for d in range(x.ndim)])
     over = [a for d in axes for a in b.axes.settled(own[d]).walked]
     return _folded(b, node, arg, over)
 

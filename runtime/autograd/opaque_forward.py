@@ -58,12 +58,12 @@ WRITES_GIVEN = "its backward writes to a tensor that it is given, of which it is
 
 def opaque_forward_of(compiler: Compiled) -> OpaqueForward | None:
     """The Function for a class whose forward runs as written; None where its backward does, too."""
-    cls: Any = compiler.cls
+    cls: Any = compiler.user.cls
     both = cls.backward is not Function.backward and cls.vjp is not Function.vjp  # torch refuses the two together
     delicate = any(getattr(cls, f, False) for f in ("clear_saved_tensors_on_access", "boxed_grads_call"))
-    if backward_method(cls) is None or both or delicate or hasattr(cls, "_fusegrad_sources"):
+    if backward_method(cls) is None or both or delicate or compiler.user.plain_function is not None:
         return None
-    kept_out = compiler.derives_backward or compiler.opaque("backward") is not None
+    kept_out = compiler.user.derives_backward or compiler.keys.opaque("backward") is not None
     return None if kept_out else OpaqueForward(compiler)
 
 
@@ -71,7 +71,7 @@ class OpaqueForward:
     """The Function of a class whose forward must not (or cannot) be captured, with a backward that may be."""
 
     def __init__(self, compiler: Compiled) -> None:
-        method = backward_method(compiler.cls)
+        method = backward_method(compiler.user.cls)
         assert method is not None
         self.compiler, self.method = compiler, method
         self.units: dict[Any, OpaqueBackward] = {}
@@ -84,12 +84,12 @@ class OpaqueForward:
 
     def _scanned(self) -> Reads:
         """What backward reads besides its arguments, at present."""
-        reads = scan(*self.compiler.methods.sources("backward"))
+        reads = scan(*self.compiler.user.methods.sources("backward"))
         reads.version = self.marks.setdefault(reads.signature(), len(self.marks))
         return reads
 
     def _node(self) -> type:
-        cls = self.compiler.cls
+        cls = self.compiler.user.cls
 
         def backward(ctx: Any, *gradients: Any) -> Any:
             return self.backward(ctx, gradients)
@@ -117,7 +117,7 @@ class OpaqueForward:
     # ------------------------------------------------------------------ backward
     def backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:
         """The gradients from what was captured, or from the user's own body on the real ctx."""
-        if "backward" in self.compiler.broken:
+        if "backward" in self.compiler.ledger.broken:
             return hand_over(self.method, ctx, *gradients)
         try:
             return self._backward(ctx, gradients)
@@ -149,12 +149,12 @@ class OpaqueForward:
             unit, given = self._unit(left, shape, saved, gradients), [*saved, *left.tensors.values(), *gradients]
             if unit.writes_into_a_history(given):
                 error = CaptureError(reason=WRITES_GIVEN, where=method_place(self.method))
-                self.compiler.derivative_refused(error)
+                self.compiler.ledger.refuse_derivative(error)
                 return self._on_the_real_ctx(ctx, gradients, saved)
             results = unit.differentiable(given)
         except CaptureError as error:
             return self._users(ctx, gradients, shape, error, saved)
-        self.compiler.is_compiled("backward")
+        self.compiler.ledger.note_compiled("backward")
         return tuple(results)
 
     def _is_hopeless(self) -> bool:
@@ -173,7 +173,7 @@ class OpaqueForward:
         finally:
             self.refusing.discard(shape)
         with recorded_faults(self.compiler, "backward", gradients):
-            self.compiler.refuse("backward", as_effect(error))
+            self.compiler.ledger.refuse("backward", as_effect(error))
             if shape is not None:  # None: of this call alone
                 self.refused[shape] = None
                 self._forget_units(shape)
@@ -196,7 +196,7 @@ class OpaqueForward:
 
     def _unit(self, left: _Left, shape: Any, saved: Sequence[Any], gradients: Sequence[Any]) -> OpaqueBackward:
         """backward for these constants, on this backend, and for what it reads outside at present."""
-        backend = self.compiler.backend_for((*gradients, *saved))
+        backend = self.compiler.options.backend_for((*gradients, *saved))
         unit = self.units.get(self._key(shape, len(saved), backend))
         if unit is not None:
             return unit
@@ -291,7 +291,7 @@ class OpaqueBackward(TransformableGraph):
         self.owner, self.saved, self.needs = owner, saved, needs
         self.names, self.constants = list(left.tensors), anew(left.constants)
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        name = f"{owner.compiler.cls.__name__}_backward"
+        name = f"{owner.compiler.user.cls.__name__}_backward"
         graphs = _BackwardGraphs(name, self._python, backend, owner.reads)
         graphs.owner = owner
         super().__init__(name, self._python, backend, owner.reads, graphs)
@@ -299,7 +299,7 @@ class OpaqueBackward(TransformableGraph):
     def _python(self, *args: Any) -> Sequence[Any]:
         middle = self.saved + len(self.names)
         attributes = anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
-        ctx = backward_context(self.owner.compiler.cls.__name__)(args[: self.saved], attributes, self.needs)
+        ctx = backward_context(self.owner.compiler.user.cls.__name__)(args[: self.saved], attributes, self.needs)
         before = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
         results = self.owner.method(ctx, *args[middle:])
         _require_unchanged(before, ctx)

@@ -90,13 +90,13 @@ def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def rule_for(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureError:
     """The rule for arguments like these; why there is none."""
-    key = compiler._key(args)
-    if (found := compiler.rules.get(key)) is not None:
+    key = compiler.keys.exact(args)
+    if (found := compiler.sharding_rules.get(key)) is not None:
         return found  # type: ignore[no-any-return]
     with capture_lock:
-        compiler.rules[key] = found = compiler.rules.get(key) or rule_of(compiler, args)
-        while len(compiler.rules) > MOST_RULES:
-            compiler.rules.popitem(last=False)
+        compiler.sharding_rules[key] = found = compiler.sharding_rules.get(key) or rule_of(compiler, args)
+        while len(compiler.sharding_rules) > MOST_RULES:
+            compiler.sharding_rules.popitem(last=False)
     return found
 
 
@@ -115,12 +115,12 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
-    if (why := unkeyed_state(args) or compiler._unseen(args)) is not None:
+    if (why := unkeyed_state(args) or compiler.keys.why_unkeyed(args)) is not None:
         raise CaptureError(reason=why, where=users_line())
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
-    spec = compiler.capture_only(stand_ins, of_whole=True)
+    spec = compiler.captures.only(stand_ins, of_whole=True)
     require_no_draws(spec)
-    asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.cls) is not None
+    asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.user.cls) is not None
     for refused, it_is in {
         "calls what is opaque": bool(spec.captured.opaque),
         "writes to one": spec.captured.writes_inputs,
@@ -128,7 +128,7 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
         "returns a container of tensors": any(
             o.kind == "object" and holes(o.value) for o in spec.captured.forward.outputs
         ),
-        "its backward is opaque": asks and compiler.opaque("backward") is not None,
+        "its backward is opaque": asks and compiler.keys.opaque("backward") is not None,
     }.items():
         if it_is:
             raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.captured.forward_place())

@@ -110,12 +110,12 @@ class Root:
             *(() if not spec.of_whole else ("of the whole",)),
             operations(captured.forward.trace), list(map(_meta, captured.forward.fakes)), repr(captured.arguments),
             captured.forward.needs_input_grad, list(getattr(captured.guard, "conditions", ())), self._backward(),
-            repr(compiler.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
+            repr(compiler.options.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
         )  # fmt: skip
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def _backward(self) -> str:
-        if backward_method(self.compiler.cls) is None:
+        if backward_method(self.compiler.user.cls) is None:
             return ""
         with outside_graph(), no_autocast():
             return operations(self.spec.backward.entry(predicted_kinds(self.spec.captured)).trace)
@@ -123,7 +123,7 @@ class Root:
     @property
     def code(self) -> list[Any]:
         """Of the user's methods."""
-        return [m.__code__ for m in methods(self.compiler.cls).values() if hasattr(m, "__code__")]
+        return [m.__code__ for m in methods(self.compiler.user.cls).values() if hasattr(m, "__code__")]
 
     def agrees(self, other: Root) -> bool:
         """Whether the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
@@ -159,7 +159,7 @@ class OperatorRules(FunctorchFunction):
         cls, compiler: Compiled, spec: Specialization, backend: str, tensors: Sequence[Tensor], alone: bool
     ) -> OperatorRules:
         """The one of a specialisation on a backend. alone: only autograd differentiates it."""
-        copies = bool(spec.captured.skip) and forward_mode_is_active() and not compiler.writes("jvp")
+        copies = bool(spec.captured.skip) and forward_mode_is_active() and not compiler.user.overrides("jvp")
         recorded = torch.is_grad_enabled() and (transforms_active() or any(map(is_tracked, tensors)))
         key = (backend, "outer", copies, recorded, alone)
         if key not in spec.nodes:

@@ -135,11 +135,9 @@ class EntryCall:
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
         self.backend, self.observed, self.own = key
         self.sizes = captured.sizes(given)
-        self.chosen = compiler.chosen(spec, key, self.sizes)
-        if self.chosen is None:
-            self.executable, self.saved = spec.executable(self.backend), captured.forward.saved
-        else:
-            self.executable, self.saved = spec.chosen_executable(self.backend, self.chosen), self.chosen.places
+        self.chosen = compiler.prepare(spec, key, self.sizes)
+        self.executable = spec.executable(self.backend, self.chosen)
+        self.saved = captured.forward.saved if self.chosen is None else self.chosen.places
         self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
@@ -162,7 +160,7 @@ class EntryCall:
         """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
         captured = self.spec.captured
         yield from guard_reads(text, captured.reads)
-        yield from guard_methods(text, self.compiler.user_class)
+        yield from guard_methods(text, self.compiler.user.original)
         yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.custom_attributes)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
@@ -248,7 +246,7 @@ class EntryCall:
             return
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
         backward._fusegrad_patch = handed_over()  # a guard of the entry
-        if not _is_delicate(self.compiler.cls):
+        if not _is_delicate(self.compiler.user.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 
     def _served(self) -> ServedCall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from ..capture.captured_backward import reduce_to_argument
 from ..capture.redraw import draws
 from ..capture.user_methods import run_user_backward
 from ..compiled.backward import OTHER_SIZES, run_backward
+from ..fallback.answer import UNDER_FUNC, put_on_record
 from ..specialize.compiled_backward import BackwardCall, is_for_other_sizes
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import canonical_layout, layout_class
@@ -39,7 +41,7 @@ class BackwardUnit(TransformableGraph):
         self.symbols = sorted(captured.symbols, key=str)
         self.split = len(captured.residual_places)
         super().__init__(f"{captured.name}_backward", self._python, backend, captured.reads)
-        self.refused, self.failed = compiler.derivative_refused, compiler.derivative_failed
+        self.refused, self.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
 
     @classmethod
     def of(cls, compiler: Compiled, specialization: Specialization, backend: str) -> BackwardUnit:
@@ -56,7 +58,7 @@ class BackwardUnit(TransformableGraph):
             return tuple(self(*args))
         kinds = tuple(layout_class(canonical_layout(g)) for g in gradients)
         if is_for_other_sizes(self.specialization.backward, kinds, sizes):
-            self.compiler.report_once("backward", OTHER_SIZES)
+            self.compiler.ledger.report_once("backward", OTHER_SIZES)
             return tuple(self.as_written(args))
         results = list(self(*without_idle(self._graph_that_runs(args, sizes, gradients), args)))
         for result, gradient in self._passed_on(sizes, gradients).items():
@@ -107,7 +109,7 @@ class BackwardUnit(TransformableGraph):
             trace, live = self._graph_that_runs(args, sizes, gradients) or (None, [])
             used = frozenset().union(*sources_of(trace)) if trace is not None else ()
             warn_once(self.specialization, args, needed, {live[n] for n in used if n < len(live)})
-        if self.compiler.is_debugged():  # torch's own autograd runs the derivative, operation by operation
+        if self.compiler.ledger.is_in_anomaly_mode():  # torch's own autograd runs the derivative's operations
             return vjp_of(self.body, args, cotangents, needed, is_followed())
         return super().pullback(args, cotangents, needed)
 

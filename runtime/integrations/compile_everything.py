@@ -17,6 +17,7 @@ from torch.autograd.function import Function
 
 from ...tracer.frames import is_user_file
 from ...tracer.locks import CLASS, lock_of
+from ..compiled.options import Options
 from ..dispatch.compiled_class import compile_class
 from ..fallback.records import OpaqueCall, Record
 from ..settings.config import valid_backend
@@ -109,11 +110,11 @@ class Everywhere:
         return twin
 
     def _compiled(self, own: type, seen: Seen | None) -> type:
-        twin = compile_class(own, self.backend, fullgraph=False, dynamic=True, below=True)
+        twin = compile_class(own, Options(self.backend), below=True)
         if seen is None:  # it has an `apply` of its own, which calls this one
             seen = self._met(own, "its own apply")
         compiler = twin._fusegrad  # type: ignore[attr-defined]
-        seen.records, seen.calls, seen.called = compiler.records, compiler.opaque_calls, True
+        seen.records, seen.calls, seen.called = compiler.ledger.records, compiler.ledger.opaque_calls, True
         own._fusegrad_twin = twin  # type: ignore[attr-defined]
         return twin
 

@@ -33,8 +33,9 @@ from ..capture.captured_backward import BackwardEntry, BackwardTrace, capture_ba
 from ..capture.guards import compare_sizes_only, global_state, guard_from
 from ..execution.executable import Executable
 from ..execution.kernel_plan import KernelPlan
+from ..specialize.pipeline import choose_residuals
 from ..specialize.residuals import ResidualPlan, executable_key
-from ..specialize.specialization import Specialization, chosen_residuals
+from ..specialize.specialization import Specialization
 from ..values.sizes import Binder, BoundSizes, traced_numbers
 from .literals import NoLiteral, constant_document, constant_from, places_document, settled
 from .plan_documents import NotKept, condition_of, conditions, plan, plan_of
@@ -123,7 +124,7 @@ def kinds_text(kinds: tuple[Any, ...]) -> str:
 
 def forward_document(spec: Specialization, backend: str, device: torch.device) -> Doc:
     """forward on one backend. Raises NotKept."""
-    chosen = spec.known_choice()
+    chosen = spec.residual_plan
     executable = spec.executables[executable_key(backend, chosen)]
     guard: Any = spec.captured.current_guard()
     conditions = list(guard.conditions)
@@ -149,7 +150,7 @@ def _choice(chosen: ResidualPlan) -> Doc:
 
 def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, device: torch.device) -> Doc:
     """backward for one layout of gradients. Raises NotKept."""
-    executable = entry.executables[executable_key(backend, spec.known_choice())]
+    executable = entry.executables[executable_key(backend, spec.residual_plan)]
     if entry.lifted or entry.opaque or entry.alternatives or entry.viewed_gradients:
         raise NotKept("backward reads tensors from outside, calls what is opaque, or returns a view of a gradient")
     if entry.written_inputs:
@@ -203,7 +204,7 @@ class Stored:
         plan = plan_of(found["plan"], name, self.backend, device, report)
         spec.decide(None if found["chosen"] is None else self._chosen(found["chosen"]))
         executable = Executable.planned(plan, lambda: captured.forward.trace, captured.skip, captured.binder)
-        spec.executables[executable_key(self.backend, spec.known_choice())] = executable
+        spec.executables[executable_key(self.backend, spec.residual_plan)] = executable
         captured.draws = _may_draw(plan)
 
     def _chosen(self, found: Doc) -> ResidualPlan:
@@ -211,7 +212,7 @@ class Stored:
         return ResidualPlan(_places_of(found["residuals"]), _places_of(found["places"]), self._choose_again, rebuild)
 
     def _choose_again(self) -> tuple[Program, Program]:
-        stored, again = self.spec.known_choice(), chosen_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
+        stored, again = self.spec.residual_plan, choose_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
         same = type(again) is ResidualPlan and stored is not None and again.places == stored.places
         if again is None or stored is None or not same or show(again.rebuilding()) != show(stored.rebuilding()):
             raise self._differs("a second trace saves something else than the first")
@@ -262,7 +263,7 @@ class Stored:
         entry = BackwardEntry(trace, guards, passed_gradients=passed, is_checked=True, stored_guards=guards)
         binder = _binder(found["sources"], self.symbols)
         executable = Executable.planned(plan, lambda: entry.trace, frozenset(passed), binder)
-        entry.executables[executable_key(self.backend, self.spec.known_choice())] = executable
+        entry.executables[executable_key(self.backend, self.spec.residual_plan)] = executable
         entry.draws = _may_draw(plan)
         return entry
 

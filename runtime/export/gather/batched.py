@@ -73,7 +73,7 @@ def over_lanes(found: Gathered) -> Batched:
 def _refusal(found: Gathered) -> str | None:
     """Why a Function has no batched class, which takes and returns whole tensors that it may not change."""
     forward = found.specialization.captured.forward
-    if found.compiler.writes("vmap"):
+    if found.compiler.user.overrides("vmap"):
         return "it has a vmap of its own, which is called as it is written"
     if not found.slots:
         return "it takes no tensor"

@@ -29,7 +29,8 @@ from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
-from ...specialize.specialization import Specialization, chosen_residuals, forward_graph
+from ...specialize.pipeline import choose_residuals
+from ...specialize.specialization import Specialization, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one
@@ -127,7 +128,7 @@ def gathered(
     where = target or DEFAULT_TARGET
     if where not in TARGETS:
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))
-    complete = compiler.complete(given)
+    complete = compiler.user.complete(given)
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
         return _gathered(compiler, stand_ins, where, derivatives)
@@ -142,10 +143,10 @@ def gathered(
 def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
     """Forward, and backward if there is one, as captured. Raises ExportError where a file could not hold it."""
     compiler = compiler_of(target_class)
-    complete = compiler.complete(arguments(target_class, tuple(args)))
+    complete = compiler.user.complete(arguments(target_class, tuple(args)))
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        spec = compiler.capture_only(stand_ins)
+        spec = compiler.captures.only(stand_ins)
         require_closed(compiler, spec)
         if has_backward(compiler, stand_ins):
             require_closed(compiler, spec, spec.backward.entry(predicted_kinds(spec.captured)))
@@ -156,15 +157,15 @@ def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Speciali
 
 def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
     """Whether there is a backward, and something for it to differentiate."""
-    return backward_method(compiler.cls) is not None and any(map(is_float, stand_ins))
+    return backward_method(compiler.user.cls) is not None and any(map(is_float, stand_ins))
 
 
 def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
-    spec = compiler.capture_only(stand_ins)
+    spec = compiler.captures.only(stand_ins)
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
-    chosen = chosen_residuals(spec, sizes) if differentiates else None
+    chosen = choose_residuals(spec, sizes) if differentiates else None
     graph = forward_graph(spec, chosen)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.captured.residual_places
@@ -180,8 +181,8 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         after.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(after.outputs)]
         symbols = tuple(spec.captured.backward_symbols)
         backward = part_of(compiler, after, "backward", target, sizes, entry.passed_gradients, symbols)
-    skip = 0 if uses_setup_context(compiler.cls) else 1
-    names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
+    skip = 0 if uses_setup_context(compiler.user.cls) else 1
+    names = tuple(parameter_names(compiler.user.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
     jvp: Part | None = None
     reads: Sequence[ValueRef] = ()
@@ -189,7 +190,8 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         pushing, reads = tangents_of(compiler, spec, whole, kept)
         jvp = part_of(compiler, pushing, "jvp", target, sizes, {}, ())
     return Gathered(
-        compiler, compiler.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, kept, jvp, tuple(reads)
+        compiler, compiler.user.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, kept, jvp,
+        tuple(reads),
     )
 
 
@@ -198,9 +200,9 @@ def part_of(
     passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
     """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
-    derived = method == "jvp" and not compiler.writes("jvp")
-    where = method_place(getattr(compiler.cls, "backward" if derived else method))
-    device = named_target(target, numerics(compiler.numerics))
+    derived = method == "jvp" and not compiler.user.overrides("jvp")
+    where = method_place(getattr(compiler.user.cls, "backward" if derived else method))
+    device = named_target(target, numerics(compiler.options.numerics))
     made = generate(graph, device, sizes, graph.name)
     for step in made.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
@@ -246,9 +248,9 @@ def require_closed(compiler: Compiled, spec: Specialization, entry: BackwardEntr
 
 def apart(compiler: Compiled, reason: str, where: str | None = None) -> ExportError:
     """The error for something that a file cannot hold."""
-    place = where or method_place(compiler.cls.forward)  # type: ignore[attr-defined]
+    place = where or method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
     return ExportError(
-        function=compiler.cls.__name__, reason=reason, where=place,
+        function=compiler.user.cls.__name__, reason=reason, where=place,
         fix="use the class through fusegrad, or change what the reason names.",
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from ....ir.transforms.linearity import NonLinearError
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
 from ....tracer.methods import as_tuple
+from ...capture.captured import name_at
 from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
@@ -53,9 +54,9 @@ def tangents_of(
     """
     if any(o.kind not in ("tensor", "object") for o in spec.captured.forward.outputs):
         raise NoTangents("an output is an argument, or a view of one, and its tangent would have to be one too")
-    if compiler.writes("jvp"):
+    if compiler.user.overrides("jvp"):
         return _own(spec)
-    if backward is None or compiler.derive_jvp != "backward":
+    if backward is None or compiler.options.derive_jvp != "backward":
         raise NoTangents("forward mode is no transpose of a backward here; write a `jvp` staticmethod")
     require_linear(spec, moving(spec))
     return _transposed(spec, backward, len(kept)), kept
@@ -73,7 +74,7 @@ def _own(spec: Specialization) -> tuple[Graph, Sequence[ValueRef]]:
     trace = guarded_trace(captured.session, _body(spec, places, arguments), [*kept, *likes], captured.reads)
     if trace.lifted or trace.opaque:
         raise NoTangents("jvp reads or calls what is outside")
-    trace.names = [*map(captured.name_at, present), *(f"{captured.names[i]}_dot" for i in arguments)]
+    trace.names = [*(name_at(captured, place) for place in present), *(f"{captured.names[i]}_dot" for i in arguments)]
     graph = graph_of(trace, f"{captured.name}_jvp")
     moves = [m for m, o in zip(output_moves(spec), forward.outputs, strict=True) if o.kind != "object"]
     graph.outputs = [o for o, m in zip(graph.outputs, moves, strict=True) if m]

@@ -91,8 +91,8 @@ def _layout(tensor: Tensor) -> list[Any]:
 
 def _qualified_place(root: Root, path: str, name: str) -> str:
     """ "module:qualname", where another process finds the compiled class or function."""
-    cls = root.compiler.user_class
-    module, qualname = cls.__module__, getattr(cls, "_fusegrad_sources", (cls,))[0].__qualname__
+    cls = root.compiler.user.original
+    module, qualname = cls.__module__, (root.compiler.user.plain_function or cls).__qualname__
     if module == "__main__" or "<locals>" in qualname or _compiler_at(module, qualname) is not root.compiler:
         fix = "decorate it in a module, under its own name, so that the loading process can import it from there."
         raise _program_error(path, name, f"{module}.{qualname} cannot be imported by another process", fix)

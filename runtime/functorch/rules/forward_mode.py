@@ -24,11 +24,11 @@ def jvp(rules: FunctionRules, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
     tangents = tangents[: captured.count]
     moving = [tangents[i] for i in captured.slots[: rules.tracked]]
     moving += [None] * (len(inputs) - rules.tracked)
-    if rules.compiler.writes("jvp"):
+    if rules.compiler.user.overrides("jvp"):
         visible = rules.outputs.of_tensors(_by_the_user(rules, saved, ctx.sizes, tangents))
-    elif rules.compiler.derive_jvp is False:
+    elif rules.compiler.options.derive_jvp is False:
         return tuple(Function.jvp(ctx, *tangents))  # torch's own error
-    elif rules.compiler.derive_jvp == "forward" or _has_no_backward(rules):
+    elif rules.compiler.options.derive_jvp == "forward" or _has_no_backward(rules):
         return _through_forward(rules, inputs, moving)
     else:
         visible = _written_in_place(rules, _by_transposition(rules, ctx, saved, tangents), moving)
@@ -37,7 +37,7 @@ def jvp(rules: FunctionRules, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
 
 def _has_no_backward(rules: FunctionRules) -> bool:
     """Nor has a plain function: its forward mode is torch's, by the jvp of each Function that it calls."""
-    return rules.spec.captured.is_plain or backward_method(rules.compiler.cls) is None
+    return rules.spec.captured.is_plain or backward_method(rules.compiler.user.cls) is None
 
 
 def _through_forward(rules: FunctionRules, inputs: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, ...]:

@@ -34,14 +34,14 @@ def _make_function(rules: FunctionRules) -> Any:
         "jvp": staticmethod(partial(forward_mode.jvp, rules)),
         "vmap": staticmethod(partial(_vmap, rules)),
     }
-    if rules.compiler.writes("vmap"):
-        body["generate_vmap_rule"] = rules.compiler.cls.generate_vmap_rule  # type: ignore[attr-defined]  # torch raises
+    if rules.compiler.user.overrides("vmap"):
+        body["generate_vmap_rule"] = rules.compiler.user.cls.generate_vmap_rule  # type: ignore[attr-defined]  # torch raises
     return type(rules.spec.captured.name, (Function,), body)
 
 
 def _vmap(rules: FunctionRules, info: Any, in_dims: Any, *args: Any) -> Any:
     """The user's vmap, else the same rules over a batch, as a Function again."""
-    if rules.compiler.writes("vmap"):
+    if rules.compiler.user.overrides("vmap"):
         return rules.user_vmap(info, in_dims, args)
     key = (tuple(in_dims), info.randomness)
     if key not in rules.batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from ....tracer.torch_private import forward_mode_is_active, no_tracing_function
 from ...capture.captured_backward import reduce_to_argument
 from ...capture.outputs import rebuild_output
 from ...capture.user_methods import hidden_of_user, run_user_backward, run_user_forward
+from ...fallback.answer import UNDER_FUNC, put_on_record
 from ...specialize.linearity import require_linear
 from ...values.sizes import BoundSizes
 from ..backward_unit import BackwardUnit
@@ -35,7 +37,8 @@ Tensor = torch.Tensor
 
 def functorch_function_of(compiler: Compiled, specialization: Specialization, backend: str) -> Any:
     """The one such Function of a specialisation on a backend."""
-    copies = _has_no_place_for_tangents(specialization) and forward_mode_is_active() and not compiler.writes("jvp")
+    pushed = forward_mode_is_active() and not compiler.user.overrides("jvp")
+    copies = pushed and _has_no_place_for_tangents(specialization)
     key = (backend, "whole", copies)
     if key not in specialization.nodes:
         rules = FunctorchFunction(compiler, specialization, backend, copies)
@@ -64,7 +67,7 @@ class FunctorchFunction(FunctionRules):
             self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
         self.setup_unit = TransformableGraph(f"{name}_setup_context", self._setup_body, backend, reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
-            unit.refused, unit.failed = compiler.derivative_refused, compiler.derivative_failed
+            unit.refused, unit.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
         self.tangent_units: dict[tuple[bool, ...], TransposedBackward] = {}
         self.captured_jvps: dict[tuple[bool, ...], TransformableGraph] = {}
         self.proved_linear: set[Any] = set()
@@ -135,8 +138,8 @@ class FunctorchFunction(FunctionRules):
 
     # ------------------------------------------------------------------ the user's own rules
     def user_jvp(self, saved: Sequence[Any], sizes: Any, tangents: Sequence[Any], captured: bool) -> tuple[Any, ...]:
-        if not (captured or self.compiler.must_capture("jvp")) or self.spec.captured.writes_inputs:
-            return run_user_jvp(self.compiler.cls, self.spec, saved, sizes, tangents)
+        if not (captured or self.compiler.ledger.must_capture("jvp")) or self.spec.captured.writes_inputs:
+            return run_user_jvp(self.compiler.user.cls, self.spec, saved, sizes, tangents)
         mask = tuple(t is not None for t in tangents)
         numbers = [sizes[s] for s in self.symbols]
         return tuple(self.captured_jvp(mask, len(saved))(*saved, *numbers, *[t for t in tangents if t is not None]))
@@ -150,7 +153,7 @@ class FunctorchFunction(FunctionRules):
                 supply = iter(args[middle:])
                 sizes = dict(zip(self.symbols, args[saved:middle], strict=True))
                 tangents = [next(supply) if moves else None for moves in mask]
-                return run_user_jvp(self.compiler.cls, self.spec, args[:saved], sizes, tangents)
+                return run_user_jvp(self.compiler.user.cls, self.spec, args[:saved], sizes, tangents)
 
             self.captured_jvps.setdefault(mask, CapturedUserJvp(self.compiler, body, self.backend))
         return self.captured_jvps[mask]
@@ -163,12 +166,12 @@ class FunctorchFunction(FunctionRules):
         def hidden(outputs: Sequence[Any], out_dims: Sequence[Any]) -> Sequence[Any]:
             if not self.outputs.has_hidden:
                 return ()
-            if not self.compiler.setup_style:
+            if not self.compiler.user.setup_style:
                 results = self.forward_unit.batch(dims, info.randomness)(*tensors)
                 return results[self.outputs.count : self.outputs.total]
             return self.setup_unit.batch((*dims, *out_dims), info.randomness)(*tensors, *outputs)
 
-        return call_user_vmap(self.compiler.cls, self.spec, self.outputs, info, in_dims, tensors, hidden)
+        return call_user_vmap(self.compiler.user.cls, self.spec, self.outputs, info, in_dims, tensors, hidden)
 
 
 def _pure(spec: Specialization) -> torch.fx.GraphModule:

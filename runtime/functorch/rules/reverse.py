@@ -12,7 +12,7 @@ from torch.autograd.function import Function
 
 from ....tracer.methods import backward_method
 from ...capture.captured_backward import gradients_per_output
-from ...fallback.answer import Fault, is_fault
+from ...fallback.answer import UNDER_FUNC, Fault, is_fault, put_on_record
 from ...values.tensors import zeros
 from .rules import FunctionRules
 
@@ -28,7 +28,7 @@ def backward(rules: FunctionRules, ctx: Any, *gradients: Any) -> tuple[Any, ...]
             raise
         fault = Fault.of(error)
     results = _gradients(rules, ctx, saved, gradients, as_written=True)
-    rules.compiler.derivative_failed(fault, gradients)
+    put_on_record(rules.compiler, UNDER_FUNC, fault, gradients)
     return results
 
 
@@ -38,7 +38,7 @@ def _gradients(
     captured = rules.spec.captured
     n = len(captured.residual_places)
     residuals, inputs = saved[:n], saved[n:]
-    if backward_method(rules.compiler.cls) is None:
+    if backward_method(rules.compiler.user.cls) is None:
         return _derived(rules, inputs, gradients)
     visible, hidden = rules.outputs.split(gradients)
     moves = any(g is not None for g in hidden)
@@ -67,7 +67,7 @@ def _per_output(rules: FunctionRules, ctx: Any, gradients: Sequence[Any]) -> lis
 
 def _derived(rules: FunctionRules, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
     """The derivative of forward itself, where the user wrote forward alone."""
-    if rules.compiler.cls.jvp is not Function.jvp:  # type: ignore[attr-defined]
+    if rules.compiler.user.cls.jvp is not Function.jvp:  # type: ignore[attr-defined]
         Function.backward(None, *gradients)  # the user's jvp may say otherwise: torch's own error
     result: list[Any] = [None] * len(rules.spec.captured.arguments)
     _add(rules, result, rules.forward_unit.pullback(inputs, gradients))

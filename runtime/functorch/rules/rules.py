@@ -105,6 +105,6 @@ class FunctionRules:
     def jvp_places(self) -> list[ValueRef | None]:
         """Where the values are that jvp reads: those that the user's own asks for, else those of backward."""
         captured = self.spec.captured
-        if not self.compiler.writes("jvp"):
+        if not self.compiler.user.overrides("jvp"):
             return captured.residual_places
         return [*captured.forward.saved_for_forward, *captured.forward.tensor_attributes.values()]

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 def why_not_transformable(compiler: Compiled, spec: Specialization) -> str | None:
     """The reason why torch.func gets the user's own class; None where it gets the compiled one."""
     forward = spec.captured.forward
-    if spec.captured.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
+    if spec.captured.writes_inputs and (forward.hidden_count or backward_method(compiler.user.cls) is None):
         return "it writes to an argument and saves an intermediate, which torch.func differentiates"
-    pushed = compiler.derive_jvp == "forward" and forward_mode_is_active() and not compiler.writes("jvp")
-    if (why := why_not_differentiated(spec, pushed or backward_method(compiler.cls) is None)) is not None:
+    derived = compiler.options.derive_jvp == "forward" and not compiler.user.overrides("jvp")
+    pushed = derived and forward_mode_is_active()
+    if (why := why_not_differentiated(spec, pushed or backward_method(compiler.user.cls) is None)) is not None:
         return why
     if len(levels_active()) > 1 and _backward_writes_through_data(spec):
         return "its backward writes through `.data`, of which torch.func hears at one of its levels alone"
-    if forward_mode_is_active() and switches_grad_mode(compiler.cls):
+    if forward_mode_is_active() and switches_grad_mode(compiler.user.cls):
         return "it turns the grad mode off or on, which forward mode does not heed"
-    if forward.returns_hidden and compiler.writes("vmap"):
+    if forward.returns_hidden and compiler.user.overrides("vmap"):
         return "it returns a container with tensors, of which its own vmap tells nothing"
-    if not forward.tensor_outputs and compiler.writes("vmap"):
+    if not forward.tensor_outputs and compiler.user.overrides("vmap"):
         return "it returns no tensor, and what its own vmap returns is all that there is"
     return None
 

@@ -9,6 +9,7 @@ it is not of primitives alone, autograd does it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from ...capture.guards import is_float
 from ...capture.user_methods import run_user_backward
 from ...execution.aten import reference
 from ...execution.pipeline import graph_of, optimize
+from ...fallback.answer import UNDER_FUNC, put_on_record
 from ...settings.config import KERNEL_BACKENDS
 from ...specialize.linearity import CoarsestEps, IgnoreDetach, NonLinearBackward, not_transposed, probe_tensor
 from ...values.sizes import BoundSizes
@@ -56,7 +58,7 @@ class TransposedBackward(TransformableGraph):
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
         name, reads = f"{spec.captured.name}_jvp", spec.captured.reads
         super().__init__(name, self._by_autograd, backend, reads, _ExaminedGraphs(self, name, backend))
-        self.refused, self.failed = compiler.derivative_refused, compiler.derivative_failed
+        self.refused, self.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
 
     def parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[Any, Any], Sequence[Any], Sequence[Any]]:
         """(residuals, sizes, outputs, tangents) of the unit's arguments."""

@@ -67,7 +67,7 @@ class CapturedUserJvp(TransformableGraph):
 
     def __init__(self, compiler: Compiled, body: Body, backend: str) -> None:
         self.compiler = compiler
-        name, reads = f"{compiler.cls.__name__}_jvp", compiler.reads_now()
+        name, reads = f"{compiler.user.cls.__name__}_jvp", compiler.keys.reads_now()
         super().__init__(name, body, backend, reads, ComparedGraphs(name, body, backend, reads))
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
@@ -75,12 +75,12 @@ class CapturedUserJvp(TransformableGraph):
         try:
             graph = super().captured(args)
         except CaptureError as error:
-            if not self.compiler.must_capture("jvp"):
-                facts = {"why": error.facts["reason"], "where": self.compiler.record_of("jvp", error).where}
-                raise NestedForwardMode(function=self.compiler.cls.__name__, **facts) from error
-            self.compiler.refuse("jvp", error)
+            if not self.compiler.ledger.must_capture("jvp"):
+                facts = {"why": error.facts["reason"], "where": self.compiler.ledger.record_of("jvp", error).where}
+                raise NestedForwardMode(function=self.compiler.user.cls.__name__, **facts) from error
+            self.compiler.ledger.refuse("jvp", error)
             raise
-        self.compiler.is_compiled("jvp")
+        self.compiler.ledger.note_compiled("jvp")
         return graph
 
 
