@@ -150,6 +150,7 @@ def _is_shareable(w: Workload, roles: AxisRoles) -> bool:
         return False
     if set(roles.outer) != set(roles.walk):
         return False
+    # sinks before the finish write their strip; sums before them need no other pass over the row
     (axis,) = roles.row
     inner, final = set(roles.inner), set(roles.final)
     last = w.sinks_of(final)

@@ -47,7 +47,7 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum as the product of two operands, each the product of factors. `inside`: nodes that it makes removable."""
+    """A sum as the product of two operands, each the product of factors. `inside`: nodes that it needs no more."""
 
     sum: Value
     left: tuple[Factor, ...]
@@ -61,6 +61,7 @@ class Contraction:
         return [v for v in self.inside if len(wide(v.shape)) == len(everything)]
 
     def build(self, env: dict[int, Value]) -> Value:
+        # axes that one operand alone has are summed before the product, which is the smaller for it
         summed = set(self.sum.params["axes"])
         x, x_axes = _early_sum(*self._operand(env, self.left), summed - _axes(self.right))
         y, y_axes = _early_sum(*self._operand(env, self.right), summed - _axes(self.left))
@@ -148,10 +149,10 @@ def _not_needed_otherwise(graph: Graph, contractions: dict[Value, Contraction]) 
     selected = dict(contractions)
     while True:
         gone = {v for c in selected.values() for v in c.inside} | set(selected)
-        removable = {s: c for s, c in selected.items() if not any(_escapes(v, gone, live, results) for v in c.products)}
-        if len(removable) == len(selected):
-            return removable
-        selected = removable
+        unshared = {s: c for s, c in selected.items() if not any(_escapes(v, gone, live, results) for v in c.products)}
+        if len(unshared) == len(selected):
+            return unshared
+        selected = unshared
 
 
 def _escapes(value: Value, gone: set[Value], live: set[int], results: set[Value]) -> bool:

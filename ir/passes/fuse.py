@@ -121,6 +121,7 @@ class Partition:
         """Computing a value of another cluster again moves no more bytes than having it in memory."""
         if not (is_on("fuse") and is_on("duplicate")):
             return False
+        # from the value down to what is in memory: cheap nodes only, and few of them
         roots: dict[int, Value] = {}
         count, todo = 0, [value]
         while todo:
@@ -138,6 +139,7 @@ class Partition:
     # ------------------------------------------------------------------ steps
     def steps(self) -> Iterator[Step]:
         emitted: set[int] = set()
+        # groups first: which values are stored is known once every reader has been asked
         groups = self._groups()
         for cluster in self.clusters.ordered():
             value = self.kinds.nodes[cluster]

@@ -41,13 +41,14 @@ def segments(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
     runs: list[tuple[list[int], list[int]]] = []
     left, right = list(range(len(source))), list(range(len(target)))
     while left and right:
+        # a run grows on the side that holds fewer elements, until both sides hold the same
         run: tuple[list[int], list[int]] = ([left.pop(0)], [right.pop(0)])
         while not sizes_equal(*(sizes := (product(source[i] for i in run[0]), product(target[i] for i in run[1])))):
             side = 0 if _divides(*sizes) else 1
             if not (left, right)[side]:
                 side = 1 - side
             if not (left, right)[side]:
-                return [(list(range(len(source))), list(range(len(target))))]
+                return [(list(range(len(source))), list(range(len(target))))]  # not provably equal: one run of all
             run[side].append((left, right)[side].pop(0))
         runs.append(run)
     return _with_rest(runs, left, right)

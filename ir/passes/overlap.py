@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..graph import Graph, Value, building, emit, provenance
 from ..prims import PRIMS
 from ..program import Program, ValueRef
-from ..rewrite import copy_into, nodes_between, unique_names
+from ..rewrite import copy_into, nodes_between, rebuild, unique_names
 from .cost import Hints
 from .recompute import AGAIN, cheapest, present, showing, value_at, with_hidden
 
@@ -23,12 +23,7 @@ class Overlap:
     """forward and what backward computes of the arguments alone, in one graph: what both compute is one value."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.joint = program, Graph(program.forward.name)
-        forward = program.forward
-        env = {v.id: self.joint.input_like(v) for v in forward.inputs}
-        with building(self.joint):
-            copy_into(forward.order(), env)
-        self.joint.returning([None if o is None else env[o.id] for o in forward.outputs], forward.output_strides)
+        self.program, self.joint = program, rebuild(program.forward, {})
         self.own = self.joint.live()
         self.saved: list[Value] = []
 
@@ -45,12 +40,15 @@ class Overlap:
 
     def choose(self, backward: Graph, hints: Hints) -> bool:
         """Decide what forward hands over; False where that is nothing."""
+        # candidates: what the part of backward that depends on gradients reads of the part that does not
         values = self.values_of(backward)
         ends = {a.id for v in backward.order() if v.id not in values for a in v.args} | {v.id for v in backward.results}
         candidates = dict.fromkeys(v for i, v in values.items() if i in ends and _is_worth_it(v))
-        everything = self._handing_over(list(candidates), showing)  # the cut names values of the joint graph itself
+        # the cut is chosen as if all of them were handed over, and names values of the joint graph itself
+        everything = self._handing_over(list(candidates), showing)
         everything.backward[()] = self._received(backward, list(candidates))
         saved = cheapest(everything, hints)
+        # forward may compute a little more than its own, but neither products nor reductions
         more = [v for v in nodes_between(saved, [i.id for i in self.joint.inputs]) if v.id not in self.own]
         self.saved = saved if all(PRIMS[v.prim].family in AGAIN for v in more) else []
         return bool(self.saved)

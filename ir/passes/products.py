@@ -270,12 +270,14 @@ def _joined(
     graph: Graph, steps: Sequence[Step], value: Value, prologues: Sequence[Group], epilogue: Group | None
 ) -> Group:
     """One group for the product and what surrounds it; the product is one of its results where it is read elsewhere."""
+    # the product itself is stored only where something besides the epilogue reads it
     readers = [s for s in steps if s is not epilogue and value in _reads(s)]
     outputs = list(epilogue.outputs) if epilogue else []
     strides = list(epilogue.graph.output_strides) if epilogue else []
     if epilogue is None or readers or value in graph.results:
         outputs.append(value)
         strides.append(contiguous_strides(value.shape))
+    # operands that a prologue makes are replaced by what the prologue reads
     inside = {g.outputs[0]: g for g in prologues}
     operands = [i for a in value.args for i in (inside[_base(a)].inputs if _base(a) in inside else (_base(a),))]
     inputs = dict.fromkeys([*(i for i in (epilogue.inputs if epilogue else ()) if i != value), *operands])

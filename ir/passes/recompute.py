@@ -108,6 +108,7 @@ def cheapest(program: Program, hints: Hints) -> list[Value]:
     """The hidden values to hand over: those on the minimum cut nearest to backward, so that little is done twice."""
     cost, (_, near) = nx.minimum_cut(_network(program, hints), "forward", "backward")
     captured = hidden_values(program)
+    # at equal cost the program stays as it was captured
     if cost >= sum(_both_ways(v, hints) for v in captured):
         return captured
     user_saved = _saved_by_user(program)
@@ -122,11 +123,13 @@ def _network(program: Program, hints: Hints) -> nx.DiGraph:
     networkx gives the cut that is nearest to the target.
     """
     network, user_saved, read = nx.DiGraph(), _saved_by_user(program), _read(program)
+    # whatever backward reads now has to reach it on one way or another
     hidden = {v.id for v in hidden_values(program)}
     network.add_nodes_from(("forward", "backward"))
     network.add_edges_from((("out", i), "backward") for i in sorted(hidden))
     for value in program.forward:
         network.add_edge(("in", value.id), ("out", value.id), **_capacity(value, user_saved, read, hidden, hints))
+        # what is at hand, and what is not to be done twice, comes from forward alone: the cut has to pass its edge
         if value.id in user_saved or PRIMS[value.prim].family not in AGAIN:
             network.add_edge("forward", ("in", value.id))
         else:
@@ -172,6 +175,7 @@ def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
     places = present(captured)
     env, at_hand = _receive(out, captured, choice, backward)
     hidden = [(v, value_at(captured, p)) for v, p in zip(backward.inputs, places, strict=False) if p.kind == "hidden"]
+    # the captured residuals that are not handed over any more are computed before anything reads them
     with building(out):
         copy_into(nodes_between([value for _, value in hidden if value is not None], at_hand), at_hand)
         env |= {v.id: at_hand[value.id] for v, value in hidden if value is not None}
@@ -191,6 +195,7 @@ def _receive(
     names = iter(unique_names([*backward.inputs, *choice.saved])[len(backward.inputs) :])
     env: dict[int, Value] = {}
     at_hand: dict[int, Value] = {}
+    # in the order that the runtime passes them: the user's residuals first, hidden ones behind, gradients last
     for source, place in zip(backward.inputs, places, strict=False):
         value = value_at(captured, place)
         if place.kind != "hidden" and value is not None:

@@ -157,7 +157,7 @@ def script(subject: Subject, case: Case, backend: str, difference: Difference) -
     roots = [function, modes.Transforms, *([mathematics.Mathematics] if derived else [])]
     tensors = "\n".join([_list("xs", case.xs), _list("gs", gs)])
     return SCRIPT.format(
-        title=f"check({subject.name}): {case.mode}, {case.what}, backend {backend}",
+        title=f"check({subject.name}): {case.mode}, {case.label}, backend {backend}",
         torch=torch.__version__,
         subject=_subject(subject, backend),
         tensors=tensors,
