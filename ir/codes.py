@@ -1,4 +1,4 @@
-"""Every reason that a user may meet, with a short code that stays: what it says, what it means, what to do about it.
+"""Every reason that a user may meet, with a short code that stays: its text, its meaning, its remedy.
 
 FG0xx  why a method, or a part of it, is not compiled      FG2xx  errors
 FG1xx  compiled, but with more launches than one each      FG9xx  mistakes of fusegrad itself
@@ -765,6 +765,6 @@ def code_of_error(error: type) -> str:
 
 
 def fix_of(reason: str | None) -> str | None:
-    """What to do about a reason."""
+    """The remedy for a reason."""
     code = code_of(reason)
     return BY_CODE[code].fix if code else None

@@ -1,4 +1,4 @@
-"""The numpy evaluator: what a graph means, without torch.
+"""The numpy evaluator: the meaning of a graph, without torch.
 
 Every float is float64, so it is an oracle of mathematics, not of rounding; integers keep their width.
 """

@@ -34,7 +34,7 @@ NOTHING: Replacements = {}
 
 # ------------------------------------------------------------------------------------------------------ patterns
 class Pattern(Protocol):
-    """What a value may look like. `match` records in `bound` what the wildcards stand for."""
+    """A shape of values. `match` records in `bound` the values that its wildcards stand for."""
 
     def match(self, value: Value, bound: dict[Wildcard, Value]) -> bool: ...
 

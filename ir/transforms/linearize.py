@@ -106,7 +106,7 @@ def tangent_of(node: Value, dots: list[Any], ans: Value, args: list[Value], rule
 
 
 def _write_tangents(graph: Graph, wrt: Sequence[int], out: Graph, env: dict[int, Value], dot: dict[int, Any]) -> None:
-    """What is written back into an input, and its tangent into the tangent of the input."""
+    """Write a value back into an input, and its tangent into the tangent of the input."""
     place = {i: len(graph.inputs) + k for k, i in enumerate(wrt)}
     for i, value in graph.mutations.items():
         out.mutations[i] = env[value.id]

@@ -1,4 +1,4 @@
-"""A class at one key: its forward as a graph, and all that a call or its backward has to know of the user's methods."""
+"""A class at one key: its forward as a graph, and the facts that a call and its backward need of the user's methods."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _AS_IT_IS = nullcontext()
 
 
 class CapturedFunction:
-    """forward of one class at one key, and what a call has to know of it: data, but for the trace, which may be lazy.
+    """forward of one class at one key, with the facts that a call needs: data, but for the trace, which may be lazy.
 
     `capture_function` makes one from a class and arguments, `persistence` from a document on disk.
     """
@@ -69,7 +69,7 @@ class CapturedFunction:
         self.assumed_conditions: Sequence[str] = ()  # the guard's conditions that no session knows: of a stored capture
         self.stored_kinds: tuple[Any, ...] | None = None  # the commonest backward, where it is known without a trace
         self.read_constants: Callable[[Sizes], dict[str, Any]] | None = None  # the same of what is on ctx
-        # What the graph reads and writes besides its arguments' values.
+        # Reads and writes of the graph besides its arguments' values.
         self.lifted: list[Any] = []
         self.written_inputs: list[int] = []
         self.unversioned_inputs: list[int] = []
@@ -81,7 +81,7 @@ class CapturedFunction:
         self.sharing = Sharing(forward.shared, self.arguments) if forward.shared else None
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self.outside_at_capture = self.outside_state()  # when it was captured
-        # What the first call's comparison finds out.
+        # Findings of the first call's comparison.
         self.restrided = False  # strides were corrected
         self.returns_input_memory = False  # an operator returns memory that it is given, and does not say so
         self.unchecked = False  # made-up data was no fit for its method: the first call on real data compares
@@ -125,27 +125,27 @@ class CapturedFunction:
 
     @property
     def writes_inputs(self) -> bool:
-        """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
+        """True if forward writes to an argument's memory: then shared memory between arguments matters."""
         return bool(self.forward.dirty) or bool(self.written_inputs)
 
     @lazy_attribute
     def draws(self) -> bool:
-        """Whether forward may draw random numbers."""
+        """True if forward may draw random numbers."""
         return draws(self.forward.trace)
 
     @property
     def residual_places(self) -> list[ValueRef | None]:
-        """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
+        """The tensors kept for backward: the saved tensors, then tensors that are attributes of ctx."""
         return [*self.forward.saved, *self.forward.tensor_attributes.values()]
 
     def constants_at(self, sizes: Sizes) -> dict[str, Any]:
-        """What forward left on ctx and is no tensor, at these sizes."""
+        """The attributes of ctx that are no tensors, at these sizes."""
         if self.read_constants is not None and not self.forward.is_traced:
             return self.read_constants(sizes)
         return {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
 
     def outside_state(self) -> tuple[Any, ...]:
-        """What is read from outside, and torch's state, at present."""
+        """The facts read from outside, and torch's state, at present."""
         return self.reads.facts(), lasting_state()
 
     def without_added_casts(self) -> Any:
@@ -257,9 +257,9 @@ def argument_names(cls: type, count: int) -> list[str]:
     return parameter_names(cls.forward, count, skip, "argument")  # type: ignore[attr-defined]
 
 
-def require_capture_allowed(what: str) -> None:
-    """Raises CaptureError where whoever watches does not let this be captured."""
-    if not watch_allows("capture", what):
+def require_capture_allowed(method: str) -> None:
+    """Raise CaptureError if the watch refuses this capture."""
+    if not watch_allows("capture", method):
         raise CaptureError(reason="it is not traced while a fault is looked for", where="unknown")
 
 

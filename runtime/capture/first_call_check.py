@@ -31,7 +31,7 @@ Sizes = Mapping[sympy.Symbol, int]
 
 
 def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | None = None) -> str | None:
-    """Why the captured forward is not the user's method; None where it is (or where it cannot be compared)."""
+    """The reason why the captured forward is not the user's method; None if it is (or cannot be compared)."""
     if not settings().check:
         return None
     sizes = captured.sizes(args)
@@ -76,13 +76,13 @@ def check_backward(
         return
     r = len(residuals)
 
-    def users(given: Sequence[Any]) -> Sequence[Any]:
-        results = run_user_backward(captured, given[:r], at, given[r:])
+    def users(inputs: Sequence[Any]) -> Sequence[Any]:
+        results = run_user_backward(captured, inputs[:r], at, inputs[r:])
         return [reduce_to_argument(captured, i, g, at) for i, g in enumerate(results)]
 
-    def mine(given: Sequence[Any]) -> Sequence[Any]:
+    def mine(inputs: Sequence[Any]) -> Sequence[Any]:
         symbols = [at[s] for s in captured.backward_symbols]
-        inputs = [v for v in (*given[:r], *symbols, *given[r:]) if v is not None]
+        inputs = [v for v in (*inputs[:r], *symbols, *inputs[r:]) if v is not None]
         with captured.without_added_casts():
             lifted = [p.get() for p in entry.lifted if p is not None]
             return step_by_step(entry.trace.graph_module, *inputs, *lifted)  # type: ignore[no-any-return]
@@ -95,11 +95,11 @@ def check_backward(
 
 
 def returns_memory_of(captured: CapturedFunction, inputs: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Whether an output that the capture takes for one of its own shows an argument: an operator did not say so."""
-    held = {memory_of(t) for t in inputs if isinstance(t, Tensor) and t.layout is torch.strided}
+    """True if an output that the capture takes for a new tensor shows an argument: an operator's schema hid it."""
+    argument_memory = {memory_of(t) for t in inputs if isinstance(t, Tensor) and t.layout is torch.strided}
     pairs = zip(results, output_kinds(captured.forward), strict=False)
     own = [r for r, kind in pairs if kind == "tensor" and isinstance(r, Tensor) and r.layout is torch.strided]
-    return any(memory_of(r) in held for r in own)
+    return any(memory_of(r) in argument_memory for r in own)
 
 
 def correct_strides(

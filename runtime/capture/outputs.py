@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 Sizes = Mapping[Any, Any]
 V = TypeVar("V")
 VIEWS = frozenset(f"aten::{name}" for name in "t transpose permute view expand unsqueeze squeeze select slice".split())
-"""What looks at its argument's memory and does nothing else."""
+"""Operations that are views of their argument and nothing else."""
 
 
 def finish_outputs(
@@ -104,7 +104,7 @@ def rebuild_output(
 def from_flat_outputs(
     captured: CapturedFunction, outputs: Sequence[Tensor], inputs: Sequence[Any], sizes: Any, args: Sequence[Any]
 ) -> Any:
-    """What the user gets where a function returned the visible tensors, then the hidden ones, all tracked alike.
+    """The user's return value from a function's outputs: the visible tensors, then the hidden ones, all tracked alike.
 
     inputs: the tensors among `args`, the arguments by position.
     """
@@ -115,7 +115,7 @@ def from_flat_outputs(
 
 
 def restore_passthrough_inputs(captured: CapturedFunction, result: Any, args: Sequence[Any]) -> Any:
-    """What a plain function returns: its arguments as they are, which a Function makes views of."""
+    """A plain function's return value: its arguments unchanged, which a Function makes views of."""
     if not captured.passthrough:
         return result
     full = list(as_tuple(result))
@@ -134,7 +134,7 @@ def tensor_at(
 
 
 def view_like(fake: Tensor, base: Tensor, sizes: Sizes, of: Tensor | None = None) -> Tensor:
-    """What the fake is a view of (of the fake `of`), seen the same way: strides, offset, dtype, lazy conjugate."""
+    """A view of `base` as the fake is one of the fake `of`: strides, offset, dtype, lazy conjugate."""
     shape, strides, offset = view_of(fake, sizes)
     base = base if fake.dtype == base.dtype else _reinterpret(base, fake.dtype)
     view = base.as_strided(shape, strides, base.storage_offset() + offset)
@@ -143,7 +143,7 @@ def view_like(fake: Tensor, base: Tensor, sizes: Sizes, of: Tensor | None = None
 
 
 def is_as_strided(fake: Tensor, of: Tensor | None) -> bool:
-    """Whether `as_strided` of the base alone is the view."""
+    """True if `as_strided` of the base alone is the view."""
     bits = _differ(Tensor.is_conj, fake, of) or _differ(Tensor.is_neg, fake, of)
     return not bits and (of is None or fake.dtype == of.dtype)
 
@@ -185,7 +185,7 @@ def views_of_inputs(trace: Trace) -> dict[int, tuple[int, Tensor]]:
 
 
 def _base_of(node: torch.fx.Node) -> torch.fx.Node:
-    """What a chain of views begins with."""
+    """The node that a chain of views begins with."""
     while getattr(getattr(node.target, "_schema", None), "name", None) in VIEWS:
         node = node.all_input_nodes[0]
     return node

@@ -35,7 +35,7 @@ from ...tracer.reads.reads import Read, Reads, certain_effects, scan
 from ...tracer.trace import CaptureError
 
 ATTEMPTS = 12
-"""How often one class is rewritten; what still cannot be captured runs as written."""
+"""The number of times that one class is rewritten; methods that still cannot be traced fall back to eager."""
 CATCHES = "it catches what torch raises for some data"
 WHOLE = (ASKS, RESIZES)
 """What no lines of their own may do: they would be given values without a history, or free what a graph keeps."""
@@ -87,7 +87,7 @@ class Segmented:
     def give_up_clashing(self, reads: Reads) -> bool:
         """Give up segments that may change what the methods read besides them; whether there were any."""
         roots = {_root_name(r.path) for r in reads.entries.values() if r.kind in ("value", "tensor")} - {None}
-        clashing = [n for n, known in self.segments.items() if any(_may_change(s, roots) for s in known)]
+        clashing = [n for n, segments in self.segments.items() if any(_may_change(s, roots) for s in segments)]
         for name in clashing:
             self._give_up(name)
         return bool(clashing)
@@ -137,7 +137,7 @@ class Segmented:
 
     def _widen(self, segment: Segment) -> bool:
         """More statements around, or behind, a segment that cannot be called by a graph as it is."""
-        name = next((n for n, known in self.segments.items() if any(s is segment for s in known)), None)
+        name = next((n for n, segments in self.segments.items() if any(s is segment for s in segments)), None)
         if name is None:
             return False
         if segment.apart - self.lines[name].whole and self._rewrite(name, self.lines[name].and_all_of(segment.apart)):
@@ -182,7 +182,7 @@ def _is_static(cls: type, name: str) -> bool:
 
 
 def _identity(method: Any) -> Any:
-    """What a method was when it was rewritten."""
+    """The identity of a method: it tells whether the user exchanged it since."""
     function = innermost(method)
     return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 
@@ -194,7 +194,7 @@ def _root_name(path: str) -> str | None:
 
 
 def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
-    """Whether a segment names one of these, and changes something."""
+    """True if a segment names one of these roots, and changes an object."""
     names = names_reached(segment.function)
     if not names & set(roots):
         return False

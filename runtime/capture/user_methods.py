@@ -54,7 +54,7 @@ def run_user_backward(
 
 
 def with_eager_requires_grad(captured: CapturedFunction, residuals: Sequence[Any]) -> Sequence[Any]:
-    """What is kept for backward, requiring grad as in eager, where backward and what it calls may ask for that.
+    """The residuals, requiring grad as in eager, since backward and its callees may ask for that.
 
     At the bottom of torch.func it does not; above, the transforms say themselves what they differentiate.
     """
@@ -65,7 +65,7 @@ def with_eager_requires_grad(captured: CapturedFunction, residuals: Sequence[Any
 
 
 def requires_grad_at(captured: CapturedFunction, place: ValueRef | None) -> bool:
-    """Whether autograd follows what is at a place, in a call that it follows."""
+    """True if autograd follows the tensor at a place, in a call that it follows."""
     forward = captured.forward
     if place is None:
         return False
@@ -76,7 +76,7 @@ def requires_grad_at(captured: CapturedFunction, place: ValueRef | None) -> bool
 
 
 def run_user_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
-    """The user's own forward: his tensors, then the hidden ones."""
+    """Run the user's own forward: its tensors, then the hidden ones."""
     ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
     output = call_forward(captured.cls, ctx, closed(args, captured.count))
     tensors = [o for o in as_tuple(output) if isinstance(o, Tensor)]
@@ -84,7 +84,7 @@ def run_user_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[An
 
 
 def hidden_of_user(captured: CapturedFunction, args: Sequence[Any], output: Any) -> list[Any]:
-    """What the user's setup_context keeps besides arguments and outputs."""
+    """The tensors that the user's setup_context keeps besides arguments and outputs."""
     ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
     captured.cls.setup_context(ctx, tuple(closed(args, captured.count)), output)  # type: ignore[attr-defined]
     return hidden_tensors(captured, ctx, output, captured.tensors_of(args))

@@ -30,11 +30,13 @@ class Plan:
     varied: str = "backward"
 
     def __iter__(self) -> Iterator[Case]:
+        # Every mode: at the user's own sizes where it is cheap, at tiny ones where it makes whole jacobians.
         small = self.smaller(self.own, SMALL)
         tiny = self.smaller(small, TINY)
         for mode in self.modes:
             xs = tiny if mode in DERIVABLE else self.own if mode in ("forward", "backward") else small
             yield Case(mode, shapes(xs), xs)
+        # Then one mode on everything that can be varied, one thing at a time.
         yield from self.gradient_cases(small)
         yield from (Case(self.varied, name, tuple(all_cast(small, DTYPES[name]))) for name in self.other_dtypes())
         yield from self.layout_cases(small)
