@@ -32,7 +32,7 @@ class ExternRules(Protocol):
         """operands, results, tangents of the operands `wrt`  ->  tangents of the results, None for zero"""
 
     def vjp(self, node: Value, wrt: tuple[int, ...], cotangent_of: tuple[int, ...]) -> Graph:
-        """operands, results, cotangents of the results `cotangent_of`  ->  cotangents of the operands `wrt`, None for zero"""
+        """operands, results, cotangents of results `cotangent_of`  ->  cotangents of operands `wrt`, None for zero"""
 
     def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
         """True if the results are linear in the operands `wrt` together; None if unknown.

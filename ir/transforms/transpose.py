@@ -56,9 +56,9 @@ def transpose(graph: Graph, linear_in: Sequence[int], rules: ExternRules = NO_RU
 def vjp(
     graph: Graph, wrt: Sequence[int], cotangent_of: Sequence[int] | None = None, rules: ExternRules = NO_RULES
 ) -> Graph:
-    """(inputs, cotangents of the outputs `cotangent_of`) -> cotangents of the inputs `wrt`: transpose(linearize(graph)).
+    """(inputs, cotangents of outputs `cotangent_of`) -> cotangents of inputs `wrt`: transpose(linearize(graph)).
 
-    Without `cotangent_of`: of every output that has a float type. `aten` and `call` nodes have the vjp that the rules supply.
+    By default: of every output that has a float type. `aten` and `call` nodes have the vjp that the rules supply.
     """
     if cotangent_of is None:
         cotangent_of = [i for i, o in enumerate(graph.outputs) if o is not None and o.dtype in DIFFERENTIABLE]

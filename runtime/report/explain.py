@@ -239,7 +239,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
 
 
 def _accepts(captured: CapturedFunction, args: Sequence[Any]) -> bool:
-    """True for arguments of the kind that a function was captured for, sizes apart."""
+    """True for arguments of the kind that a function was traced for, sizes apart."""
     slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     if slots != captured.slots or len(args) != len(captured.arguments):
         return False
