@@ -204,7 +204,7 @@ class Compiled:
             return False
 
     def require_backward(self, specialization: Specialization) -> None:
-        """Raise NonLinearJvp where the jvp that backward is derived of has no transpose, torch's error without a jvp."""
+        """Raise NonLinearJvp where the jvp that backward is derived of has no transpose, torch's error without one."""
         if not self.user.derives_backward or is_capturing():
             return
         try:
