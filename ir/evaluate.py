@@ -36,6 +36,7 @@ def evaluate(
     results: dict[int, Any] = {
         v.id: np.asarray(a).astype(DTYPES[v.dtype]) for v, a in zip(graph.inputs, inputs, strict=True)
     }
+    # NaN and infinities are values here as in torch: no warnings of numpy's.
     with np.errstate(all="ignore"):
         for value in graph.order():
             results[value.id] = _node(value, [results[a.id] for a in value.args], sizes, extern)

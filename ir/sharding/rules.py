@@ -64,13 +64,16 @@ def divide(
     if graph.mutations:
         raise NotDivisible(why="it writes to an argument")
     states: dict[int, State] = {}
+    # Inputs by their shapes, and by the caller where a shape does not tell (PARTIAL).
     for number, value in enumerate(graph.inputs):
         state = (partial or {}).get(number, WHOLE)
         states[value.id] = _checked_state(value, state, symbol)
+    # Then node by node; the shape of a result has the last word on its axis.
     for node in graph.order():
         operands = [states[a.id] for a in node.args]
         states[node.id] = _checked_state(node, _node_state(node, operands, symbol), symbol)
     outputs = tuple(None if o is None else _result(o, states[o.id]) for o in graph.outputs)
+    # Parts may differ in size by one unless a boundary value has several elements for each of the dim's.
     ends = [*graph.inputs, *(o for o in graph.outputs if o is not None)]
     even = any(unit(v, symbol) != 1 for v in ends if isinstance(states[v.id], int))
     inputs = tuple(states[v.id] for v in graph.inputs)

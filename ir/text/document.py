@@ -240,6 +240,7 @@ class _Reader:
         self.values: list[Value] = []
 
     def read(self, data: dict[str, Any]) -> Graph:
+        # Names and symbols first: sizes in nodes are read in terms of them.
         latest = time.monotonic() + MOST_SECONDS
         self.graph.name = text_from(data["name"], "name", 200)
         self.symbols = symbols_from(data["symbols"], "symbols")
@@ -253,6 +254,7 @@ class _Reader:
                 raise document_error(f"{type(error).__name__}: {error}"[:300], place) from error
             if time.monotonic() > latest:
                 raise document_error(f"to check it takes longer than {MOST_SECONDS:g} seconds", place)
+        # Outputs and mutations last: they refer to nodes by number.
         self._outputs(list_from(data["outputs"], "outputs"))
         for pair in list_from(data["mutations"], "mutations"):
             self._mutation(list_from(pair, "mutations", 2))

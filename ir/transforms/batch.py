@@ -34,6 +34,7 @@ def batch(
     stride of the batch axis, before the strides of the lane; None (for all, by default) for one that is row-major.
     """
     out = Graph(f"{graph.name}_batched")
+    # Inputs first: a mapped one gets the batch axis in front, so that a rule only shifts axes.
     env: dict[int, Any] = {
         v.id: _lane_input(out, v, size, step) if m else out.input_like(v)
         for v, m, step in zip(graph.inputs, mapped, steps or [None] * len(graph.inputs), strict=True)
@@ -41,11 +42,14 @@ def batch(
     flags: dict[int, Any] = {v.id: m for v, m in zip(graph.inputs, mapped, strict=True)}
     with building(out):
         for node in graph.order():
+            # A node without mapped operands is computed once for the whole batch.
             args, lanes = [env[a.id] for a in node.args], tuple(flags[a.id] for a in node.args)
             with provenance(node.origin):
                 env[node.id], flags[node.id] = _batch_node(node, args, lanes, size, rules, randomness)
+        # Mutations after all nodes: the value written last may come from any of them.
         for i, v in graph.mutations.items():
             out.mutations[i] = _batch_mutation(graph.inputs[i], v, mapped[i], env, flags, size)
+    # An output keeps its own layout for each sample, the batch outermost.
     mapped_out = tuple(o is not None and flags[o.id] for o in graph.outputs)
     strides = [
         (o.aval.numel, *s) if m and o is not None and s is not None else s

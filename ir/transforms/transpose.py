@@ -86,18 +86,22 @@ def _pull_back(
     """`out`, whose first inputs are those of the graph that are not linear, returning cotangents of the others."""
     if graph.mutations:
         raise InvalidGraphError("a graph that writes into its inputs has no transpose", node=graph.name)
+    # The proof of linearity comes first: the rules below are right for linear nodes only.
     on_the_way = linear_part(graph, linear_in, rules)
     nodes = [v for v in graph.order() if v.id in on_the_way]
     rest_inputs = [v for i, v in enumerate(graph.inputs) if i not in linear_in]
     env = dict(zip((v.id for v in rest_inputs), out.inputs, strict=False))
     bars = Cotangents()
     with building(out):
+        # Coefficients of the linear nodes are recomputed: they depend on the other inputs alone.
         for node in nodes_between({a for v in nodes for a in v.args if a.id not in on_the_way}, env):
             with provenance(node.origin):
                 env[node.id] = emit(node.prim, *(env[a.id] for a in node.args), **node.params)
+        # The seeds, before any pull: one value may be several outputs.
         for value, bar in cotangents:
             if value.id in on_the_way:
                 bars.add(value, bar)
+        # Users before operands: a cotangent is complete when its node is reached.
         for node in reversed(nodes):
             if (bar := bars.pop(node)) is not None:
                 with on_behalf_of(node):

@@ -165,13 +165,16 @@ def capture_function(
 
     tape: what its opaque calls returned; report: is told where a captured method runs slower than it might.
     """
+    # Trace, under a session of its own: its symbols are shared with every backward traced later.
     reads = reads.with_arguments(args)
     forward = trace_forward(cls, args, reads, Session(dynamic), tape)
     traced, trace = forward.traced, forward.trace
     captured = CapturedFunction(cls, args, reads, dynamic, report, forward, Binder(traced.fakes), trace.opaque)
+    # The user's names, for the text of kernels.
     visible = len(traced.fake_outputs)
     trace.names = [captured.names[i] for i in captured.slots]
     trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
+    # Writes to arguments: an opaque node beside one could not be finished by hand, so it is refused now.
     captured.written_inputs = written_placeholders(trace.graph_module, len(captured.slots))
     if captured.written_inputs:
         captured.unversioned_inputs = unversioned_placeholders(trace.graph_module, len(captured.slots))
@@ -180,9 +183,11 @@ def capture_function(
     # The guard before anything else is asked of the session, which may learn more with every question.
     captured.guard = captured.current_guard()
     captured.session.keep_equal()
+    # The inputs that backward will need are known now, before any backward is traced.
     captured.lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
     captured.passthrough = passthrough_inputs(captured) if captured.is_plain else ()
     captured.backward_symbols = unbound_symbols(captured)
+    # Later guards of the session are backward's.
     traced.since = len(captured.session.env.guards)
     return captured
 

@@ -143,6 +143,7 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
     """
     require_capture_allowed(f"{captured.name}.backward")
     count("captures")
+    # Fresh fakes: a history that one trace gives them must not reach another.
     residuals, symbols = fresh_residuals(captured)
     fakes = [fake_gradient(captured, i, k) for i, k in enumerate(kinds)]
     everything, answer = [*residuals, *symbols, *fakes], False
@@ -160,6 +161,7 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
             histories.append(history)
             return reduce_like_autograd(captured, run_user_backward(captured, full[:r], sizes, full[s:]))
 
+    # Trace, twice where backward asks for a saved tensor's history.
     gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
     label = f"{captured.name}.backward for gradients {gradients}"
     with logs.capturing(label, lambda: trace, captured.backward_place()):
@@ -171,15 +173,19 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
             inputs = [everything[i] for i in live]
             other_trace = guarded_trace(captured.session, body, inputs, captured.reads, tape=tape_copy)
             require_no_difference(first, trace, histories[-1], other_trace)
+    # The user's names, for the text of kernels.
     names = backward_names(captured)
     trace.names = [names[i] for i in live]
     trace.output_names = [f"grad_{name}" for name in captured.names]
+    # The guards that this trace added to forward's.
     guards = captured.session.conditions(captured.symbols, captured.first_backward_guard)
+    # Gradients that backward returns unchanged, or views of them, need no kernel.
     at_gradients = len(residuals) + len(symbols)
     of_gradient = {p: at - at_gradients for p, at in enumerate(live) if at >= at_gradients}
     passed_gradients = {r: of_gradient[p] for r, p in passthrough_results(trace).items() if p in of_gradient}
     viewed_gradients = {r: (of_gradient[p], f) for r, (p, f) in views_of_inputs(trace).items() if p in of_gradient}
     lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
+    # Writes to residuals and gradients, which a replay has to make, too.
     written_inputs = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
     unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written_inputs else ()
     source = BackwardTrace(trace, captured.first_backward_guard)

@@ -43,10 +43,12 @@ def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | 
     cut_down = any(a is not b for a, b in zip(arguments, args, strict=True))
     if cut_down and tape is not None:
         return None
+    # Graph and method on the same data, opaque calls played back to both: an effect happens once.
     at = captured.sizes(arguments)
     replay = _RecordedCall(replay_opaque_nodes(partial(replay_forward, captured), tape, at))
     theirs = replay_opaque_calls(partial(run_user_forward, captured), tape)
     why = compare(captured, replay, theirs, arguments, cut_down, tape or captured.forward.trace)
+    # Equal: take eager's strides where fakes had others, and learn what an operator's schema hid.
     if why is None and replay.results:  # empty where cut data was no fit for the method
         captured.returns_input_memory = returns_memory_of(captured, replay.given, replay.results)
         fakes = correct_strides(captured, captured.forward.trace, replay.results, at)
@@ -71,6 +73,7 @@ def check_backward(
     values = shrink(captured, [*residuals, *gradients], fakes, entry.trace, sizes)
     if values is None:
         return
+    # On cut data sizes are others; a tape recorded at the full ones does not fit.
     at = sizes_of_values(captured, values, fakes, sizes)
     if at is not sizes and tape is not None:
         return

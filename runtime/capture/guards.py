@@ -126,9 +126,11 @@ def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
     Its `conditions` are their texts, over `L['t0']`, `L['t1']`, ...
     What is assumed of the results of opaque nodes is left to those nodes.
     """
+    # Results of opaque nodes take part, so that torch can name every symbol.
     everything = [*fakes, *session.returned]
     sources = [LocalSource(f"t{i}") for i in range(len(everything))]
     conditions = session.env.produce_guards(cast(Any, everything), sources, ignore_static=False)
+    # Conditions on them are dropped again: those nodes check them themselves.
     returned = tuple(f"L['t{i}']" for i in range(len(fakes), len(everything)))
     conditions = [c for c in conditions if not any(name in c for name in returned)]
     return guard_from([re.sub(r"L\['t\d+'\]\.storage_offset\(\)", "0", c) for c in conditions])

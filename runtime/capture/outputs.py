@@ -27,6 +27,7 @@ def finish_outputs(
     captured: CapturedFunction, results: list[Any], inputs: Sequence[Tensor], sizes: Sizes
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(the user's tensor outputs, the hidden ones) from what a graph returned: aliases and views as in eager."""
+    # Aliases first: an output that shows another one's memory was not computed.
     n = len(captured.forward.tensor_outputs)
     outputs, hidden = results[:n], results[n:]
     if captured.skip:
@@ -34,6 +35,7 @@ def finish_outputs(
     if captured.is_plain:  # views of memory that no caller sees: autograd would refuse to write to them
         skip = captured.skip
         return [o.detach() if o._is_view() and i not in skip else o for i, o in enumerate(outputs)], hidden
+    # Kernels return fresh memory where eager returns a view that autograd knows as one.
     inner = captured.inner_views
     return [o if o._is_view() or i not in inner else o.view_as(o) for i, o in enumerate(outputs)], hidden
 

@@ -96,6 +96,7 @@ class Segmented:
         """Take out of methods what a graph would lose, as far as it can be taken out."""
         for name in methods:
             for _ in range(2):
+                # Twice at most: what is taken out may uncover effects behind it.
                 effects = certain_effects(getattr(self.cls, name))
                 findings = [(lines_of(getattr(self.original, name), e.where), e.reason) for e in effects]
                 findings += [([line], CATCHES) for line in self._catching_lines(name)]
@@ -104,6 +105,7 @@ class Segmented:
                 why = {line: _reason_of(reason) for lines, reason in reversed(findings) for line in lines}
                 if not self._take_out_lines(name, why):
                     break
+            # Effects that remain would happen once in a graph and never again: the whole method goes.
             if name in self.lines and certain_effects(getattr(self.cls, name)):
                 self._give_up(name)
 
@@ -155,6 +157,7 @@ class Segmented:
         if function is None or name in self.failed or self.attempts > ATTEMPTS or not _is_static(self.original, name):
             return False
         try:
+            # Rewrite, and keep the user's decorators around the new body.
             replacement, segments = cut(function, lines, self._ctx(name, function), f"{self.original.__name__}Backward")
             wrapped = with_inner(method, replacement)
         except UnfitError:

@@ -94,8 +94,10 @@ def hidden_tensors(
     captured: CapturedFunction, ctx: ForwardContext, output: Any, inputs: Sequence[Tensor]
 ) -> list[Tensor]:
     """The tensors that are kept and neither arguments nor outputs, in the order of `fake_hidden`."""
+    # Arguments and outputs are no hidden tensors, whatever else holds them.
     outputs = as_tuple(output)
     outer = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
+    # In the order in which the trace found them: bases, tensors in containers, tensors on ctx.
     contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
     on_ctx = (*ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
     candidates = (*bases_of_parts(captured, outputs), *contained, *on_ctx)
