@@ -232,7 +232,7 @@ def _specialization(compiler: Compiled, flat_args: Sequence[Any]) -> Specializat
             compiler.ledger.refuse("forward", error)
         raise _refused(error) from missing
     if not spec.captured.guard(spec.captured.tensors_of(flat_args)):
-        raise Refused("it was captured for other sizes", spec.captured.forward_place())
+        raise Refused("it was traced for other sizes", spec.captured.forward_place())
     return spec
 
 
