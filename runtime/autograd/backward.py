@@ -140,7 +140,7 @@ def _record_assigned(compiler: Compiled) -> None:
     if ASSIGNED not in records and records.get("backward", Record("")).status != "opaque":
         records[ASSIGNED] = record = Record("opaque", REASON, users_line())
         count("fallbacks")
-        warn(f"{compiler.user.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
+        warn(f"{compiler.user.cls.__name__}.backward falls back to eager: {REASON} [{record.code}]")
 
 
 def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tuple[Any, ...]:

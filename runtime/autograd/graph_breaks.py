@@ -44,9 +44,9 @@ class OpaqueWriteError(FusegradError):
     """An opaque body wrote to an argument of its caller, which it had not done when the caller was captured."""
 
     message = (
-        "{function}: a nested call that runs as written changed an argument in place, which it did not at the capture\n"
+        "{function}: a nested call that runs in eager changed an argument in place, which it did not when traced\n"
         "  at:   {where}\n"
-        "  fix:  declare `is_traceable = False` on {function}, so that all of it runs as you wrote it."
+        "  fix:  declare `is_traceable = False` on {function}, so that all of it falls back to eager."
     )
 
 

@@ -217,7 +217,7 @@ class OpaqueForward:
         """Raises CaptureError where backward was captured often enough."""
         if sum(len(unit.graphs) for unit in self.units.values()) >= BACKWARDS:
             raise CaptureError(
-                reason=f"it is captured for {BACKWARDS} combinations of what forward leaves on ctx already; "
+                reason=f"it is traced for {BACKWARDS} combinations of what forward leaves on ctx already; "
                 "save a number that changes at every call as a 0-d tensor",
                 where="unknown",
             )

@@ -35,7 +35,7 @@ from ...tracer.reads.reads import Read, Reads, certain_effects, scan
 from ...tracer.trace import CaptureError
 
 ATTEMPTS = 12
-"""How often one class is rewritten; what still cannot be captured runs as written."""
+"""The number of times that one class is rewritten; methods that still cannot be traced fall back to eager."""
 CATCHES = "it catches what torch raises for some data"
 WHOLE = (ASKS, RESIZES)
 """What no lines of their own may do: they would be given values without a history, or free what a graph keeps."""
@@ -87,7 +87,7 @@ class Segmented:
     def give_up_clashing(self, reads: Reads) -> bool:
         """Give up segments that may change what the methods read besides them; whether there were any."""
         roots = {_root_name(r.path) for r in reads.entries.values() if r.kind in ("value", "tensor")} - {None}
-        clashing = [n for n, known in self.segments.items() if any(_may_change(s, roots) for s in known)]
+        clashing = [n for n, segments in self.segments.items() if any(_may_change(s, roots) for s in segments)]
         for name in clashing:
             self._give_up(name)
         return bool(clashing)
@@ -96,6 +96,7 @@ class Segmented:
         """Take out of methods what a graph would lose, as far as it can be taken out."""
         for name in methods:
             for _ in range(2):
+                # Twice at most: what is taken out may uncover effects behind it.
                 effects = certain_effects(getattr(self.cls, name))
                 findings = [(lines_of(getattr(self.original, name), e.where), e.reason) for e in effects]
                 findings += [([line], CATCHES) for line in self._catching_lines(name)]
@@ -104,6 +105,7 @@ class Segmented:
                 why = {line: _reason_of(reason) for lines, reason in reversed(findings) for line in lines}
                 if not self._take_out_lines(name, why):
                     break
+            # Effects that remain would happen once in a graph and never again: the whole method goes.
             if name in self.lines and certain_effects(getattr(self.cls, name)):
                 self._give_up(name)
 
@@ -137,7 +139,7 @@ class Segmented:
 
     def _widen(self, segment: Segment) -> bool:
         """More statements around, or behind, a segment that cannot be called by a graph as it is."""
-        name = next((n for n, known in self.segments.items() if any(s is segment for s in known)), None)
+        name = next((n for n, segments in self.segments.items() if any(s is segment for s in segments)), None)
         if name is None:
             return False
         lines = self.lines[name]
@@ -156,6 +158,7 @@ class Segmented:
         if function is None or name in self.failed or self.attempts > ATTEMPTS or not _is_static(self.original, name):
             return False
         try:
+            # Rewrite, and keep the user's decorators around the new body.
             replacement, segments = cut(function, lines, self._ctx(name, function), f"{self.original.__name__}Backward")
             wrapped = decorate_again(method, replacement)
         except UnfitError:
@@ -183,7 +186,7 @@ def _is_static(cls: type, name: str) -> bool:
 
 
 def _identity(method: Any) -> Any:
-    """What a method was when it was rewritten."""
+    """The identity of a method: it tells whether the user exchanged it since."""
     function = innermost_function(method)
     return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 
@@ -195,7 +198,7 @@ def _root_name(path: str) -> str | None:
 
 
 def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
-    """Whether a segment names one of these, and changes something."""
+    """True if a segment names one of these roots, and changes an object."""
     names = names_reached(segment.function)
     if not names & set(roots):
         return False
@@ -204,7 +207,7 @@ def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
 
 
 def _reason_of(reason: str) -> Why:
-    return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be captured: {reason}")
+    return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be traced: {reason}")
 
 
 def _lines_of_error(method: Any, error: CaptureError) -> list[int]:

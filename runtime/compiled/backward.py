@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from .compiled import Compiled
 
 
-MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"
-MANY_ANSWERS = f"what it decides by the data of a tensor keeps changing: beyond {VARIANTS} graphs it runs as written"
-CHANGES = "it changed what it reads from outside: such a call's runs as you wrote it"
-OTHER_SIZES = "it was captured for other sizes since this call's forward: this call's runs as you wrote it"
+MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it falls back to eager"
+MANY_ANSWERS = f"what it decides by a tensor's data keeps changing: beyond {VARIANTS} graphs it falls back to eager"
+CHANGES = "it changed what it reads from outside: the backward of such a call falls back to eager"
+OTHER_SIZES = "it was traced for other sizes since this call's forward: its backward falls back to eager"
 
 
 def _has_own_lines(tape: Tape) -> bool:

@@ -132,7 +132,7 @@ class Captures:
         """Raises CaptureError where the table is full, or an argument is nothing that a graph stands for."""
         if len(self.table.by_facts) >= VARIANTS:
             reason = (
-                f"it is captured for {VARIANTS} combinations of constants and dtypes already; "
+                f"it is traced for {VARIANTS} combinations of constants and dtypes already; "
                 "pass a number that changes at every call as a 0-d tensor"
             )
             raise CaptureError(reason=reason, where=users_line())

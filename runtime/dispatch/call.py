@@ -36,8 +36,8 @@ class Outcome(Enum):
     COMPILED = "a specialization: a generated Function, whose backward is a graph"
     SPLIT = "a specialization with opaque nodes: compiled segments, eager lines between them"
     FIRST_SPLIT = "the first call that met an opaque node: recorded in eager, then traced around it"
-    REFUSED = "a capture that failed: eager, and the reason goes on record"
-    WAITS = "a kind of call that waits for its capture: eager until it has come often enough"
+    REFUSED = "a trace that failed: eager, and the reason goes on record"
+    WAITS = "a kind of call that waits for its trace: eager until it has come often enough"
     EAGER = "a kind that is known to run in eager: with a backward that is traced by itself where it may be"
 
 

@@ -232,7 +232,7 @@ def _specialization(compiler: Compiled, flat_args: Sequence[Any]) -> Specializat
             compiler.ledger.refuse("forward", error)
         raise _refused(error) from missing
     if not spec.captured.guard(spec.captured.tensors_of(flat_args)):
-        raise Refused("it was captured for other sizes", spec.captured.forward_place())
+        raise Refused("it was traced for other sizes", spec.captured.forward_place())
     return spec
 
 
@@ -242,7 +242,7 @@ def _refused(error: CaptureError) -> Refused:
 
 def _recorded(compiler: Compiled, method: str) -> tuple[str, str]:
     record = compiler.ledger.records.get(method)
-    return (record and record.reason) or "it runs as written", (record and record.where) or "unknown"
+    return (record and record.reason) or "it runs in eager", (record and record.where) or "unknown"
 
 
 def _why_no_backward(compiler: Compiled, flat_args: Sequence[Any]) -> str | None:

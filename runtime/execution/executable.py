@@ -132,12 +132,12 @@ class Executable:
 
     def _kernels(self) -> Run:
         if self.why_not:
-            self.report(f"no kernels, the captured ATen operations run one by one: {self.why_not}")
+            self.report(f"no kernels, the traced ATen operations run one by one: {self.why_not}")
             return self._replay
         try:
             graph = self.graph or or_fall_back(partial(graph_of, self.trace, self.name), self.report)
         except LoweringError as error:
-            self.report(f"no kernels, the captured ATen operations run one by one: {error}")
+            self.report(f"no kernels, the traced ATen operations run one by one: {error}")
             return self._replay
         if graph is None:
             return self._replay

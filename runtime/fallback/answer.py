@@ -66,7 +66,7 @@ class FaultError(FusegradError):
 
     message = (
         "{function}.{method}: {reason}\n  at:   {where}\n"
-        "  fix:  please report it. Without fullgraph=True the method runs as you wrote it."
+        "  fix:  please report it. Without fullgraph=True the method falls back to eager."
     )
 
 

@@ -35,7 +35,7 @@ def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> 
     except RuntimeError as refused:
         if not compiler.user.setup_style:
             record = compiler.ledger.note_no_rules(missing.error)
-            refused.add_note(f"fusegrad: no rules are derived, since forward is not captured: {record}")
+            refused.add_note(f"fusegrad: no rules are derived, since forward is not traced: {record}")
         raise
 
 

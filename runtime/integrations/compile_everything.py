@@ -165,7 +165,7 @@ def summary(everywhere: Everywhere) -> str:
         for call in s.calls:
             reasons[f"  in part: {s.name}.{call.method}: {call.reason_of_method} ({call.where})"] = None
         if not s.records:
-            reasons[f"  as written: {s.name}: nothing was captured ({s.place})"] = None
+            reasons[f"  as written: {s.name}: nothing was traced ({s.place})"] = None
     return "\n".join([*lines, *reasons])
 
 

@@ -216,7 +216,7 @@ class Stored:
         stored, again = self.spec.residual_plan, choose_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
         same = type(again) is ResidualPlan and stored is not None and again.places == stored.places
         if again is None or stored is None or not same or show(again.rebuilding()) != show(stored.rebuilding()):
-            raise self._differs("a second capture saves something else than the first")
+            raise self._differs("a second trace saves something else than the first")
         return again.programs
 
     def _present(self) -> Any:
@@ -234,7 +234,7 @@ class Stored:
             reads, dynamic, report = captured.reads, captured.dynamic, captured.report
             fresh = capture_function(captured.cls, self._examples(), reads, dynamic, report)
             if json.loads(json.dumps(outline(fresh))) != self.table:
-                raise self._differs("a second capture finds something else than the first")
+                raise self._differs("a second trace finds something else than the first")
             return fresh.forward.traced
 
     def _differs(self, why: str) -> CaptureError:
@@ -272,7 +272,7 @@ class Stored:
         with capture_lock, plain_tensors(), torch.no_grad():
             again = capture_backward(self.captured, kinds)
         if operations(again.trace) != known or again.passed_gradients != passed:
-            raise self._differs("a second capture of backward finds something else than the first")
+            raise self._differs("a second trace of backward finds something else than the first")
         return again.traced
 
 

@@ -297,7 +297,7 @@ def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall)
 def _from_chosen(captured: CapturedFunction, chosen: ResidualPlan, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:
     """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
     build = partial(chosen.backward_graph, kinds, entry, f"{captured.name}_backward")
-    graph = or_fall_back(build, partial(captured.report, "backward"), "backward runs as written")
+    graph = or_fall_back(build, partial(captured.report, "backward"), "backward runs in eager")
     if graph is None:
         raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
     return graph

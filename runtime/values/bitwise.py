@@ -43,7 +43,7 @@ def bitwise_difference(mine: Call, users: Call, args: Sequence[Any]) -> str | No
         ours_in = [_copy(a) for a in args]
         ours = list(mine(ours_in))
     if len(theirs) != len(ours):
-        return f"the captured graph returns {len(ours)} values, the method {len(theirs)}"
+        return f"the traced graph returns {len(ours)} values, the method {len(theirs)}"
     pairs = [*zip(ours, theirs, strict=True), *zip(ours_in, theirs_in, strict=True)]
     return next((fault for i, (a, b) in enumerate(pairs) if (fault := _difference(i, a, b))), None)
 
@@ -81,9 +81,9 @@ def _difference(index: int, ours: Any, theirs: Any) -> str | None:
         )
     facts = [(t.dtype, tuple(t.shape), t.device, t.layout) for t in (ours, theirs)]
     if facts[0] != facts[1]:
-        return f"value {index} is {_describe(ours)} captured and {_describe(theirs)} in the method"
+        return f"value {index} is {_describe(ours)} traced and {_describe(theirs)} in the method"
     if not _equal_bits(ours, theirs):
-        return f"value {index} differs in content between the captured graph and the method"
+        return f"value {index} differs in content between the traced graph and the method"
     return None
 
 

@@ -777,7 +777,7 @@ class Calls:
         if isinstance(callee, str):
             return Why("has no fake implementation", True)
         place = where_raised(error)
-        return Why(f"cannot be captured: {reason_of(error)} ({place})")
+        return Why(f"cannot be traced: {reason_of(error)} ({place})")
 
     def _opaque_node(self, callee: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
         location = user_line()

@@ -91,7 +91,7 @@ def name_of(callee: Any) -> str:
 
 def reason_alone(reason: str) -> str:
     """The reason why a segment is one, as it is told of the method that it was taken out of."""
-    cannot = "cannot be captured: "
+    cannot = "cannot be traced: "
     return reason.removeprefix(cannot) if reason.startswith(cannot) else f"it {reason}"
 
 
@@ -315,7 +315,7 @@ class Mismatch(Exception):
     """An opaque node returned what its graph was not captured for. `tape`: what opaque nodes returned in this run."""
 
     def __init__(self, name: str, tape: Tape) -> None:
-        super().__init__(f"internal: {name} returned something else than at the capture")
+        super().__init__(f"internal: {name} returned something else than at the trace")
         self.tape = tape
 
 

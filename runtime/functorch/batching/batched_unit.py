@@ -74,7 +74,7 @@ class BatchedUnit(TransformableGraph):
     def _vmapped(self, *args: Any) -> Sequence[Any]:
         """The parent's graph under torch's vmap; its Python where it has no graph."""
         if not hasattr(self.here, "lane"):
-            raise InternalError(f"{self.name} is inlined into a capture before its graph is known")
+            raise InternalError(f"{self.name} is inlined into a trace before its graph is known")
         if self.here.lane is None:
             return self._mapped(lambda lanes: self.parent.body(*lanes), args)
         trace, lifted = self.here.lane

@@ -53,7 +53,7 @@ class NestedForwardMode(FusegradError):
     """A jvp of the user's under two levels of forward mode, of which torch would lose the outer one."""
 
     message = (
-        "jvp({function}): within two levels of forward mode a `jvp` has to be captured, since torch drops the outer\n"
+        "jvp({function}): within two levels of forward mode a `jvp` has to be traced, since torch drops the outer\n"
         "        tangent of what it computes, and it cannot be: {why}\n  at:   {where}\n"
         "  fix:  keep `jvp` to torch operations, or take one of the derivatives in reverse mode (grad, jacrev)."
     )

@@ -36,7 +36,7 @@ def test_equal_calls_do_not_differ() -> None:
         (lambda a: [a[0] * 2 + 1e-6], "content"),
         (lambda a: [a[0] * 2, a[0]], "returns 1 values"),
         (lambda a: [(a[0] * 2).double()], "is float32"),
-        (lambda a: [(a[0] * 2)[None]], "is float32[4] captured and float32[1, 4]"),
+        (lambda a: [(a[0] * 2)[None]], "is float32[4] traced and float32[1, 4]"),
         (lambda a: [None], "a tensor in one"),
         (lambda a: [torch.where(a[0] == 2, float("nan"), a[0] * 2)], "content"),
         (lambda a: [a[0].mul_(2)], "content"),
