@@ -111,7 +111,7 @@ class UserClass:
         raise KeywordOnlyError.of(self.cls.__name__, names)
 
     def complete(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The arguments with defaults filled in, where the class's style fills them in; containers open_containers."""
+        """The arguments with defaults filled in, where the class's style fills them in; containers opened."""
         if self.setup_style and len(args) != len(self.signature().parameters):
             args = self.bind(tuple(args), {})
         return open_containers(args)

@@ -111,7 +111,7 @@ def _materialized(spec: Specialization, argument: int, tangent: Any, sizes: Any)
 
 
 def _cut_to_fit(session: Session, trace: Trace, values: list[Any]) -> list[Any] | None:
-    """The values, cut_small down where the body would fill memory; None where no cut_small is legal."""
+    """The values, cut down where the body would fill memory; None where no cut is legal."""
     sizes = Binder(trace.fakes)(values)
     if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
         return values
