@@ -116,5 +116,5 @@ def _cut_to_fit(session: Session, trace: Trace, values: list[Any]) -> list[Any] 
     if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
         return values
     if not all(isinstance(v, Tensor) for v in values):
-        return None  # sizes are among them, and would have to be cut_small alike
+        return None  # sizes are among them, and would have to be cut alike
     return cut_small(values, trace.fakes, sizes, session.conditions(sizes))
