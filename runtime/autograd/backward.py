@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import users_line
-from ...tracer.capture.capture import OpaqueMet, is_capturing
+from ...tracer.capture.capture import OpaqueCallError, is_capturing
 from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, transforms_active
 from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_changed
@@ -104,11 +104,11 @@ def _followed(call: BackwardCall) -> BackwardCall:
 
 
 def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -> bool:
-    """Whether there is one graph for these gradients. Where there is none that is on record before anything runs:
+    """True if there is one graph for these gradients. Where there is none that is on record before anything runs:
     a derivative would run it again, and it may have effects, or draw."""
     try:
         entry = spec.backward.entry(call.kinds)
-    except OpaqueMet as error:
+    except OpaqueCallError as error:
         compiler.ledger.refuse_derivative(error)
         return False
     except CaptureError as error:
@@ -118,14 +118,14 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
         compiler.ledger.refuse("backward", error)
         return False
     for opaque in opaque_calls(entry):
-        compiler.ledger.refuse_derivative(CaptureError(reason=opaque.told, where=opaque.where))
+        compiler.ledger.refuse_derivative(CaptureError(reason=opaque.reason_of_method, where=opaque.where))
     if entry.written_inputs:  # a derivative would compute it again, on what is in that memory by then
         compiler.ledger.refuse_derivative(CaptureError(reason=WRITES_GIVEN, where=spec.captured.backward_place()))
     return not (entry.opaque or entry.written_inputs)
 
 
 def _changed_since_forward(compiler: Compiled, spec: Specialization, call: BackwardCall) -> bool:
-    """Whether the caller changed what is on ctx since forward: on record."""
+    """True if the caller changed objects on ctx since forward: on record."""
     sharing = spec.captured.sharing
     if sharing is None or (name := sharing.changed_attribute(call.ctx._fusegrad_shared)) is None:
         return False
@@ -140,11 +140,11 @@ def _record_assigned(compiler: Compiled) -> None:
     if ASSIGNED not in records and records.get("backward", Record("")).status != "opaque":
         records[ASSIGNED] = record = Record("opaque", REASON, users_line())
         count("fallbacks")
-        warn(f"{compiler.user.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
+        warn(f"{compiler.user.cls.__name__}.backward falls back to eager: {REASON} [{record.code}]")
 
 
 def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tuple[Any, ...]:
-    """What the node saved. Where that is nothing it is not asked: it would raise once it was freed."""
+    """The saved tensors of the node. Where it saved none it is not asked: it would raise once it was freed."""
     if not (spec.captured.forward.saved if chosen is None else chosen.places):
         return ()
     return ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)

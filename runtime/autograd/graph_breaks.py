@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
-from ...tracer.containers import opened
+from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock
+from ...tracer.containers import open_containers, tensors_in
 from ...tracer.methods import method_place
 from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import (
     Mismatch,
     Tape,
-    remember,
-    tensors_in,
+    remember_opaque,
     version,
 )
 from ...tracer.trace import CaptureError
@@ -45,9 +44,9 @@ class OpaqueWriteError(FusegradError):
     """An opaque body wrote to an argument of its caller, which it had not done when the caller was captured."""
 
     message = (
-        "{function}: a nested call that runs as written changed an argument in place, which it did not at the capture\n"
+        "{function}: a nested call that runs in eager changed an argument in place, which it did not when traced\n"
         "  at:   {where}\n"
-        "  fix:  declare `is_traceable = False` on {function}, so that all of it runs as you wrote it."
+        "  fix:  declare `is_traceable = False` on {function}, so that all of it falls back to eager."
     )
 
 
@@ -57,14 +56,14 @@ class OpaqueWriteError(FusegradError):
 # ------------------------------------------------------------------ forward
 
 
-def first_call(compiler: Compiled, met: OpaqueMet, args: Sequence[Any]) -> Any:
+def first_call(compiler: Compiled, opaque: OpaqueCallError, args: Sequence[Any]) -> Any:
     """A call at which an opaque node was met: the user's own class, recorded, then the capture."""
     if _differentiates_its_body(compiler, args):
         result = compiler.user.run(*args)
-        if isinstance(met, DataMet):
-            compiler.ledger.refuse("forward", met)
+        if isinstance(opaque, DataReadError):
+            compiler.ledger.refuse("forward", opaque)
         return result
-    return _finished(compiler, args, Tape(data=isinstance(met, DataMet)), met)
+    return _finished(compiler, args, Tape(data=isinstance(opaque, DataReadError)), opaque)
 
 
 @launching
@@ -72,18 +71,18 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
     """A call of a specialisation with opaque nodes."""
     if _differentiates_its_body(compiler, args):
         return compiler.user.run(*args)
-    given = opened(args)
-    backend, versions = compiler.options.backend_for(given), list(map(version, given))
+    flat_args = open_containers(args)
+    backend, versions = compiler.options.backend_for(flat_args), list(map(version, flat_args))
     tape = Tape(data=any(node.of_data for node in specialization.captured.opaque))
-    for candidate in _candidates(compiler, specialization, given):
-        if not _goes_on(candidate, given, tape):
+    for candidate in _candidates(compiler, specialization, flat_args):
+        if not _goes_on(candidate, flat_args, tape):
             continue
         offer_tape(tape)
         try:
-            result = node_of(compiler, candidate, compiler.node_key(candidate, backend), given)(*args)
+            result = node_of(compiler, candidate, compiler.node_key(candidate, backend), flat_args)(*args)
         except Mismatch:
-            tape = tape.again()
-            _require_unwritten(compiler, given, versions)
+            tape = tape.rewound_tape()
+            _require_unwritten(compiler, flat_args, versions)
             continue
         except Exception as error:
             if not tape.calls() or not is_fault(error):
@@ -93,12 +92,12 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
         finally:
             offer_tape(None)
         if candidate is not specialization:
-            compiler.table.set_for_call(compiler.keys.exact(given), candidate)
+            compiler.table.set_for_call(compiler.keys.exact(flat_args), candidate)
         return restore_passthrough_inputs(candidate.captured, result, args)
     else:
         return _finished(compiler, args, tape)
-    _require_unwritten(compiler, given, versions)
-    return _recovered(compiler, args, tape.again(), fault)
+    _require_unwritten(compiler, flat_args, versions)
+    return _recovered(compiler, args, tape.rewound_tape(), fault)
 
 
 def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault) -> Any:
@@ -110,10 +109,10 @@ def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault
 
 
 def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
-    """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
-    sizes, calls = specialization.captured.sizes(args), tape.again()
+    """True if a graph was captured for the values that opaque nodes returned in this call so far."""
+    sizes, calls = specialization.captured.sizes(args), tape.rewound_tape()
     for node in specialization.captured.opaque if calls.pending else ():
-        if (taped := calls.take(node.what)) is None:
+        if (taped := calls.take(node.callee)) is None:
             return True
         if not node.fits(taped, sizes):
             return False
@@ -129,28 +128,28 @@ def _require_unwritten(compiler: Compiled, args: Sequence[Any], versions: Sequen
 def _candidates(compiler: Compiled, first: Specialization, args: Sequence[Any]) -> Iterator[Specialization]:
     yield first
     tensors = [a for a in args if isinstance(a, Tensor)]
-    known = list(compiler.table.by_facts.get(compiler.keys.facts(args), ()))
-    yield from (s for s in known if s is not first and s.captured.guard(tensors))
+    specializations = list(compiler.table.by_facts.get(compiler.keys.facts(args), ()))
+    yield from (s for s in specializations if s is not first and s.captured.guard(tensors))
 
 
-def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
+def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, opaque: OpaqueCallError | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
     before = compiler.keys.reads_now().by_path()
-    with recording(tape, skip=compiler.user.cls, operators=_of_operators(met)):
+    with recording(tape, skip=compiler.user.cls, operators=_of_operators(opaque)):
         result = compiler.user.run(*args)
     with recorded_faults(compiler, "forward", args), capture_lock, torch.no_grad():
         tape.require_whole()
-        _learn(met)  # only now: what was wrong by itself has raised its own error
+        _learn(opaque)  # only now: what was wrong by itself has raised its own error
         if _has_own_lines(tape) and _changed(before, compiler.keys.reads_now().by_path()):
             compiler.ledger.report_once("forward", CHANGES)
             return result
-        _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
+        _add(compiler, open_containers(args), Tape(completed=tape.completed, data=tape.data))
     return result
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether something is read that is no longer as it was."""
-    return any(path in before and before[path] != fact for path, fact in now.items())
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """True if something is read that is no longer as it was."""
+    return any(path in before and before[path] != fact for path, fact in after.items())
 
 
 def _refuse_more(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
@@ -164,22 +163,22 @@ def _refuse_more(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
 
 
 def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
-    known = [s for s in compiler.table.by_facts.get(compiler.keys.facts(args), ()) if s.captured.opaque]
-    if any(_serves(s, args, tape) for s in known):  # another thread was first
+    specializations = [s for s in compiler.table.by_facts.get(compiler.keys.facts(args), ()) if s.captured.opaque]
+    if any(_serves(s, args, tape) for s in specializations):  # another thread was first
         return
-    if len(known) >= VARIANTS:
+    if len(specializations) >= VARIANTS:
         _refuse_more(compiler, args, tape)
         return
-    if known and (why := compiler.why_later(args)) is not None:
+    if specializations and (why := compiler.why_later(args)) is not None:
         compiler.ledger.note_waiting(why, why == VAIN)
         return
     try:
         specialization = compiler.captures.enter_split(args, tape)
-    except OpaqueMet as error:  # one more opaque node, found only now: the next call records it
-        if isinstance(error, DataMet):
+    except OpaqueCallError as error:  # one more opaque node, found only now: the next call records it
+        if isinstance(error, DataReadError):
             compiler.table.opaque_nodes[compiler.keys.facts(args)] = error
         else:
-            remember(error.what, error.why)
+            remember_opaque(error.callee, error.why)
         return
     except CaptureError as error:
         if not compiler.keys.take_out("forward", error):
@@ -190,12 +189,12 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
 
 
 def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
-    """Whether a graph is for these arguments and for what the opaque nodes returned."""
+    """True if a graph is for these arguments and for the values that the opaque nodes returned."""
     captured = specialization.captured
     if not captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False
-    sizes, calls = captured.sizes(args), tape.again()
-    return all(node.fits(calls.take(node.what), sizes) for node in captured.opaque)
+    sizes, calls = captured.sizes(args), tape.rewound_tape()
+    return all(node.fits(calls.take(node.callee), sizes) for node in captured.opaque)
 
 
 def _differentiates_its_body(compiler: Compiled, args: Sequence[Any]) -> bool:

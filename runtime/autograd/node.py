@@ -14,7 +14,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock
-from ...tracer.containers import opened
+from ...tracer.containers import open_containers
 from ...tracer.function import ForwardCapture
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
@@ -23,7 +23,7 @@ from ..capture.outputs import rebuild_output
 from ..capture.user_methods import ctx_attributes
 from ..compiled.function_class import node_class, shown
 from ..execution.source_writer import SourceWriter, row
-from ..fallback.effects import careful
+from ..fallback.effects import with_effects_noted
 from ..settings.config import handed_over
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
@@ -41,7 +41,7 @@ def make_node(
     own_backward: bool = False,
     forward: Callable[..., Any] | None = None,
 ) -> Any:
-    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as his forward leaves it.
+    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as forward leaves it.
 
     forward: in place of the one that serves any sizes.
     """
@@ -65,7 +65,7 @@ def make_node(
 
 
 def _of_the_present(cls: type) -> Callable[..., Any]:
-    """The user's backward as it is when it runs: he may have put another one in its place since forward."""
+    """The user's backward as it is when it runs: another one may have been put in its place since forward."""
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         method: Any = backward_method(cls)
@@ -81,7 +81,7 @@ def _forward(spec: Specialization, backend: str, chosen: ResidualPlan | None, ow
     at, plan = text.constant(spec, "spec"), text.constant(chosen, "chosen")
     args = "given"
     if len(captured.arguments) > captured.count:  # tensors in containers are arguments, too
-        args = text.let("args", f"{text.constant(opened, 'opened')}(given)")
+        args = text.let("args", f"{text.constant(open_containers, 'opened')}(given)")
     data, rebuild = text.constant(captured, "captured"), text.constant(rebuild_output, "rebuild")
     sizes = text.let("sizes", f"{data}.sizes({args})")
     if not own_backward:  # before forward may write to an argument: a fault of ours is answered by eager until then
@@ -102,7 +102,7 @@ def write_context(
     text: SourceWriter, spec: Specialization, saved: Sequence[ValueRef | None], own_backward: bool,
     name_of: Callable[[ValueRef], str], sizes: str, args: str,
 ) -> None:  # fmt: skip
-    """What forward leaves on ctx: saved tensors, attributes of the user's, and what the calls on ctx asked for.
+    """Write the lines that fill ctx: saved tensors, attributes of the user's, and the marks of calls on ctx.
 
     name_of: an input, an output or a hidden tensor. sizes, args: the names of these, args as they were given.
     """
@@ -144,9 +144,9 @@ def _backward(
         return backward_of(compiler, spec, backend, chosen, ctx, gradients)
 
     def boxed(ctx: Any, gradients: list[Any]) -> Any:
-        given = tuple(gradients)
+        arguments = tuple(gradients)
         gradients.clear()
-        return backward_of(compiler, spec, backend, chosen, ctx, given)
+        return backward_of(compiler, spec, backend, chosen, ctx, arguments)
 
     if takes_boxed_gradients(compiler.user.cls):
         return shown(boxed)
@@ -201,4 +201,4 @@ def _add_node(
         return
     chosen = compiler.prepare(specialization, key, specialization.captured.sizes(args))
     node = make_node(compiler, specialization, key[0], chosen, key[2])
-    specialization.nodes[key] = careful(direct_apply(node), specialization.captured)
+    specialization.nodes[key] = with_effects_noted(direct_apply(node), specialization.captured)

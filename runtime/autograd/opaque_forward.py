@@ -20,19 +20,19 @@ from torch.autograd.function import Function, once_differentiable
 
 from ...tracer.capture.capture import Session, capture_lock, is_capturing, written_placeholders
 from ...tracer.capture.context import backward_context
-from ...tracer.containers import anew
+from ...tracer.containers import copy_containers
 from ...tracer.methods import as_tuple, backward_method, is_once_differentiable, method_place
 from ...tracer.opaque.segments import Segment
 from ...tracer.opaque.shared import picture, tensors_of
 from ...tracer.reads.reads import Reads, scan
 from ...tracer.reads.value_keys import DEPTH, SCALARS, Handle, freeze, is_library
 from ...tracer.torch_private import (
-    apply_now,
     dual_level,
     is_batched,
     no_autocast,
     saved_tensors_can_be_told_apart,
     saved_tensors_of,
+    torchs_apply,
     transforms_active,
 )
 from ...tracer.trace import CaptureError, Trace
@@ -83,7 +83,7 @@ class OpaqueForward:
         self.node = self._node()
 
     def _scanned(self) -> Reads:
-        """What backward reads besides its arguments, at present."""
+        """The reads of backward besides its arguments, at present."""
         reads = scan(*self.compiler.user.methods.sources("backward"))
         reads.version = self.marks.setdefault(reads.signature(), len(self.marks))
         return reads
@@ -103,16 +103,16 @@ class OpaqueForward:
         return node  # type: ignore[no-any-return]
 
     def _saved_tensors(self, ctx: Any) -> tuple[Any, ...]:
-        """What is saved; at the first question after it was unpacked, that."""
-        known: tuple[Any, tuple[Any, ...] | None] | None = getattr(self.unpacked, "of", None)
-        of, saved = known or (None, None)
+        """The saved tensors: at the first question after they were unpacked, those."""
+        unpacked: tuple[Any, tuple[Any, ...] | None] | None = getattr(self.unpacked, "of", None)
+        of, saved = unpacked or (None, None)
         if of is not ctx or saved is None:
             return saved_tensors_of(ctx)
         self.unpacked.of = None
         return saved
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return hand_over(apply_now(self.node), *args, **kwargs)
+        return hand_over(torchs_apply(self.node), *args, **kwargs)
 
     # ------------------------------------------------------------------ backward
     def backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:
@@ -202,7 +202,7 @@ class OpaqueForward:
             return unit
         with capture_lock:
             self.reads = self._scanned()
-            if (certain := self.reads.certain()):
+            if (certain := self.reads.certain_effects()):
                 raise CaptureError(reason=certain[0].reason, where=certain[0].where)
             key = self._key(shape, len(saved), backend)
             if key not in self.units:
@@ -217,14 +217,14 @@ class OpaqueForward:
         """Raises CaptureError where backward was captured often enough."""
         if sum(len(unit.graphs) for unit in self.units.values()) >= BACKWARDS:
             raise CaptureError(
-                reason=f"it is captured for {BACKWARDS} combinations of what forward leaves on ctx already; "
+                reason=f"it is traced for {BACKWARDS} combinations of what forward leaves on ctx already; "
                 "save a number that changes at every call as a 0-d tensor",
                 where="unknown",
             )
 
 
 def _unpacked(ctx: Any) -> Sequence[Any] | None:
-    """What is saved; None where it was freed, which is an error only where backward asks for it."""
+    """The saved tensors; None where they were freed, which is an error only where backward asks for it."""
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError:
@@ -233,13 +233,13 @@ def _unpacked(ctx: Any) -> Sequence[Any] | None:
 
 def as_effect(error: CaptureError) -> CaptureError:
     """A segment that nothing is captured around, told as what its statements do."""
-    if not isinstance(error.what, Segment):
+    if not isinstance(error.callee, Segment):
         return error
-    return CaptureError(reason=error.facts["reason"], where=error.what.where)
+    return CaptureError(reason=error.facts["reason"], where=error.callee.where)
 
 
 class _Left:
-    """What forward left on ctx besides saved tensors: tensors, and constants that become part of the key."""
+    """Attributes of ctx besides saved tensors: tensors, and constants that become part of the key."""
 
     def __init__(self, ctx: Any) -> None:
         attributes = vars(ctx)
@@ -256,7 +256,7 @@ class _Left:
 
 
 def why_no_constant(value: Any, depth: int = DEPTH) -> str | None:
-    """Why a value cannot be part of a key: it holds tensors, or something whose content equality does not tell."""
+    """The reason why a value cannot be part of a key: it holds tensors, or content that equality does not tell."""
     if isinstance(value, Tensor):
         return "is a container with tensors"
     if isinstance(value, (*SCALARS, Handle)) or _is_of_a_library(value):
@@ -273,7 +273,7 @@ def _is_of_a_library(value: Any) -> bool:
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """What a container or a record of plain fields holds; None for everything else."""
+    """The content of a container or a record of plain fields; None for everything else."""
     if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return list(value)
     if type(value) is dict:
@@ -289,7 +289,7 @@ class OpaqueBackward(TransformableGraph):
 
     def __init__(self, owner: OpaqueForward, left: _Left, saved: int, needs: tuple[bool, ...], backend: str) -> None:
         self.owner, self.saved, self.needs = owner, saved, needs
-        self.names, self.constants = list(left.tensors), anew(left.constants)
+        self.names, self.constants = list(left.tensors), copy_containers(left.constants)
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         name = f"{owner.compiler.user.cls.__name__}_backward"
         graphs = _BackwardGraphs(name, self._python, backend, owner.reads)
@@ -298,7 +298,7 @@ class OpaqueBackward(TransformableGraph):
 
     def _python(self, *args: Any) -> Sequence[Any]:
         middle = self.saved + len(self.names)
-        attributes = anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
+        attributes = copy_containers(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
         ctx = backward_context(self.owner.compiler.user.cls.__name__)(args[: self.saved], attributes, self.needs)
         before = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
         results = self.owner.method(ctx, *args[middle:])
@@ -312,7 +312,7 @@ class OpaqueBackward(TransformableGraph):
         return self(*without_idle((self.captured(args)[0].trace, present(args)), args))
 
     def writes_into_a_history(self, args: Sequence[Any]) -> bool:
-        """Whether these gradients are recorded by autograd, and the graph writes to what it is given: a derivative
+        """True if these gradients are recorded by autograd, and the graph writes to its inputs: a derivative
         would compute it again, on what is in that memory by then."""
         if not (torch.is_grad_enabled() and any(map(is_tracked, args))):
             return False
@@ -341,7 +341,7 @@ class _BackwardGraphs(ComparedGraphs):
 
 
 def _content(value: Any) -> Any:
-    """What is in an attribute: its tensors by identity, as a write to one that was saved may make it require grad."""
+    """The content of an attribute: its tensors by identity, as a write to a saved one may make it require grad."""
     return None if isinstance(value, Tensor) else (tuple(map(id, tensors_of(value))), picture(value))
 
 

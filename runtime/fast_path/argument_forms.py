@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...tracer.containers import ATOMS, DEPTH, Hole, holes
-from ...tracer.methods import signed
+from ...tracer.methods import signature_objects
 from ..execution.source_writer import SourceWriter, row
 from .guard_codegen import guard_value
 
@@ -50,7 +50,7 @@ def positional(
     given = all(p.name in keywords or p.default is not p.empty for p in rest)
     if not known or not given or any(p.kind is not BY_EITHER for p in parameters):
         return None
-    text, now = SourceWriter(), signed(method())
+    text, now = SourceWriter(), signature_objects(method())
     text.add(f"method = {text.constant(method, 'present')}()")
     same = [f"method is {text.constant(now[0], 'method')}"]
     inner = inspect.unwrap(now[0])

@@ -14,11 +14,11 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from ...tracer.capture.grad_mode import Switches
-from ...tracer.containers import with_those
-from ...tracer.opaque.extension_calls import Recorded
+from ...tracer.containers import with_replaced
+from ...tracer.opaque.extension_calls import RecordedNodes
 from ...tracer.torch_private import own_leaves_allowed, sharing_dual_level
 from ..capture.guards import is_float, is_tracked
-from .vjp import tracked_alias
+from .vjp import tracked_alias, transposed
 
 Tensor = torch.Tensor
 Body = Callable[..., Sequence[Any]]
@@ -37,7 +37,7 @@ class NotTransposable(Exception):
 
 def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any], calls: bool = False) -> list[Any]:
     """Tangents of `body`. calls: whether it calls Functions, of which each may bring its own jvp."""
-    recorded, ways = Recorded.now(), [_by_double_vjp, _by_forward_mode]
+    recorded, ways = RecordedNodes.begin(), [_by_double_vjp, _by_forward_mode]
     if calls or recorded is None:
         ways.reverse()
     try:
@@ -51,26 +51,26 @@ def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any], calls: bo
 
 
 def _is_missing(error: RuntimeError) -> bool:
-    """Whether torch has no derivative of this kind for an operation."""
+    """True if torch has no derivative of this kind for an operation."""
     return isinstance(error, NotImplementedError) or "derivative for" in str(error)
 
 
 def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
     moved = [i for i, t in enumerate(tangents) if t is not None and is_float(inputs[i])]
     full: list[Any] = []
-    captured = Recorded.now() is not None
+    captured = RecordedNodes.begin() is not None
 
     def of_moved(*primals: Tensor) -> tuple[Tensor, ...]:
         with own_leaves_allowed() if captured else nullcontext():
-            outputs = body(*with_those(inputs, moved, primals))
+            outputs = body(*with_replaced(inputs, moved, primals))
         full[:] = [o if is_float(o) and _moves(o) else None for o in outputs]
         return tuple(o for o in full if o is not None) or primals  # torch takes no function without results
 
     primals, steps = (tuple(values[i] for i in moved) for values in (inputs, tangents))
     with sharing_dual_level():
-        made: tuple[Any, ...] = torch.func.jvp(of_moved, primals, steps) if moved else ((), ())
+        results: tuple[Any, ...] = torch.func.jvp(of_moved, primals, steps) if moved else ((), ())
     # torch.func makes float64 of a float32 number (no axis) beside one of Python; a tangent has its result's dtype
-    pushed = iter([t.to(r.dtype) for r, t in zip(*made, strict=True)])
+    pushed = iter([t.to(r.dtype) for r, t in zip(*results, strict=True)])
     return [None if o is None else next(pushed) for o in full]
 
 
@@ -80,27 +80,19 @@ def _moves(output: Tensor) -> bool:
 
 
 def _by_double_vjp(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    recorded = Recorded.now()
+    recorded = RecordedNodes.begin()
     with torch.enable_grad():
         leaves = [tracked_alias(x) for x in inputs]
         with Switches() as switches:
             outputs = list(body(*leaves))
-        if switches.met or (recorded is not None and recorded.names() & OWN_FORWARD_MODE):
+        if switches.is_unrecorded or (recorded is not None and recorded.names() & OWN_FORWARD_MODE):
             raise NotTransposable
         duals = [torch.zeros_like(o).requires_grad_() if is_tracked(o) else None for o in outputs]
-        used = [d for d in duals if d is not None]
+        cotangents = [d for d in duals if d is not None]
         moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
         steps = [t for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
         live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
-        pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
-        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if is_tracked(p)]
-        pushed = [None] * len(used)
-        if pairs:
-            given = [p for p, _ in pairs], used, [t for _, t in pairs]
-            pushed = torch.autograd.grad(*given, allow_unused=True, create_graph=True)  # type: ignore[assignment]
-    supply = iter(pushed)
-    return [_zeros_if_none(next(supply), o) if d is not None else None for d, o in zip(duals, outputs, strict=True)]
-
-
-def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
-    return torch.zeros_like(output) if tangent is None else tangent
+        pulled: Sequence[Any] = ()
+        if live and moved:
+            pulled = torch.autograd.grad(live, moved, cotangents, create_graph=True, allow_unused=True)
+        return transposed(duals, pulled, steps, outputs)

@@ -266,4 +266,4 @@ def require_nameable(compiler: Compiled, names: Iterable[str], taken: Container[
 
 def refused(compiler: Compiled, error: CaptureError) -> ExportError:
     """The error for a Function that cannot be captured."""
-    return apart(compiler, f"it cannot be captured: {error.facts.get('reason', error)}", error.facts.get("where"))
+    return apart(compiler, f"it cannot be traced: {error.facts.get('reason', error)}", error.facts.get("where"))

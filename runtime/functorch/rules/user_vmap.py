@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.utils._pytree as pytree
 
-from ....tracer.containers import Hole, closed
+from ....tracer.containers import Hole, close_containers
 from .user_outputs import UserOutputs
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def call_user_vmap(
     hidden: the values that forward keeps besides, of the results and their batch axes.
     """
     captured = spec.captured
-    args = closed(captured.with_tensors(tensors), captured.count)
+    args = close_containers(captured.with_tensors(tensors), captured.count)
     result = cls.vmap(info, _dims_of_containers(spec, in_dims), *args)  # type: ignore[attr-defined]
     if not isinstance(result, tuple) or len(result) != 2:
         return result  # torch says what is wrong
@@ -38,8 +38,8 @@ def call_user_vmap(
     if len(results) != len(out_dims) or not all(d is None or isinstance(d, int) for d in out_dims):
         return result
     results, out_dims = tuple(outputs.of_tensors(results)), tuple(outputs.of_tensors(out_dims))
-    kept = hidden(results, out_dims)
-    return (*results, *kept), (*out_dims, *[0] * len(kept))
+    extra = hidden(results, out_dims)
+    return (*results, *extra), (*out_dims, *[0] * len(extra))
 
 
 def _dims_of_containers(spec: Specialization, in_dims: Sequence[Any]) -> tuple[Any, ...]:
