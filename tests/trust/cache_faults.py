@@ -74,7 +74,7 @@ class Compiled:
         self.known: dict[str, Answer] = {}
         self.made = made
 
-    def compiled(self, job: dict[str, Any]) -> Answer:
+    def compile(self, job: dict[str, Any]) -> Answer:
         name = json.dumps(job, sort_keys=True)
         if name not in self.known:
             self.known[name] = self.made(job)

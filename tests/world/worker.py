@@ -105,7 +105,7 @@ class Row:
         """What became of each method, and the calls at which it is split."""
         compiler = self.fast._fusegrad
         records = {m: [r.status, r.reason or "", r.code or ""] for m, r in compiler.ledger.records.items()}
-        return {"records": records, "split": [call_told(c) for c in getattr(compiler, "opaque_calls", [])]}
+        return {"records": records, "split": [call_told(c) for c in compiler.ledger.opaque_calls]}
 
 
 def call_told(call: Any) -> str:
