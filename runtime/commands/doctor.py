@@ -208,8 +208,8 @@ def cache_state() -> Iterator[Finding]:
         yield Finding("cache", "in memory only", "fault", "set FUSEGRAD_CACHE_DIR to a folder that is yours alone")
     else:
         yield from _health(store)
-    chosen = {k: v for k, v in asdict(settings()).items() if v}
-    yield Finding("settings", ", ".join(f"{k}={v}" for k, v in chosen.items()))
+    changed = {k: v for k, v in asdict(settings()).items() if v}
+    yield Finding("settings", ", ".join(f"{k}={v}" for k, v in changed.items()))
 
 
 def _health(store: cache.Cache) -> Iterator[Finding]:

@@ -595,7 +595,7 @@ class Compiled:
         if method not in self.records or self.records[method].status != "opaque":
             self.records[method] = record
             count("fallbacks")
-            logs.expand_names(f"{self.cls.__name__}.{method}", reason, where)
+            logs.log_opaque_method(f"{self.cls.__name__}.{method}", reason, where)
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
             warn(f"{message} [{record.code}]")
 
@@ -651,7 +651,7 @@ class Compiled:
         what = "runs as you wrote it, uncompiled" if status == "opaque" else "goes another way"
         warn(f"{self.cls.__name__}.{method} {what}: {reason} [{code_of(reason)}]", stack_level())
         count("fallbacks")
-        logs.expand_names(f"{self.cls.__name__}.{method}", reason, where)
+        logs.log_opaque_method(f"{self.cls.__name__}.{method}", reason, where)
 
     def leave_to_the_user(self, method: str, reason: str) -> None:
         """What is compiled cannot serve here: the user's own class does, with the reason on record."""

@@ -103,7 +103,7 @@ class Executable:
 
     @property
     def is_replay(self) -> bool:
-        """Whether it runs the captured operations one by one, and nothing else."""
+        """True where it runs the captured operations one by one, and nothing else."""
         return self.run == self._replay
 
     @property
@@ -184,10 +184,10 @@ def through_torch(graph: Graph, binder: Binder) -> Run:
 
     def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-        known = binder(inputs) if sizes is None else sizes
-        pairs = list(zip(reference.run(graph, tensors, known), graph.output_strides, strict=True))
-        wanted = [(r, numbers(s, known)) for r, s in pairs if r is not None and s is not None]
-        owned = iter(own_results([r for r, _ in wanted], [s for _, s in wanted], tensors))
+        bound = binder(inputs) if sizes is None else sizes
+        pairs = list(zip(reference.run(graph, tensors, bound), graph.output_strides, strict=True))
+        returned = [(r, numbers(s, bound)) for r, s in pairs if r is not None and s is not None]
+        owned = iter(own_results([r for r, _ in returned], [s for _, s in returned], tensors))
         return [None if r is None or s is None else next(owned) for r, s in pairs]
 
     return run
@@ -208,13 +208,13 @@ def _where_it_fills_memory(trace: Trace, binder: Binder, contracted: Run, replay
     fills: dict[tuple[int, ...], bool] = {}
 
     def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
-        known = binder(inputs) if sizes is None else sizes
-        key = sizes_key(known)
+        bound = binder(inputs) if sizes is None else sizes
+        key = sizes_key(bound)
         if key not in fills:
             if len(fills) >= RECORDS:
                 fills.clear()
-            fills[key] = fills_memory(trace, known)
-        return (contracted if fills[key] else replay)(inputs, lifted, known)
+            fills[key] = fills_memory(trace, bound)
+        return (contracted if fills[key] else replay)(inputs, lifted, bound)
 
     return run
 
@@ -227,7 +227,7 @@ def _device_of_results(trace: Trace) -> torch.device:
 
 
 def is_plain_call(values: Sequence[Any]) -> bool:
-    """Whether values are written to and read as memory: no transform, mode or recording stands before them."""
+    """True where values are plain memory: no transform, mode or recording stands before them."""
     if transforms_active() or dispatch_modes() or function_modes():
         return False
     tensors = [v for v in values if isinstance(v, Tensor)]
@@ -236,7 +236,7 @@ def is_plain_call(values: Sequence[Any]) -> bool:
 
 
 def fills_memory(trace: Trace, sizes: Sizes) -> bool:
-    """Whether what the operations of a trace make is too much to be made, and to be compared with."""
+    """True where the results of a trace's operations take more memory than the settings allow to compare with."""
     return intermediate_bytes(trace.graph_module, sizes) > settings().check_bytes
 
 

@@ -202,10 +202,10 @@ def fields(data: Any, at: str, *names: str) -> dict[str, Any]:
     return data
 
 
-def one_of(data: Any, known: Sequence[Any], at: str) -> Any:
+def one_of(data: Any, choices: Sequence[Any], at: str) -> Any:
     """The data, which has to be one of these values."""
-    if not any(type(data) is type(k) and data == k for k in known):
-        raise document_error(f"{str(data)[:40]!r} is none of {', '.join(map(str, known))}", at)
+    if not any(type(data) is type(k) and data == k for k in choices):
+        raise document_error(f"{str(data)[:40]!r} is none of {', '.join(map(str, choices))}", at)
     return data
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..text.scope import folded
+from ..text.scope import fold_words
 
 WIDTH = 120
 _REMARK = re.compile(r"^(?P<code>.*\S)  # (?P<remark>.+)$")
@@ -40,7 +40,7 @@ def _folded(indent: str, code: str) -> Iterator[str]:
     opened = signature.groups() if signature else _opened(value)
     if opened:
         head, inside, tail = opened
-        words = folded(_arguments(inside), WIDTH - len(indent) - 6)
+        words = fold_words(_arguments(inside), WIDTH - len(indent) - 6)
         yield from (f"{indent}{to}{head}", *(f"{indent}    {w}" for w in words), f"{indent}{tail}")
     elif assigned:
         parts = _parts(value, WIDTH - len(indent) - 4)

@@ -155,7 +155,7 @@ def condition_of(scope: Scope, version: Kernels) -> str:
     return scope.expressions.conjunction(list(guards))
 
 
-def reached(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
+def reachable_versions(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
     """The versions up to the first whose condition always holds."""
     for i, version in enumerate(versions):
         if condition_of(scope, version) in ("", scope.expressions.text(sympy.true)):
@@ -163,7 +163,7 @@ def reached(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
     return versions
 
 
-def folded(words: Iterable[str], width: int) -> Iterator[str]:
+def fold_words(words: Iterable[str], width: int) -> Iterator[str]:
     """Words joined by commas, in lines of at most `width`."""
     line = ""
     for word in words:

@@ -161,8 +161,8 @@ def _value(data: Any, at: str) -> Any:
 
 def unit_of(forward: Forward, steps: Sequence[Any]) -> TransformableGraph:
     """The unit that these steps derive."""
-    unit, rest = forward.unit(steps)
-    for kind, *facts in rest:
+    unit, remaining = forward.unit(steps)
+    for kind, *facts in remaining:
         derive: dict[str, Callable[..., TransformableGraph]] = {"vjp": unit.vjp, "jvp": unit.jvp, "batch": unit.batch}
         unit = derive[kind](*facts)
     return unit
