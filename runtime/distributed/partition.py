@@ -125,12 +125,14 @@ def _way(
     returned = [o.value for o in captured.forward.outputs if o.kind == "object"]
     if symbol in symbols_in(returned):
         raise NotDivisible(why="it returns its size")
+    # Forward first: what it proves of its results is where backward begins.
     division = divide(forward, symbol)
     tensors = len(captured.forward.tensor_outputs)
     states = [WHOLE if s == ZERO else s for s in division.outputs if s is not None]
     ends = Ends(spec, division.inputs[: len(captured.slots)], states[:tensors], states[tensors:], division.degrees)
     if any(captured.forward.needs_input_grad) and any(ends.outputs[i] == WHOLE for i in _moving(spec)):
         raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
+    # Every backward that a call may meet has to agree on the gradients, since one plan serves them all.
     even, gradients = division.even, [NONE] * len(captured.slots)
     for number, (mask, graph) in enumerate(backwards):
         through = _through(ends, graph, mask, symbol)
@@ -175,6 +177,7 @@ def _through(ends: Ends, graph: Graph, mask: Sequence[bool], symbol: sympy.Symbo
     """Proves that backward on parts gives parts of gradients, or what adds up to them."""
     spec = ends.spec
     at = {"input": ends.inputs, "output": ends.outputs, "hidden": ends.hidden}
+    # The states in which backward's inputs are: residuals as forward left them, gradients dual to their outputs.
     places = present_residuals(spec.captured)
     supply = iter(zip(ends.outputs, ends.degrees, strict=False))
     per_output = [None if o.kind == "object" else next(supply) for o in spec.captured.forward.outputs]
@@ -184,6 +187,7 @@ def _through(ends: Ends, graph: Graph, mask: Sequence[bool], symbol: sympy.Symbo
     division = divide(graph, symbol, dict(enumerate(states)), dict(enumerate(scaled)))
     supplied = iter(division.degrees)
     degrees = [None if o is None else next(supplied) for o in division.outputs]
+    # A gradient has to be dual to its argument, or to become so by the share of each rank.
     gradients = [NONE] * len(spec.captured.slots)
     for number, (slot, state) in enumerate(zip(spec.captured.slots, ends.inputs, strict=True)):
         gradient = division.outputs[slot] if slot < len(division.outputs) else None

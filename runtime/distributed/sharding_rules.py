@@ -113,6 +113,7 @@ def rule_of(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureEr
 
 def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
+    # Refused before the capture, which costs more than to look.
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
     if (why := unkeyed_state(args) or compiler._unseen(args)) is not None:
@@ -120,6 +121,7 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
     spec = compiler.capture_only(stand_ins, of_whole=True)
     require_no_draws(spec)
+    # Refused after it: what only the captured methods tell.
     asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.cls) is not None
     for refused, it_is in {
         "calls what is opaque": bool(spec.captured.opaque),

@@ -149,6 +149,7 @@ class GroupRunner:
         if refused.lacks == "memory":
             self.report(f"{self.name} ran operation by operation: {refused.reason}")
             return self._through_torch(inputs, sizes)
+        # The other candidates, those that need less before the rest; the first that runs is kept for these sizes.
         generated = partial(self.variants.generate_kernels, sizes)
         for name, kernels in smaller_candidates(bound.kernels, self.variants.target, generated):
             variant = self.variants.with_launchers(kernels)

@@ -101,6 +101,7 @@ def generate(
     products = products if should_run("products", graph.name) else "library"
     writes_in_place = should_run("place", graph.name)
     while True:
+        # The division: groups, calls between them, and which calls write into a concatenation or join a kernel.
         steps, places = Fuse(frozenset(refused))(graph), Places()
         if writes_in_place:
             steps, places = placed(graph, steps)
@@ -109,6 +110,7 @@ def generate(
             fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
+        # A refusal in any group changes the division itself, so all of it is made again without that node.
         try:
             groups = [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]
             kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}

@@ -51,6 +51,7 @@ def positional(
     if not fits or not has_defaults or any(p.kind is not BY_EITHER for p in parameters):
         return None
     text, identity = SourceWriter(), signed(method())
+    # The method may be exchanged, or its code and defaults: the form asks each time, by identity.
     text.add(f"method = {text.constant(method, 'present')}()")
     same = [f"method is {text.constant(identity[0], 'method')}"]
     inner = inspect.unwrap(identity[0])
@@ -59,6 +60,7 @@ def positional(
             same.append(f"{text.constant(inner, 'inner')}.{name} is {text.constant(value, 'signed')}")
     with text.block(f"if not ({' and '.join(same)}):"):
         text.add("return None")
+    # Keywords in the order of the parameters, defaults as they were.
     values = [
         f"kwargs[{p.name!r}]" if p.name in keywords else text.constant(p.default, "default") for p in unbound
     ]

@@ -80,6 +80,7 @@ def write_entry(
     captured = spec.captured
     if captured.opaque or captured.unversioned_inputs or function_modes():
         return None
+    # Names for all that is given, then a condition on each; without one that can be written there is no entry.
     text, call = SourceWriter(), EntryCall(compiler, spec, key, complete)
     parameters = [f"a{i}" for i in range(len(args))]
     defaults = [text.constant(a, "default") for a in complete[len(args) : captured.count]]
@@ -90,6 +91,7 @@ def write_entry(
     if alike is None:
         return None
     conditions = [*call.guard_forms(text, names), *alike, *call.conditions(text, names), *guard_state(text)]
+    # A call that misses any of them goes the general way.
     with text.block(f"if len(args) == {len(args)}:"):
         text.add(f"{row(parameters)}= args")
         with _write_guarded(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
@@ -307,6 +309,7 @@ def _write_backward(
     executable = entry.executables.get(executable_key(call.backend, call.residual_plan))
     if executable is None or any(canonical_layout(g) is not g for g in gradients):
         return None
+    # Tensors first: what cannot be asked of them leaves nothing to write.
     text = SourceWriter()
     gradient_names, residual_names = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
     alike = guard_tensors(text, _tensors(gradient_names, gradients), spec.captured.reads, tracked=False)
@@ -314,6 +317,7 @@ def _write_backward(
     kept_alike = guard_tensors(text, present, tracked=False) if present else []
     if alike is None or kept_alike is None:
         return None
+    # Then what stands around the call, each as it was when the general way served it.
     absent = [f"{name} is None" for name, g in zip(gradient_names, gradients, strict=True) if g is None]
     still = f"{text.constant(entry, 'entry')}.guards is {text.constant(entry.guards, 'guards')}"
     untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
@@ -321,11 +325,13 @@ def _write_backward(
     plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
     outside = [*guard_reads(text, spec.captured.reads), *guard_methods(text, spec.captured.cls, DERIVATIVES)]
     outside += guard_lasting_state(text)
+    # Objects that forward and backward share are looked at anew: the user may have changed them in between.
     if spec.captured.sharing is not None:
         changed = text.constant(spec.captured.sharing.changed_attribute, "changed")
         outside.append(f"{changed}(ctx._fusegrad_shared) is None")
     if spec.captured.reads.custom_attributes or spec.captured.reads.compares_identity:
         kept_alike += _guard_backward_tensors(text, spec.captured.reads, residual_names, gradient_names)
+    # Residuals are unpacked once and for all, since hooks count it: whatever comes after works on those.
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(gradient_names)})"
     with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, residual_names)
@@ -334,10 +340,12 @@ def _write_backward(
                 numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.captured.backward_symbols]
                 inputs = [*present, *numbers, *_tensors(gradient_names, gradients)]
                 _write_gradients(text, call, entry, executable, inputs, gradient_names)
+            # Residuals of another layout, which a hook may have handed back, take the general way.
             again = text.constant(_General(call), "general")
             text.add(f"return {again}(ctx, [{row(residual_names)}], ({row(gradient_names)}))")
         with text.block("except Exception as error:"):
             text.add(f"fault = {text.constant(_fault_of, 'fault_of')}(error)")
+        # Out of the block above, so that the error and the memory that it held are gone.
         recovered = text.constant(_Recovered(call), "recovered")
         text.add(f"return {recovered}(ctx, fault, [{row(residual_names)}], ({row(gradient_names)}))")
     text.add(users)

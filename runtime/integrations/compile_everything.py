@@ -155,6 +155,7 @@ def summary(everywhere: Everywhere) -> str:
         f"fusegrad: {len(everywhere.seen)} Function classes defined, {len(called)} called, {len(compiled)} compiled "
         f"in whole or in part"
     ]
+    # Each reason once, however many classes share it.
     reasons: dict[str, None] = {}
     for s in called:
         for method, record in s.opaque.items():

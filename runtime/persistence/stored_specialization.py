@@ -46,6 +46,7 @@ Doc = dict[str, Any]
 # ------------------------------------------------------------------ write
 def outline(captured: CapturedFunction) -> Doc:
     """The facts that a capture found out about forward. Raises NotKept where a table cannot say them."""
+    # What a table cannot say is refused here; what it can, a second capture is compared with.
     forward = captured.forward
     is_beyond = forward.trace.lifted or captured.opaque or captured.written_inputs or captured.skip
     if is_beyond or captured.restrided or captured.returns_input_memory:

@@ -111,6 +111,7 @@ def patch(**changes: Any) -> Iterator[Settings]:
         changes["disable"] = valid_switches(changes["disable"])
     if changes.get("numerics") is not None:
         valid_numerics(changes["numerics"])
+    # Valid as a whole before anything is changed.
     token = _patched.set(replace(settings(), **changes))
     dropped = False
     try:

@@ -29,6 +29,7 @@ def target_files(target_class: Any, args: Sequence[Any], target: str) -> dict[st
     exported = gather_function(target_class, args, target)
     folder = f"targets/{target.replace(':', '_')}"
     steps = list(_steps(exported))
+    # All kernels of the Function are compiled together: one text, one module.
     kernels = list({k.name: k for _, _, _, version in steps for k in version.kernels}.values())
     text = module_of(kernels)
     binaries = compile_for(kernels, text, [target])
@@ -38,6 +39,7 @@ def target_files(target_class: Any, args: Sequence[Any], target: str) -> dict[st
     steps_data = [
         _step(exported, *step, binaries={k.name: binaries[k.name][target] for k in step[3].kernels}) for step in steps
     ]
+    # The rest of what a host needs: memory, arguments and the calls that are no kernels.
     launch = {
         "target": target,
         "note": NOTE,

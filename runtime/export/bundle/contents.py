@@ -333,6 +333,7 @@ def require_fitting(function: Function, graphs: Mapping[str, Graph]) -> None:
 
 
 def _require_forward(function: Function, variant: Variant, graph: Graph) -> None:
+    # Inputs: just the tensors, whose layouts tell every size.
     tensors = [function.arguments[i] for i in function.slots]
     inputs = [(v.dtype, v.ndim) for v in graph.inputs]
     if inputs != [(a.dtype, a.rank) for a in tensors]:
@@ -340,6 +341,7 @@ def _require_forward(function: Function, variant: Variant, graph: Graph) -> None
     symbols = {s for layout in variant.tensors for part in layout for s in part if isinstance(s, sympy.Symbol)}
     if symbols != set(variant.symbols.values()):
         raise document_error("a size is not told by any argument", variant.graph)
+    # Outputs: each is made by the graph, or shows memory of something that is.
     visible = variant.tensor_outputs
     hidden = len(graph.outputs) - len(visible)
     if any(o.kind == "tensor" and v is None for o, v in zip(visible, graph.outputs, strict=False)):
@@ -350,6 +352,7 @@ def _require_forward(function: Function, variant: Variant, graph: Graph) -> None
     limits: dict[str, Collection[int]] = {"part of output": own, "part of hidden": range(hidden)}
     if any(o.index not in limits[o.kind] for o in visible if o.kind in limits):
         raise document_error("an output is part of something that is not made", variant.graph)
+    # Places last, since they count among these.
     counts = {"input": len(tensors), "output": len(visible), "hidden": hidden}
     places = [p for name in _PLACES for p in getattr(variant, name) if p is not None]
     if hidden < 0 or any(not p.index < counts[p.kind] for p in places) or None in graph.outputs[len(visible) :]:

@@ -164,12 +164,14 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
+    # Residuals before both graphs: what forward keeps is what backward reads.
     residual_plan = chosen_residuals(spec, sizes) if differentiates else None
     graph = forward_graph(spec, residual_plan)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = residual_plan.places if residual_plan else spec.captured.residual_places
     forward = part_of(compiler, graph, "forward", target, sizes, {}, ())
     backward = full_backward = None
+    # Backward for the gradients that a usual call has; as it came, for jvp, and without what it only passes on.
     if differentiates:
         entry = spec.backward.entry(predicted_kinds(spec.captured))
         require_closed(compiler, spec, entry)
@@ -181,11 +183,13 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         after.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(after.outputs)]
         symbols = tuple(spec.captured.backward_symbols)
         backward = part_of(compiler, after, "backward", target, sizes, entry.passed_gradients, symbols)
+    # Names of the user's for the file.
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     saved = tuple(p for p in places if p is not None)
     jvp: Part | None = None
     reads: Sequence[ValueRef] = ()
+    # Forward mode last: it may be the transpose of the whole backward.
     if "jvp" in derivatives:
         pushing, reads = tangents_of(compiler, spec, full_backward, saved)
         jvp = part_of(compiler, pushing, "jvp", target, sizes, {}, ())

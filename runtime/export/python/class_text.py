@@ -60,6 +60,7 @@ def class_lines(text: ClassText) -> Iterator[str]:
     if text.doc and text.doc != inspect.getdoc(torch.autograd.Function):
         yield from indented(docstring(text.doc))
         yield ""
+    # In the order in which autograd calls them.
     yield from indented(_forward(text))
     yield ""
     yield from indented(_setup_context(text))

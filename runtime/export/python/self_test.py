@@ -39,6 +39,7 @@ def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
         less = small[symbol]
         otherwise = "" if most == less else f' if device == "cuda" else {less}'
         lines.append(f"{scopes.symbols[symbol]} = {most}{otherwise}")
+    # Arguments of these sizes; what is no tensor is as it was exported.
     at = Expressions(scopes.symbols)
     needs = [function.specialization.captured.forward.needs_input_grad[i] for i in function.slots]
     for name, value, needed in zip(tensors, function.forward.graph.inputs, needs, strict=False):

@@ -43,11 +43,13 @@ def as_program(
     """Writes name.pt2, and name.backward.pt2 where there is a backward; says what each of them keeps."""
     compiler, spec, stand_ins = capture_for_export(target_class, args)
     source = spec.captured.backward_place()
+    # Refused before torch is asked: its own error would name a line of torch's.
     reason = _refusal(spec)
     if reason is not None:
         fix = "use the class through fusegrad."
         raise ExportError(function=spec.captured.name, reason=reason, where=source, fix=fix)
     with_backward = has_backward(compiler, stand_ins)
+    # Both programs are traced before either is written.
     with plain_tensors():
         examples = [_example(f) for f in spec.captured.forward.fakes]
         programs = {path: _program(spec, "forward", _Forward(spec), examples)}
