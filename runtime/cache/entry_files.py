@@ -28,13 +28,17 @@ FILE_BYTES = 1 << 28
 @functools.cache
 def versions() -> dict[str, str]:
     """The versions that a cached file depends on besides its key's parts; "" for what is not installed."""
-    installed = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in ("fusegrad", "torch", "triton"):
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            installed[name] = ""
-    return installed
+    names = ("fusegrad", "torch", "triton")
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    return {**machine, **{name: installed_version(name) or "" for name in names}}
+
+
+def installed_version(name: str) -> str | None:
+    """The version of a package; None for what is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 OTHER_VERSION = "another version or format"
@@ -105,7 +109,7 @@ def publish_entry(tmp: Folder, bucket: Folder, key: str, files: Mapping[str, byt
 
 
 def time_of(folder: Folder, name: str) -> float:
-    """When it was last changed, or used; 0 where it is not there."""
+    """The time of the last change, or use, of a file; 0 where it is not there."""
     try:
         return folder.stat(name).st_mtime
     except FileNotFoundError:

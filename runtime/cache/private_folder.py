@@ -73,7 +73,7 @@ class Folder:
         return sorted(os.listdir(self.fd))
 
     def stat(self, name: str) -> os.stat_result:
-        """Of a link, its own."""
+        """The facts of a file; of a link its own."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     # ------------------------------------------------------------------ files
@@ -103,7 +103,7 @@ class Folder:
 
     # ------------------------------------------------------------------ moving and removing
     def move(self, name: str, to: Folder, name_there: str) -> None:
-        """One rename. Raises FileExistsError where there is a folder with content."""
+        """Move by one rename. Raises FileExistsError where there is a folder with content."""
         try:
             os.rename(name, name_there, src_dir_fd=self.fd, dst_dir_fd=to.fd)
         except OSError as error:

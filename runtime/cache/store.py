@@ -115,7 +115,7 @@ class Cache:
         return self.disk.root if self.disk else None
 
     def directory(self, key: str) -> Path | None:
-        """Where the entry is or will be on disk."""
+        """The folder in which the entry is, or will be, on disk."""
         return self.disk.root / "entries" / key[:2] / key if self.disk else None
 
     def _warn(self, reason: object) -> None:

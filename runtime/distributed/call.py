@@ -63,7 +63,7 @@ class MeshesDifferError(FusegradError, RuntimeError):
 
 
 class PlacementError(FusegradError, RuntimeError):
-    """With fullgraph=True: a placement that the Function's graphs do not allow."""
+    """A placement that the Function's graphs do not allow, with fullgraph=True."""
 
     message = (
         "{function}.apply: `{argument}` is {placement}, but dim {dim} of it cannot be divided: {why}\n"
@@ -176,8 +176,6 @@ class _Call:
 
     def _as_dtensor(self, part: Tensor, number: int, by_part: dict[int, Any]) -> Any:
         if id(part) in by_part:
-            if self.run is None:
-                return by_part[id(part)]
             part = part.clone()  # AOTAutograd (torch 2.13) takes no two DTensors of one memory
         states = [WHOLE if w is None else w.outputs[number] for w in self.ways]
         shape = self.rule.shapes[number]

@@ -154,7 +154,7 @@ class Ends:
     degrees: Sequence[Fraction]
 
     def degree_at(self, place: ValueRef) -> Fraction:
-        """Of what is saved."""
+        """The degree of what is saved."""
         if place.kind == "input":
             return NONE
         return self.degrees[place.index + (len(self.outputs) if place.kind == "hidden" else 0)]

@@ -1,4 +1,4 @@
-"""In and out of a device mesh: a DTensor's part on this rank, the DTensor of a part; each the transpose of the other.
+"""The ways in and out of a device mesh: a DTensor's part on this rank, the DTensor of a part, each the other's transpose.
 
 Only here is torch.distributed.tensor touched, and only where the program has imported it: else there is no DTensor.
 """
@@ -38,7 +38,7 @@ class Layout:
 
 
 def layout_of(mesh: Any, states: Sequence[State], ways: Sequence[ShardingPlan | None]) -> Layout:
-    """Of what is in these states, one per mesh dim. Where nothing is divided, every rank does the same, twice over."""
+    """The layout of these states, one per mesh dim. Where nothing is divided, every rank does the same, twice over."""
     duals = [s if way is None else dual(s) for s, way in zip(states, ways, strict=True)]
     return Layout(mesh, tuple(map(placement_of, states)), tuple(map(placement_of, duals)))
 
@@ -84,7 +84,7 @@ def _unlike(size: int, count: int) -> tuple[int, ...]:
 
 
 def part_size(size: int, count: int, index: int) -> int:
-    """As torch.chunk divides: the first parts are as large as each other, what is left may be nothing."""
+    """The size of a part, as torch.chunk divides: the first parts are equal, the last may be empty."""
     full = -(-size // count)
     return max(0, min(full, size - full * index))
 
@@ -128,11 +128,10 @@ class ToLocal(Function):
     def forward(ctx: Any, value: Any, layout: Layout) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.shape, ctx.stride = layout, value.shape, value.stride()
+        part = _part(value, layout.placements)
         if not value.is_floating_point() and not value.is_complex():
-            part = _part(value, layout.placements)
             ctx.mark_non_differentiable(part)
-            return part
-        return _part(value, layout.placements)
+        return part
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

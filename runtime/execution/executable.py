@@ -69,7 +69,7 @@ class Executable:
 
     @classmethod
     def planned(cls, plan: KernelPlan, trace: Callable[[], Trace], skip: frozenset[int], binder: Binder) -> Executable:
-        """One whose plan is known; its trace is made where it is asked for."""
+        """An executable whose plan is known; its trace is made where it is asked for."""
         return cls(trace, plan.name, plan.backend, skip, plan.report, plan=plan, binder=binder)
 
     @property
@@ -119,7 +119,10 @@ class Executable:
             return self._kernels()
         count("compiles")
         if self.backend == "inductor":
-            return _from_inductor(self.trace)
+            from .inductor import compile_by_inductor
+
+            fast = compile_by_inductor(self.trace.graph_module)
+            return lambda inputs, lifted, sizes: fast(inputs, lifted)
         if has_outer_product(self.trace):
             return _contracted_where_it_helps(self.trace, self.name, self.binder, self._replay)
         return self._replay
@@ -172,13 +175,6 @@ class Executable:
         return plan
 
 
-def _from_inductor(trace: Trace) -> Run:
-    from .inductor import compile_by_inductor
-
-    fast = compile_by_inductor(trace.graph_module)
-    return lambda inputs, lifted, sizes: fast(inputs, lifted)
-
-
 def through_torch(graph: Graph, binder: Binder) -> Run:
     """A program in place of the trace's own, operation by operation; it writes to no input."""
 
@@ -220,7 +216,7 @@ def _where_it_fills_memory(trace: Trace, binder: Binder, contracted: Run, replay
 
 
 def _device_of_results(trace: Trace) -> torch.device:
-    """Where the results of a program without tensors as arguments are."""
+    """The device of the results of a program without tensors as arguments."""
     (results,) = trace.graph_module.graph.find_nodes(op="output")[0].args
     devices = (n.meta["val"].device for n in results if isinstance(n, torch.fx.Node) and "val" in n.meta)
     return next(devices, torch.device("cpu"))

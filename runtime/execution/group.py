@@ -142,7 +142,7 @@ class GroupRunner:
     def _run_otherwise(
         self, refused: LaunchFailure, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]
     ) -> list[Tensor]:
-        """By kernels that need less, else operation by operation: for this call where memory lacked, else for good.
+        """Run by kernels that need less, else operation by operation: for this call where memory lacked, else for good.
 
         Running again is safe: a group writes to memory of its own alone, and counters are left at zero or untouched.
         """

@@ -146,7 +146,7 @@ class KernelPlan:
         return outputs
 
     def take_step(self, step: Step, at: int, operations: Operations[V], memory: dict[int, V]) -> None:
-        """One step: its results join what is in memory, by the id of their values."""
+        """Take one step: its results join what is in memory, by the id of their values."""
         match step:
             case Group():
                 pairs = zip(step.inputs, step.graph.inputs, strict=True)
@@ -262,7 +262,7 @@ class OnTensors:
 
 # ------------------------------------------------------------------ lifetimes
 def last_uses(steps: Sequence[Step]) -> dict[int, list[int]]:
-    """Per step, the values that nothing later reads: their memory is free for what comes next. Results stay."""
+    """The values that nothing reads after each step: their memory is free for what comes next. Results stay."""
     last: dict[int, int] = {}
     for at, step in enumerate(steps):
         for value in step.inputs if isinstance(step, Group) else step.value.args:

@@ -25,10 +25,8 @@ def has_layout(tensor: Tensor, strides: Strides) -> bool:
 
 def expected_layout(tensor: Tensor, strides: Strides) -> Tensor:
     """The tensor in the layout that the graph was captured with (a hook may have handed back another one)."""
-    return tensor if has_layout(tensor, strides) else _restrided(tensor, strides)
-
-
-def _restrided(tensor: Tensor, strides: Strides) -> Tensor:
+    if has_layout(tensor, strides):
+        return tensor
     if 0 in strides and tensor.numel():  # an expanded fake of a tensor that is not: read as it is
         return tensor.as_strided(tensor.shape, tensor.stride())
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -20,7 +20,6 @@ from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method, takes_boxed_gradients
-from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     WITHOUT_TANGENTS,
     dict_of_context,
@@ -208,7 +207,7 @@ class EntryCall:
         return self._write_inner_views(text, outputs), hidden
 
     def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
-        """As autograd has them: an output of a kernel that is a view of a value in between."""
+        """Make views, as autograd has them, of outputs of kernels that are views of values in between."""
         views = self.spec.captured.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
@@ -252,10 +251,9 @@ class EntryCall:
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
         backward._fusegrad_patch = handed_over()  # a guard of the entry
         if not _is_delicate(self.compiler.cls):
-            backward._fusegrad_learns = BackwardLearner(self._served(), backward)
-
-    def _served(self) -> ServedCall:
-        return ServedCall(self.compiler, self.spec, self.backend, self.sizes, self.residual_plan, len(self.saved))
+            plan, count = self.residual_plan, len(self.saved)
+            call = ServedCall(self.compiler, self.spec, self.backend, self.sizes, plan, count)
+            backward._fusegrad_learns = BackwardLearner(call, backward)
 
 
 @contextmanager
@@ -330,7 +328,8 @@ def _write_backward(
         changed = text.constant(spec.captured.sharing.changed_attribute, "changed")
         outside.append(f"{changed}(ctx._fusegrad_shared) is None")
     if spec.captured.reads.custom_attributes or spec.captured.reads.compares_identity:
-        kept_alike += _guard_backward_tensors(text, spec.captured.reads, residual_names, gradient_names)
+        unasked = f"{text.constant(backward_guard_failure, 'unasked')}({text.constant(spec.captured.reads, 'reads')}"
+        kept_alike.append(f"{unasked}, ({row(residual_names)}), ({row(gradient_names)})) is None")
     # Residuals are unpacked once and for all, since hooks count it: whatever comes after works on those.
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(gradient_names)})"
     with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
@@ -341,23 +340,15 @@ def _write_backward(
                 inputs = [*present, *numbers, *_tensors(gradient_names, gradients)]
                 _write_gradients(text, call, entry, executable, inputs, gradient_names)
             # Residuals of another layout, which a hook may have handed back, take the general way.
-            again = text.constant(_General(call), "general")
+            again = text.bind(_run_general, call, hint="general")
             text.add(f"return {again}(ctx, [{row(residual_names)}], ({row(gradient_names)}))")
         with text.block("except Exception as error:"):
             text.add(f"fault = {text.constant(_fault_of, 'fault_of')}(error)")
         # Out of the block above, so that the error and the memory that it held are gone.
-        recovered = text.constant(_Recovered(call), "recovered")
+        recovered = text.bind(_recover, call, hint="recovered")
         text.add(f"return {recovered}(ctx, fault, [{row(residual_names)}], ({row(gradient_names)}))")
     text.add(users)
     return text.function("apply", ("ctx", *gradient_names))
-
-
-def _guard_backward_tensors(
-    text: SourceWriter, reads: Reads, residual_names: Sequence[str], gradient_names: Sequence[str]
-) -> list[str]:
-    """backward asks nothing of these tensors that its capture does not know."""
-    guard = f"{text.constant(backward_guard_failure, 'unasked')}({text.constant(reads, 'reads')}"
-    return [f"{guard}, ({row(residual_names)}), ({row(gradient_names)})) is None"]
 
 
 def _write_unpacked(text: SourceWriter, call: ServedCall, residual_names: Sequence[str]) -> None:
@@ -397,16 +388,10 @@ def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tens
     return f"{name}.as_strided({', '.join(parts)}, {start})"
 
 
-class _General:
+def _run_general(call: ServedCall, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
     """The general way for gradients whose residuals are not as forward left them (a hook's, or changed since)."""
-
-    def __init__(self, call: ServedCall) -> None:
-        self.call = call
-
-    def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
-        call = self.call
-        run = BackwardCall(call.backend, residuals, call.sizes, gradients, call.residual_plan, ctx)
-        return run_backward(call.compiler, call.spec, run)
+    run = BackwardCall(call.backend, residuals, call.sizes, gradients, call.residual_plan, ctx)
+    return run_backward(call.compiler, call.spec, run)
 
 
 def _fault_of(error: Exception) -> Fault:
@@ -416,14 +401,8 @@ def _fault_of(error: Exception) -> Fault:
     return Fault.of(error)
 
 
-class _Recovered:
+def _recover(call: ServedCall, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
     """The user's own backward, on residuals that are unpacked already, after a fault of ours."""
-
-    def __init__(self, call: ServedCall) -> None:
-        self.call = call
-
-    def __call__(self, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
-        compiler, spec = self.call.compiler, self.call.spec
-        results = users_backward(compiler, spec, self.call.residual_plan, ctx, residuals, gradients)
-        backward_failed(compiler, spec, fault, gradients)
-        return results
+    results = users_backward(call.compiler, call.spec, call.residual_plan, ctx, residuals, gradients)
+    backward_failed(call.compiler, call.spec, fault, gradients)
+    return results

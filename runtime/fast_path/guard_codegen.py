@@ -141,7 +141,7 @@ def _same_object(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
 
 
 def _same_code(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    """Of a function: its code, and its defaults, which may be changed in place."""
+    """Guard a function's code, and its defaults, which may be changed in place."""
     function = text.constant(present, "function")
     yield f"{function}.__code__ is {text.constant(present.__code__, 'code')}"
     for name in ("__defaults__", "__kwdefaults__"):
@@ -149,7 +149,7 @@ def _same_code(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
 
 
 def _same_names(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    """The objects under names of a library's module or class; numbers by value."""
+    """Guard the objects under names of a library's module or class; numbers by value."""
     owner, *names = read.steps
     for name, value in zip(names, present, strict=False):
         place = f"{text.constant(owner, 'library')}.{name}"
@@ -157,7 +157,7 @@ def _same_names(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
 
 
 def _same_builtin(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    """A name of Python's own, which a global may hide."""
+    """Guard a name of Python's own, which a global may hide."""
     _, env, name = read.steps
     if name in env:
         return [f"{text.constant(env, 'of')}[{name!r}] is {text.constant(present, 'value')}"]

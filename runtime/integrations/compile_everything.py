@@ -62,7 +62,7 @@ class Everywhere:
         self.backend = valid_backend(backend)
 
     def turn_on(self) -> None:
-        """From now on a Function class that is defined outside torch has an `apply` of its own."""
+        """Give every Function class that is defined outside torch from now on an `apply` of its own."""
         self._hook = Function.__dict__.get("__init_subclass__")
 
         def init_subclass(cls: Any, /, **kwargs: Any) -> None:

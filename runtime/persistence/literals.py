@@ -94,7 +94,7 @@ _KINDS: dict[str, Callable[[Any, str, Each, Symbols], Any]] = {
 
 
 def places_document(places: Sequence[ValueRef | None]) -> list[Any]:
-    """Where tensors are, as pairs of kind and index."""
+    """The places of tensors, as pairs of kind and index."""
     return [None if p is None else list(p) for p in places]
 
 

@@ -155,7 +155,7 @@ def log_split(call: str) -> None:
 
 
 def _from_environment() -> None:
-    """At import, where a mistake must not keep the program from running."""
+    """Turn on at import what the environment names; a mistake there must not keep the program from running."""
     try:
         set_logs()
     except LogsError as error:

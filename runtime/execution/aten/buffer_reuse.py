@@ -32,7 +32,7 @@ APART = frozenset(
 
 @dataclass(frozen=True)
 class ReusedBuffer:
-    """Where the result of a node is written: the node whose memory it is, and how to call the operation for that.
+    """The memory that a node's result is written to: whose it is, and how to call the operation for that.
 
     in_place: as a method of that memory, which is the first argument; else with `out=`. is_result: a result of
     the graph looks at it.
@@ -53,7 +53,7 @@ def reusable_buffers(gm: GraphModule) -> dict[Node, ReusedBuffer]:
 
 
 class _Lives:
-    """Per node the memory that it may look at, and when that is read for the last time."""
+    """The memory that each node may look at, and the last reading of it."""
 
     def __init__(self, gm: GraphModule) -> None:
         self.nodes = list(gm.graph.nodes)
@@ -150,7 +150,7 @@ def _expressions(sizes: Sequence[Any]) -> tuple[str, ...]:
 def last_uses_of_memory(
     dying: Mapping[Node, list[Node]], buffers: Mapping[Node, ReusedBuffer]
 ) -> dict[Node, list[Node]]:
-    """When each name is let go: memory that is to be taken stays until then."""
+    """The names to let go after each node: memory that is to be taken stays until then."""
     until = {way.memory: node for node, way in buffers.items()}
     later = {at: [n for n in dead if n not in until] for at, dead in dying.items()}
     for memory, node in until.items():

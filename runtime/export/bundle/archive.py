@@ -269,7 +269,7 @@ def _entry_fault(entry: zipfile.ZipInfo) -> str | None:
 
 
 def _inflated(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Content:
-    """At most as many bytes as the entry says that it has."""
+    """The bytes of an entry, at most as many as it says that it has."""
     try:
         with archive.open(entry) as file:
             content = file.read(entry.file_size + 1)
@@ -291,7 +291,7 @@ def zip_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Through a neighbour and one rename: a reader sees the old file or the new one."""
+    """Write a file through a neighbour and one rename: a reader sees the old file or the new one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

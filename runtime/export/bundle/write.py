@@ -127,7 +127,7 @@ def _defaults(compiler: Compiled) -> tuple[Any, ...]:
 
 
 def _gradient_subsets(args: Sequence[Any]) -> list[tuple[bool, ...]]:
-    """Which tensors may need a gradient together: all first. One that was given without never does."""
+    """The sets of tensors that may need a gradient together: all first. One that was given without never does."""
     asking = [a.requires_grad for a in args if isinstance(a, Tensor)]
     candidates = [*subsets([i for i, asks in enumerate(asking) if asks]), set()]
     return [tuple(i in on for i in range(len(asking))) for on in dict.fromkeys(map(frozenset, candidates))]

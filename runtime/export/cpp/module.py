@@ -64,7 +64,7 @@ def _header(signature: Signature) -> Iterator[str]:
 
 
 def _is_traceable(signature: Signature) -> bool:
-    """As the class declares; marks are more than compiled autograd takes of a C++ node that is traceable."""
+    """True where the class declares it, without marks, which compiled autograd does not take of a traceable C++ node."""
     return getattr(signature.scopes.exported.cls, "is_traceable", None) is True and not marked(signature)
 
 

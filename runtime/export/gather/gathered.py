@@ -101,7 +101,7 @@ class Gathered:
 
     @property
     def sources(self) -> dict[sympy.Symbol, Source]:
-        """Where the arguments tell the symbols."""
+        """The places in the arguments that tell the symbols."""
         return dict(self.specialization.captured.binder.sources)
 
     @property

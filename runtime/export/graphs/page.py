@@ -63,7 +63,7 @@ def kernel_listing(explanation: Explanation) -> str:
 
 
 class _Table:
-    """One direction."""
+    """The listing of one direction."""
 
     def __init__(self, title: str, part: dict[str, Any]) -> None:
         self.title, self.part = title, part
@@ -74,7 +74,8 @@ class _Table:
         room = (ROOM - self.left_edge - MARGIN - GAP * (len(COLUMNS) - 1)) / CHARACTER
         longest = [max([len(head), *(len(cells[i]) for cells in self.cells)]) for i, head in enumerate(COLUMNS)]
         self.letters = column_widths(longest, int(room))
-        self.columns = self._columns()
+        steps = range(len(COLUMNS) + 1)  # the left edges of columns, and the right edge of the last
+        self.columns = [self.left_edge + sum(self.letters[:i]) * CHARACTER + GAP * i for i in steps]
         self.width = self.columns[-1] - GAP + MARGIN
         self.height = ROW * (len(self.nodes) + 2) + GAP
 
@@ -85,10 +86,6 @@ class _Table:
         place = f"{_file(node['where'])}  {(node['line'] or '').strip()}".strip()
         name = node["name"] + " ▸ saved" * node["residual"] + " ▸ out" * (node["name"] in self.part["outputs"])
         return name, operation, node["type"], kernels, place
-
-    def _columns(self) -> list[float]:
-        """The left edges of columns, and the right edge of the last."""
-        return [self.left_edge + sum(self.letters[:i]) * CHARACTER + GAP * i for i in range(len(COLUMNS) + 1)]
 
     def svg(self, width: float) -> str:
         return "".join([*self._bands(width), *self._heads(), *self._lines(), *self._texts()])

@@ -34,7 +34,7 @@ def _remark(indent: str, remark: str) -> Iterator[str]:
 
 
 def _folded(indent: str, code: str) -> Iterator[str]:
-    """One statement, opened at the bracket of its call or put into brackets of its own."""
+    """The lines of a statement, opened at the bracket of its call or put into brackets of its own."""
     signature, assigned = re.match(r"(def \w+\()(.*)(\):)$", code), re.match(r"(\w+ [-+*/]?= )(.*)$", code)
     to, value = (assigned[1], assigned[2]) if assigned else ("", code)
     opened = signature.groups() if signature else _opened(value)

@@ -100,7 +100,7 @@ class Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         self.names, self.dialect = names, dialect
 
     def _print(self, expr: Any, **settings: Any) -> str:
-        """By the first class above the expression's that has a rule here, or sympy's own."""
+        """Print by the rule of the first class above the expression's that has one here, or by sympy's own."""
         for cls in type(expr).__mro__:
             if (rule := RULES.get(cls.__name__)) is not None:
                 return rule(self, expr)
@@ -134,7 +134,7 @@ def _product(to: Printer, expr: Any) -> str:
 
 
 def _floor_division(to: Printer, expr: Any) -> str:
-    """In torch's own spelling, "(M//2)"."""
+    """A quotient in torch's own spelling, "(M//2)"."""
     base, divisor = (to.parenthesize(a, PRECEDENCE["Atom"] - 0.5) for a in expr.args)
     return f"({base}{to.dialect.divided}{divisor})"
 
@@ -182,7 +182,7 @@ RULES: dict[str, Callable[[Printer, Any], str]] = {
 
 
 def bracketed(text: str) -> str:
-    """In brackets, where it is more than one word or one call."""
+    """The text in brackets, where it is more than one word or one call."""
     is_closed = text.isidentifier() or text.isdigit() or (text.endswith(")") and _opens_at_first_bracket(text))
     return text if is_closed else f"({text})"
 
