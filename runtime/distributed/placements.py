@@ -1,4 +1,4 @@
-"""The ways in and out of a device mesh: a DTensor's part on this rank, the DTensor of a part, each the other's transpose.
+"""In and out of a device mesh: a DTensor's part on this rank, the DTensor of a part, each the other's transpose.
 
 Only here is torch.distributed.tensor touched, and only where the program has imported it: else there is no DTensor.
 """

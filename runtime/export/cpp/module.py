@@ -64,7 +64,7 @@ def _header(signature: Signature) -> Iterator[str]:
 
 
 def _is_traceable(signature: Signature) -> bool:
-    """True where the class declares it, without marks, which compiled autograd does not take of a traceable C++ node."""
+    """True where the class declares it and marks nothing: compiled autograd takes no marks of a traceable C++ node."""
     return getattr(signature.scopes.exported.cls, "is_traceable", None) is True and not marked(signature)
 
 
