@@ -24,7 +24,7 @@ from ..ir.prims import PRIMS
 from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from .emit import prelude, products
-from .emit.emit import Emitter
+from .emit.emit import kernel_of
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
@@ -289,7 +289,7 @@ class _Group:
         if free:
             chosen = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, chosen, label)
-        return replace(Emitter(workload.program, plan, self.target, self.hints, label).kernel_of(), pinned=pins)
+        return replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins)
 
 
 def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:

@@ -78,6 +78,21 @@ def total(operator: str, operands: Iterable[Expr]) -> Expr | None:
     return result
 
 
+def add(a: Expr, b: Expr) -> Expr:
+    """Their sum, without a zero that is written out."""
+    return a if b.text == "0" else b if a.text == "0" else binary("+", a, b)
+
+
+def sum_of(parts: Sequence[Expr]) -> Expr | None:
+    """The sum in order, negative parts subtracted; None of nothing."""
+    result: Expr | None = None
+    for part in parts:
+        negative = part.text.startswith("-") and result is not None
+        flipped = Expr(part.text[1:], part.strength, part.names) if negative and " " not in part.text else part
+        result = part if result is None else binary("-" if flipped is not part else "+", result, flipped)
+    return result
+
+
 @dataclass(slots=True)
 class Let:
     name: str

@@ -37,10 +37,12 @@ class Arithmetic:
         n, m = x.number, d.number
         if isinstance(n, int) and isinstance(m, int) and m > 0 and n >= 0:
             return Poly.of(n // m), Poly.of(n % m)
+        # Triton rounds towards zero: only without signs is that the quotient.
         if not self.world.holds(d - 1) or not self.world.holds(x):
             return None
         if self.world.holds(d - 1 - x):
             return ZERO, x
+        # Without a common factor the same quotient has one name, whatever it was written as.
         if (reduced := self._reduced(x, d)) is not None:
             small_x, small_d, shared = reduced
             result = self.divide(small_x, small_d)

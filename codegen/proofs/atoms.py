@@ -150,6 +150,7 @@ class Atoms:
             if parted and kind != "choice" and self.is_plain(parted[0] if kind == "min" else -parted[0]):
                 for case in cases:
                     self._add_fact(layer, fact.with_atom(atom, case.value))
+        # The fact solved for each atom that is in it once, with a factor of a plain sign.
         for atom in fact.atoms:
             parted = fact.linear(atom)
             if parted is None:

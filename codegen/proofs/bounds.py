@@ -48,6 +48,7 @@ class World:
         """goal >= 0 for all values of the atoms under which the facts hold."""
         if self.atoms.is_plain(goal):
             return True
+        # One fact alone often is enough, and no search is needed to see that.
         facts = tuple(facts)
         if any(self.atoms.is_plain(goal - fact) or _is_false(fact) for fact in facts):
             return True

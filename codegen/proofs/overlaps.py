@@ -121,6 +121,7 @@ class Varying:
         offset = self._in_turns(access.offset, access)
         varying = {a for a in offset.atoms if self.is_varying(a)}
         remainder, steps, signs = offset, dict[int, Poly](), dict[int, int]()
+        # Each varying atom is one digit: linear, with a step that no other digit is in.
         for atom in varying:
             parted = remainder.linear(atom)
             if parted is None or parted[0].atoms & varying:
@@ -215,6 +216,7 @@ class Varying:
         """All programs that store there store the same: the value is made of determined atoms, over lanes and turns."""
         determined = set(number.determined)
         self.close(determined)
+        # From the names in the stored value back to those that they were made of.
         stem = store.pointer.removesuffix("_ptr")  # a word that is there already is this one
         determined |= {a for a, name in self.atoms.data.items() if name == stem}
         reader, names, todo = self.subject.reader, set[str](), list(store.stored)

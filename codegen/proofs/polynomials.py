@@ -163,6 +163,7 @@ def exact_quotient(poly: Poly, divisor: Poly) -> Poly | None:
     if (n := divisor.number) is not None:
         divisible = n and all(Fraction(c) % n == 0 for c in poly.terms.values())
         return divide_terms(poly, n) if divisible else None
+    # Long division by leading terms; a few steps, since quotients that sizes make are short.
     lead = max(divisor.terms, key=_rank)
     quotient, remainder = ZERO, poly
     for _ in range(8):

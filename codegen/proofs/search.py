@@ -217,6 +217,7 @@ def _eliminated(factor: Poly, remainder: Poly, bound: Bound) -> Poly | None:
         return remainder + times * bound.value
     if not bound.strict:
         return None
+    # Between integers a strict inequality leaves bound.factor - 1 to spare.
     slack = bound.factor - 1 if is_integral(factor) and is_integral(remainder) else ZERO
     if len(factor.terms) == len(bound.factor.terms) == 1 and factor.terms.keys() == bound.factor.terms.keys():
         (n,), (m,) = factor.terms.values(), bound.factor.terms.values()

@@ -109,7 +109,7 @@ def _rounds(programs: Size, step: int) -> Size:
 
 
 def _least(a: Size, b: Size) -> Size:
-    """The smaller one, at least one; symbols are not zero here (see Emitter._share)."""
+    """The smaller one, at least one; symbols are not zero here (see Walk.require_nonzero)."""
     b = max(b, 1) if isinstance(b, int) else b
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else sympy.Min(a, b)
 

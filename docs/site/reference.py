@@ -21,7 +21,7 @@ from fusegrad.runtime.bisect.search import Bisection, Culprit
 from fusegrad.runtime.cache import location
 from fusegrad.runtime.check.check import Report
 from fusegrad.runtime.fallback.records import Record
-from fusegrad.runtime.profile.profile import Measured, Profile
+from fusegrad.runtime.profile.report import Measured, Profile
 from fusegrad.runtime.report.directions import DirectionReport, KernelReport
 from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.settings import config, logs

@@ -107,13 +107,16 @@ def inaccuracy(name: str, ours: Tensor, eager: Tensor, wide: Tensor | None, by: 
     if not eager.is_floating_point() and not eager.is_complex():
         wrong = ours != eager
         return _worst(name, "differs", ours, eager, wide, wrong.double()) if bool(wrong.any()) else None
+    # Numbers: the float64 run is the judge where there is one, else eager is.
     mine, theirs = widen(ours), widen(eager)
     judge = theirs if wide is None or wide.shape != eager.shape else widen(wide)
+    # NaN and infinities have no distance: their places count.
     for kind in (torch.isnan, torch.isinf):
         wrong = kind(mine) != kind(theirs)
         if bool(wrong.any()):
             fact = f"{kind.__name__[2:]} in one and not in the other"
             return _worst(name, fact, ours, eager, wide, wrong.double())
+    # Everywhere else the distance from the judge, beside eager's own.
     finite = torch.isfinite(mine) & torch.isfinite(judge) & torch.isfinite(theirs)
     error, eagers = ((torch.where(finite, x - judge, 0)).abs() for x in (mine, theirs))
     limit = _limits(mine, theirs, judge, finite, eagers, eager.dtype, by)

@@ -140,8 +140,7 @@ def forward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
 def backward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     xs = leaves(xs)
     outputs = as_tuple(f(*xs))
-    facts = observations(outputs, xs)
-    return facts | {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
+    return observations(outputs, xs) | named_leaves("gradient", gradients(outputs, xs, gs))
 
 
 def double_backward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -150,7 +149,7 @@ def double_backward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Na
     first = gradients(as_tuple(f(*xs)), xs, gs, again=True)
     inputs = [*xs, *(g for g in gs if g is not None)]
     second = gradients(first, inputs, [None if g is None else ramp(g) for g in first])
-    return {f"gradient {i}": g for i, g in enumerate(first)} | {f"second {i}": g for i, g in enumerate(second)}
+    return named_leaves("gradient", first) | named_leaves("second", second)
 
 
 def second_call(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -165,13 +164,13 @@ def backward_twice(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Nam
     outputs = as_tuple(f(*xs))
     first = gradients(outputs, xs, gs, keep=True)
     second = gradients(outputs, xs, [None if g is None else -2 * g for g in gs])
-    return {f"first gradient {i}": g for i, g in enumerate(first)} | {f"gradient {i}": g for i, g in enumerate(second)}
+    return named_leaves("first gradient", first) | named_leaves("gradient", second)
 
 
 def checkpoint(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     xs = leaves(xs)
     outputs = as_tuple(torch.utils.checkpoint.checkpoint(f, *xs, use_reentrant=False))
-    return {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
+    return named_leaves("gradient", gradients(outputs, xs, gs))
 
 
 def saved_tensors_hooks(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -185,8 +184,7 @@ def saved_tensors_hooks(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -
     xs = leaves(xs)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: packed[i]):
         outputs = as_tuple(f(*xs))
-    facts = {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
-    return {"number of saved tensors": len(packed), **facts}
+    return {"number of saved tensors": len(packed)} | named_leaves("gradient", gradients(outputs, xs, gs))
 
 
 # ------------------------------------------------------------------ torch.func
@@ -224,26 +222,31 @@ def func_vjp(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     return named_leaves("output", outputs) | named_leaves("gradient", pulled)
 
 
-def func_jvp(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    inputs = primals(xs)
-    outputs, tangents = T.jvp(of_moving(f, xs, gs), inputs, tuple(map(ramp, inputs)))
+def pushforward(jvp: F, f: F, inputs: tuple[Tensor, ...]) -> Named:
+    """Outputs and tangents of `f` along a ramp."""
+    outputs, tangents = jvp(f, inputs, tuple(map(ramp, inputs)))
     return named_leaves("output", outputs) | named_leaves("tangent", tangents)
+
+
+def func_jvp(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
+    return pushforward(T.jvp, of_moving(f, xs, gs), primals(xs))
 
 
 def dual(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    inputs = primals(xs)
-    outputs, tangents = T.dual(of_moving(f, xs, gs), inputs, tuple(map(ramp, inputs)))
-    return named_leaves("output", outputs) | named_leaves("tangent", tangents)
+    return pushforward(T.dual, of_moving(f, xs, gs), primals(xs))
+
+
+def jacobian(transform: F, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
+    argnums = tuple(range(len(moving(xs))))
+    return named_leaves("jacobian", transform(of_moving(f, xs, gs), argnums=argnums)(*primals(xs)))
 
 
 def func_jacrev(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    at = tuple(range(len(moving(xs))))
-    return named_leaves("jacobian", T.jacrev(of_moving(f, xs, gs), argnums=at)(*primals(xs)))
+    return jacobian(T.jacrev, f, xs, gs)
 
 
 def func_jacfwd(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    at = tuple(range(len(moving(xs))))
-    return named_leaves("jacobian", T.jacfwd(of_moving(f, xs, gs), argnums=at)(*primals(xs)))
+    return jacobian(T.jacfwd, f, xs, gs)
 
 
 def func_hessian(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -318,9 +321,7 @@ def of_all(f: F, gs: Sequence[Any]) -> F:
 def jvp_vmap(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     lanes, at = batch_along(0, xs)
     mapped = of_moving(T.vmap(of_all(f, gs), in_dims=at), with_grad_of(lanes, xs), [g for g in gs if g is not None])
-    inputs = tuple(lanes[i].detach() for i in moving(xs))
-    outputs, tangents = T.jvp(mapped, inputs, tuple(map(ramp, inputs)))
-    return named_leaves("output", outputs) | named_leaves("tangent", tangents)
+    return pushforward(T.jvp, mapped, tuple(lanes[i].detach() for i in moving(xs)))
 
 
 def with_grad_of(lanes: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:

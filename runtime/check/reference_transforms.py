@@ -101,10 +101,15 @@ def jacfwd(fn: F, argnums: Sequence[int]) -> F:
 def _by_columns(fn: F, xs: Sequence[Tensor], argnums: Sequence[int]) -> Any:
     outputs = fn(*xs)
     columns = [[_push_forward(fn, xs, i, e) for e in basis(xs[i])] for i in argnums]
+    return _from_columns(columns, outputs, [xs[i] for i in argnums])
+
+
+def _from_columns(columns: Sequence[Any], outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+    """columns[input][unit][output] -> the jacobian of each output by each input."""
     return tuple(
         tuple(
-            torch.stack([c[k] for c in column], -1).reshape((*o.shape, *xs[i].shape))
-            for i, column in zip(argnums, columns, strict=True)
+            torch.stack([c[k] for c in column], -1).reshape((*o.shape, *x.shape))
+            for x, column in zip(inputs, columns, strict=True)
         )
         for k, o in enumerate(outputs)
     )
@@ -131,13 +136,8 @@ def hessian_by_differences(fn: F, argnums: Sequence[int]) -> F:
 
     def second(*xs: Tensor) -> Any:
         columns = [[_difference(grad(fn, argnums), xs, i, e) for e in basis(xs[i])] for i in argnums]
-        return tuple(
-            tuple(
-                torch.stack([c[k] for c in column], -1).reshape((*xs[a].shape, *xs[i].shape))
-                for i, column in zip(argnums, columns, strict=True)
-            )
-            for k, a in enumerate(argnums)
-        )
+        inputs = [xs[i] for i in argnums]
+        return _from_columns(columns, inputs, inputs)
 
     return second
 

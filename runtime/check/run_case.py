@@ -88,6 +88,7 @@ def _without_eager(
 ) -> tuple[Row, Difference | None]:
     """Eager raises: so does the compiled class, or it derived a rule that has to be right."""
     raised = error_text(eager)
+    # Both raise: the same kind of error, except where a rule is derived.
     if ours.error is not None:
         if case.mode in DERIVABLE:
             result = "refused" if isinstance(ours.error, FusegradError) else "both raise"
@@ -95,6 +96,7 @@ def _without_eager(
         if not _same_kind(ours.error, eager.error):
             return _mismatch(row, Difference(case.mode, f"raises {error_text(ours)}, eager {raised}"))
         return replace(row, result="not applicable", detail=f"eager raises {raised}"), None
+    # The compiled class alone returns: by a derived rule, which single calls of eager have to confirm.
     if case.mode not in DERIVABLE:
         return _mismatch(row, Difference(case.mode, f"returns, eager raises {raised}"))
     difference = _reference_difference(subject, case, gs, ours, Mathematics)

@@ -169,12 +169,14 @@ def examine(
             "give plain tensors: the part that a rank has, `x.to_local()`, say",
         )
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=fix)
+    # Tensors in place of specifications, then both forms of the Function around them.
     leaves = _differentiable(_draw_all(leaves, seed))
     user, options, eager = both_forms(target, backend)
     tolerance = replace(tolerance, strict=isinstance(target, type))  # a function alone has gradients of autograd's form
     subject = Subject(name_of(target), user, options, eager, leaves, spec, tolerance, seed)
     xs = tuple(x for x in leaves if isinstance(x, Tensor))
     subject.names = [n for n, x in zip(_names(target, spec), leaves, strict=True) if isinstance(x, Tensor)]
+    # Eager runs before anything is compiled: an example that it refuses is the user's to mend.
     _observe_eager(subject, xs)
     return subject, xs
 

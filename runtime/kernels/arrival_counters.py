@@ -71,6 +71,7 @@ def _outside_of_pools(device: torch.device, shape: tuple[int, ...], dtype: torch
     if device.type != "cuda":
         return torch.zeros(shape, dtype=dtype, device=device)
     stream = torch.cuda.current_stream(device)
+    # The thread knows the current stream only if it is told; its error belongs to the caller.
     outcome: list[Tensor | Exception] = []
 
     def make() -> None:

@@ -61,6 +61,7 @@ def fastest(
     """
     key = cache.key_of("tuned", *entry_files.versions().items(), device, name, text, bucket(numbers), *launches)
     choice, times = _stored_choice(key), None
+    # No answer, or one that names none of the candidates: they are timed.
     if choice is None or choice not in launches:
         times = (clock or time_by_events)(list(launches.values()))
         choice = list(launches)[min(range(len(times)), key=times.__getitem__)]
@@ -81,7 +82,7 @@ def _stored_choice(key: str) -> str | None:
 def time_by_events(launches: Sequence[Launch]) -> list[float]:
     """The least milliseconds of each by events of the current stream, taken in turns; infinite where one is refused."""
     accepted = {i: launch for i, launch in enumerate(launches) if i == 0 or _is_accepted(launch)}
-    times = [[_milliseconds(launch) for launch in accepted.values()] for _ in range(ROUNDS)]
+    times = [[event_milliseconds(launch) for launch in accepted.values()] for _ in range(ROUNDS)]
     best = dict(zip(accepted, map(min, zip(*times[1:], strict=True)), strict=True))  # the first round compiles
     return [best.get(i, float("inf")) for i in range(len(launches))]
 
@@ -97,7 +98,8 @@ def _is_accepted(launch: Launch) -> bool:
     return True
 
 
-def _milliseconds(launch: Launch) -> float:
+def event_milliseconds(launch: Launch) -> float:
+    """One call by events of the current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     launch()

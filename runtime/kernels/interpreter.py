@@ -110,11 +110,13 @@ def _interpreted_function(function: Callable[..., Any], namespace: dict[str, Any
     """
     from . import triton_private as private
 
+    # The definition inside a factory whose parameters are the extra names.
     definition = _rewritten_definition(function)
     factory = ast.parse(f"def _factory({', '.join(private.KERNEL_BUILTINS)}):\n    return {definition.name}").body[0]
     assert isinstance(factory, ast.FunctionDef)
     factory.body.insert(0, definition)
     module = ast.fix_missing_locations(ast.Module([factory], []))
+    # Defined in the namespace of its module, and called as Triton would: constants are plain values.
     definitions: dict[str, Any] = {}
     exec(compile(module, function.__code__.co_filename, "exec"), namespace, definitions)
     result: Any = definitions["_factory"](**private.KERNEL_BUILTINS)

@@ -42,6 +42,7 @@ def _classify(error: BaseException) -> LaunchFailure | None:
     text = str(error).strip()
     first, lower = (text.splitlines() or [""])[0], text.lower()
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    # Memory first: Python and torch have a class for it.
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return LaunchFailure("memory", reason)
     if type(error).__module__.startswith("triton."):  # before anything was launched: a compilation, shared memory
@@ -50,6 +51,7 @@ def _classify(error: BaseException) -> LaunchFailure | None:
         return LaunchFailure("resources", reason)
     if not isinstance(error, RuntimeError):
         return None
+    # The rest are RuntimeErrors, told apart by their words alone.
     if any(words in lower for words in LACKS_MEMORY):
         return LaunchFailure("memory", reason)
     started = LACKS_RESOURCES if lower.startswith("triton error") else LACKS_A_COMPILER

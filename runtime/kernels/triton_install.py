@@ -31,6 +31,7 @@ def cache_installation_key() -> None:
     made_by = getattr(triton_cache, "triton_key", None)
     if made_by is None:
         return
+    # The name belongs to these very files: an installation that changed is hashed again.
     try:
         key = cache.key_of("triton", root, *entry_files.versions().items(), *_files_of(root))
     except OSError:

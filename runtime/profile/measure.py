@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..kernels.autotune import event_milliseconds
+
 Tensor = torch.Tensor
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of each start and stop on stderr otherwise
 WARM_UP = 5
@@ -60,12 +62,7 @@ def _on_cpu(call: Callable[[], Any], flush: Tensor | None) -> float:
 def _on_gpu(call: Callable[[], Any], flush: Tensor | None) -> float:
     assert flush is not None
     flush.zero_()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+    return event_milliseconds(call) * 1e3
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
@@ -123,7 +120,7 @@ def operations(run: Callable[[], Any], device: torch.device, calls: int = 10) ->
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    run()
+    run()  # what only a first call does is not counted
     with torch.profiler.profile(activities=kinds) as profiler:
         for _ in range(calls):
             run()

@@ -7,14 +7,11 @@ is named: the least time in which its memory could move what the kernels move.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..api import compile
-from ..cache.entry_files import versions
 from ..capture.guards import is_float
 from ..compiled.compiled import Compiled
 from ..dispatch.compiled_class import compile_class
@@ -24,102 +21,15 @@ from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
 from ..report.explanation import Explanation
 from ..values.tensor_specs import is_spec, parse_spec
-from .devices import MULTIPROCESSORS, Device, device_named
-from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
-from .report import ProfileArgumentError
-from .roofline import Modelled, model_launches
+from .devices import MULTIPROCESSORS, device_named
+from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
+from .report import Measured, Profile, ProfileArgumentError
+from .roofline import model_launches
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
 BASELINES = ("eager", "torch.compile")
 OURS = "fusegrad"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One direction of one candidate on the machine at hand. error: why it could not be timed."""
-
-    candidate: str
-    direction: str
-    times: Times | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Achieved:
-    """One launch of ours as it was measured: per second, and over the bandwidth of a plain copy on this device."""
-
-    name: str
-    direction: str
-    microseconds: float
-    bytes_per_second: float
-    operations_per_second: float
-    of_copy: float | None
-
-
-def _rates(launch: Modelled, microseconds: float, copy: float | None) -> Achieved:
-    moved, operations = launch.bytes / microseconds * 1e6, launch.operations / microseconds * 1e6
-    return Achieved(launch.name, launch.direction, microseconds, moved, operations, moved / copy if copy else None)
-
-
-@dataclass
-class Profile:
-    """The result of `profile`. Prints as tables; `to_dict()`; `write(path)` as .json, .html, or a Chrome trace."""
-
-    name: str
-    backend: str
-    machine: str
-    arguments: str
-    measured: list[Measured]
-    saved: dict[str, int]
-    operations: dict[str, list[dict[str, Any]]]
-    modelled: list[Modelled]
-    device: Device
-    binaries: dict[str, dict[str, Any]]
-    copy_bandwidth: float | None = None
-    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=versions)
-    traces: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values. Times in microseconds, memory in bytes, bandwidth in bytes per second."""
-        rows = [
-            {"candidate": m.candidate, "direction": m.direction, "error": m.error}
-            | (asdict(m.times) if m.times else {})
-            for m in self.measured
-        ]
-        model = {"device": asdict(self.device), "launches": [m.facts() for m in self.modelled]}
-        return {
-            "schema": 1, "function": self.name, "backend": self.backend, "machine": self.machine,
-            "arguments": self.arguments, "versions": self.versions,
-            "measured": {
-                "times": rows, "saved_bytes": self.saved, "operations": self.operations,
-                "copy_bandwidth": self.copy_bandwidth, "peak_bytes": self.peaks,
-                "launches": [asdict(a) for a in self.achieved()],
-            },
-            "modelled": model, "binaries": self.binaries,
-        }  # fmt: skip
-
-    def achieved(self) -> Iterator[Achieved]:
-        """Our launches among what ran, with what they reached: empty where other names ran, as on a CPU."""
-        counted = {(m.direction, m.name): m for m in self.modelled}
-        for direction, rows in self.operations.items():
-            for row in rows:
-                if (m := counted.get((direction, row["name"]))) is not None:
-                    yield _rates(m, row["microseconds"] / row["calls"], self.copy_bandwidth)
-
-    def __str__(self) -> str:
-        from .report import as_text
-
-        return as_text(self)
-
-    __repr__ = __str__
-
-    def write(self, path: str | Path) -> None:
-        """`.json`, `.html` (one page without requests), or `.trace.json`: what ran, for Perfetto or chrome://tracing."""
-        from .report import write
-
-        write(self, Path(path))
 
 
 def profile(
@@ -144,9 +54,9 @@ def profile(
     modelled_on, fast = device_named(device), _compiled_class(target_class)
     compiler = compiler_of(fast)
     _require_known(compiler, baselines)
-    real = [_real(a) for a in arguments(fast, args)]
-    real = list(_with_gradients(compiler.complete(real)))
+    real = _real_arguments(compiler, fast, args)
     place = next((a.device for a in real if isinstance(a, Tensor)), torch.device("cpu"))
+    # The model first: arguments that do not fit are refused before anything is timed.
     explanation = explain(fast, *args, target=modelled_on.target)
     result = Profile(
         name=compiler.cls.__name__, backend=compiler.backend_for(real), machine=_machine(place),
@@ -155,6 +65,7 @@ def profile(
         binaries=_binaries(explanation, modelled_on.target) if metrics and explanation.kernel_records else {},
         copy_bandwidth=copy_bandwidth(place),
     )  # fmt: skip
+    # Then the candidates one after the other, forward and backward of each.
     candidates = list(_candidates(compiler, fast, baselines))
     with screen.progress(2 * len(candidates), f"profile {result.name}", progress) as advance:
         for name, apply in candidates:
@@ -178,8 +89,7 @@ def run_once(target_class: Any, args: Sequence[Any]) -> str:
     options = (source.backend, source.fullgraph, source.dynamic, source.methods.option)
     fast: Any = compile_class(source.user_class, *options, numerics=source.numerics)
     compiler = compiler_of(fast)
-    real = [_real(a) for a in arguments(target_class, tuple(args))]
-    real = list(_with_gradients(compiler.complete(real)))
+    real = _real_arguments(compiler, target_class, args)
     _without_grad(fast.apply, real)()
     if outputs := _differentiable(fast.apply(*real)):
         _backward(outputs, real)()
@@ -196,6 +106,11 @@ def _require_known(compiler: Compiled, baselines: Sequence[str]) -> None:
 
 
 # ------------------------------------------------------------------ arguments
+def _real_arguments(compiler: Dispatcher, target: Any, args: Sequence[Any]) -> list[Any]:
+    """All arguments of a call, with tensors in place of specifications."""
+    return list(_with_gradients(compiler.complete([_real(a) for a in arguments(target, tuple(args))])))
+
+
 def _real(value: Any) -> Any:
     """A tensor for a specification: normal numbers, small integers."""
     if not is_spec(value):

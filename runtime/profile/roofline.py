@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import sympy
 
@@ -32,9 +31,6 @@ class Modelled:
     operations: int
     microseconds: float
     bound: str
-
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def model_launches(explanation: Explanation, device: Device, sizes: Sizes) -> list[Modelled]:

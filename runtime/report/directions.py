@@ -77,6 +77,7 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
     report = DirectionReport(graph, generated.steps, [], least, list(generated.kernels.values()), generated.reasons)
     report.groups, report.cuts = groups_of(generated), fusion_breaks_of(graph, generated)
     report.products = [str(d) for d in generated.products]
+    # One launch for each kernel and library call, in the order in which they run.
     for at, step in enumerate(generated.steps):
         if is_opaque(step):
             continue

@@ -166,6 +166,7 @@ def _forward(
 ) -> Specialization | None:
     if methods["forward"].status == "opaque":
         return None
+    # Captured on stand-ins; real tensors are compared as at a first call, so that a refusal there is on record here.
     try:
         specialization = compiler.capture_only(stand_ins)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
@@ -207,6 +208,7 @@ def opaque_calls(specialization: Specialization, has_backward: bool) -> list[Opa
 def _backward_is_captured(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> bool:
     if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.cls) is None:
         return False
+    # A derived backward is asked for first: it has to be a transpose before it can be captured.
     try:
         if compiler.derives_backward:
             require_transposable(compiler, specialization)
@@ -235,6 +237,7 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     plan = chosen_residuals(spec, sizes) if has_backward else None
     explanation.kept = residual_rows(spec, plan, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)
+    # Forward with the residuals as hidden outputs; backward reads them, so it comes second.
     try:
         forward = forward_graph(spec, plan)
         places = plan.places if plan else captured.residual_places

@@ -150,6 +150,7 @@ def add_panel(
     picture: Picture, graph: Graph, prefix: str, title: str, home: dict[Value, int], visible: int | None = None
 ) -> None:
     """Add a graph below what is there: inputs in its first layer, `visible` outputs and the hidden ones in its last."""
+    # Constants have no node of their own, unless they are results.
     names = {value: f"{prefix}:in{value.params['index']}" for value in graph.inputs}
     body = [value for value in graph.order() if not is_constant(value) or value in graph.results]
     names |= {value: f"{prefix}:{value.id}" for value in body}
@@ -158,6 +159,7 @@ def add_panel(
     panel.add_edges_from((names[a], names[v]) for v in body for a in v.args if a in names)
     results = list(result_edges(graph, prefix, len(graph.outputs) if visible is None else visible))
     panel.add_edges_from((names[value], node) for value, node, _ in results)
+    # The boxes, then the layers below those of the panels before.
     picture.boxes |= {names[value]: box_of(value) for value in names}
     picture.boxes |= {node: output_box(value, label) for value, node, label in results}
     picture.cluster |= {names[value]: home[value] for value in names if value in home}
@@ -254,6 +256,7 @@ def tooltip(value: Value, types: str) -> str:
 
 # ---------------------------------------------------------------------- SVG
 def render(picture: Picture, layout: Layout) -> str:
+    # The drawing in the middle of a page that is wide enough for its heading, too.
     left, right = extent(picture, layout)
     width = max(right - left + MARGIN * 4, legend_width(picture), heading_width(picture))
     height = TOP + len(layout.layers) * LAYER_STEP + MARGIN

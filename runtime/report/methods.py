@@ -29,6 +29,7 @@ def method_records(compiler: Compiled) -> dict[str, Record]:
     own = {n: getattr(cls, n) is not getattr(Function, n) for n in ("jvp", "vmap")}
     reasons = {role: compiler.opaque(role) for role in compiler.methods.roles()}
     opaque = {role: compiler.record_of(role, error) for role, error in reasons.items() if error is not None}
+    # The record of a captured class; then, over it, the methods that run as written, and calls that fell back.
     derived = {
         "forward": Record("compiled"),
         "setup_context": Record("compiled") if uses_setup_context(cls) else Record("derived", SPLIT),

@@ -108,6 +108,7 @@ def progress(total: int, fact: str, wanted: bool | None = None) -> Iterator[Adva
     if console is None:
         yield _count_on_stderr(total, fact) if visible else lambda step: None
         return
+    # rich's bar: imported here, since most processes never show one.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())

@@ -11,7 +11,7 @@ import sympy
 from harness import INTERPRET, MANY, Input, M, N, T, agree, graph_of, op
 
 from fusegrad.codegen import TARGETS, Unfusible, generate
-from fusegrad.codegen.emit.emit import WORKSPACE
+from fusegrad.codegen.emit.access.traffic import WORKSPACE
 from fusegrad.codegen.kernel import Kernel
 from fusegrad.codegen.kernel_partition import DEPTH
 

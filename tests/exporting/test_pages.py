@@ -21,7 +21,8 @@ import torch
 import fusegrad
 from fusegrad.benchmarks import functions as f
 from fusegrad.runtime.export.graphs.page import CHARACTER, ROOM
-from fusegrad.runtime.profile.report import _dots, as_html
+from fusegrad.runtime.profile.charts import _dots
+from fusegrad.runtime.profile.report import as_html
 from fusegrad.runtime.report.graph_svg import CHAR
 from fusegrad.runtime.report.html_page import table
 from fusegrad.runtime.report.terminal import is_number

@@ -25,8 +25,7 @@ from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
 from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
-from fusegrad.runtime.profile.profile import Profile
-from fusegrad.runtime.profile.report import ProfileArgumentError
+from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
 from fusegrad.runtime.profile.roofline import _operations
 from fusegrad.runtime.values.sizes import number
 

@@ -65,6 +65,7 @@ def inlined(reader: Reader, name: str, operands: Sequence[Value], node: ast.Call
 
 # ------------------------------------------------------------------ conversions
 def convert(reader: Reader, x: Value, dtype: ast.expr, node: ast.expr) -> Value:
+    # Of conditions and floats, an atom of its own; of integers the same value where its new width holds it.
     width = width_of(dtype)
     if isinstance(x, Truth) and width > 1:
         bit = reader.datum("condition")

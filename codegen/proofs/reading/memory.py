@@ -16,6 +16,7 @@ def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
     pointer = reader.value(node.args[0])
     if not isinstance(pointer, Pointer):
         raise Unread(f"{ast.unparse(node)} is no access", node.lineno)
+    # The mask's facts hold where it touches memory; both the mask and the address have to be right in 32 bits.
     mask = next((k.value for k in node.keywords if k.arg == "mask"), None)
     truth = reader.value(mask) if mask is not None else Truth()
     facts, needs = reader.facts, pointer.needs

@@ -372,6 +372,7 @@ def _binary(workers: Pool, job: Mapping[str, Any]) -> Binary:
     if files:
         count("cache_hits")
         return _read(files, job["target"])
+    # One process compiles; another that waited for it finds the files.
     with store.claimed(key):
         files = store.get(key)
         if files is None:

@@ -52,6 +52,7 @@ def _compile(job: dict[str, Any]) -> Any:
     function = _function(job["text"], job["name"])
     positions = {name: (i,) for i, name in enumerate(function.arg_names)}
     types = {name: job["types"].get(name, "constexpr") for name in positions}
+    # Pointers begin at multiples of 16 bytes, which launches see to: accesses may be as wide.
     kind, arch = job["target"].split(":")
     source = ASTSource(
         fn=function,

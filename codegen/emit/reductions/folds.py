@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..program.axes import Term
-from .loops import Expr, binary, call, literal, method, name
-from .mathematics import FLOATING, TL, held
-
-
-def add(a: Expr, b: Expr) -> Expr:
-    """Their sum, without a zero that is written out."""
-    return a if b.text == "0" else b if a.text == "0" else binary("+", a, b)
-
-
-def sum_of(parts: Sequence[Expr]) -> Expr | None:
-    """The sum in order, negative parts subtracted; None of nothing."""
-    result: Expr | None = None
-    for part in parts:
-        negative = part.text.startswith("-") and result is not None
-        flipped = Expr(part.text[1:], part.strength, part.names) if negative and " " not in part.text else part
-        result = part if result is None else binary("-" if flipped is not part else "+", result, flipped)
-    return result
+from ...program.axes import Term
+from ..loops import Accumulate, Expr, binary, call, literal, method, name
+from ..mathematics import FLOATING, TL, held
 
 
 def widen_booleans(arg: Term, value: Expr) -> Expr:
@@ -47,13 +30,16 @@ def as_result(term: Term, value: Expr) -> Expr:
     return to_own_width(term, value)
 
 
-def combine(kind: str, dtype: str, name_: str, value: Expr) -> tuple[str, Expr]:
-    """How an accumulator takes a value in: (+=, value) or (=, combined)."""
-    if kind in ("sum", "prod"):
-        return ("+=" if kind == "sum" else "*=", value)
-    floating = {"amax": "larger", "amin": "smaller"}
-    function = floating[kind] if dtype in FLOATING else {"amax": "tl.maximum", "amin": "tl.minimum"}[kind]
-    return "=", call(function, name(name_), value)
+def take_in(term: Term, label: str, value: Expr, comment: str = "") -> Accumulate:
+    """An accumulator takes a value in: label += value, or label = larger(label, value)."""
+    if term.op in ("sum", "prod"):
+        return Accumulate(label, "+=" if term.op == "sum" else "*=", value, comment)
+    is_maximum = term.op == "amax"
+    if term.dtype in FLOATING:
+        function = "larger" if is_maximum else "smaller"
+    else:
+        function = "tl.maximum" if is_maximum else "tl.minimum"
+    return Accumulate(label, "=", call(function, name(label), value), comment)
 
 
 def accumulator_dtype(term: Term) -> str:

@@ -1,0 +1,93 @@
+"""Loads with their masks, the values of lanes outside, and hints to the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ....ir.types import FLOAT8
+from ...program.axes import Program, Term
+from ..context import FINISH, Context
+from ..loops import Expr, Scope, call, literal, total
+from ..mathematics import FLOATING, number
+from .addresses import Addresses, Indices
+from .buffers import Buffers
+from .coordinates import Coordinates
+from .tile_axes import TileAxes
+
+Keywords = dict[str, "Expr | str"]
+
+
+def padding_of(program: Program) -> dict[Term, float]:
+    """{load: what its lanes outside should hold} for loads that feed a maximum or minimum."""
+    padding: dict[Term, float] = {}
+    for reduction in program.terms:
+        if reduction.op in ("amax", "amin"):
+            source = reduction.args[0]
+            while source.op == "cast" and source.dtype in FLOATING:
+                source = source.args[0]
+            if source.op == "load" and source.dtype in FLOATING:
+                padding.setdefault(source, float("-inf") if reduction.op == "amax" else float("inf"))
+    return padding
+
+
+@dataclass(eq=False)
+class Loads:
+    """`passes`: how often a load is emitted in passes over chunks; `evict`: the hint that its pass gives the cache."""
+
+    context: Context
+    buffers: Buffers
+    tile: TileAxes
+    coords: Coordinates
+    addresses: Addresses
+    padding: dict[Term, float]
+    passes: dict[Term, int] = field(default_factory=dict)
+    evict: Literal["", "evict_first", "evict_last"] = ""
+
+    def read(self, term: Term, indices: Indices, guards: list[Expr], scope: Scope) -> Expr:
+        """The content of memory, in the dtype that it has there."""
+        place, ref = term.param.place, term.param.ref
+        groups = self.coords.groups_of(place, not term.args)
+        pointer = self.addresses.pointer(ref, place, indices, scope, term.axes, groups)
+        masks = self.coords.masks(term.axes) + guards
+        if groups is not None:
+            self.buffers.aligned.add(self.buffers.labels[ref])
+            masks = [groups.near]
+        hinted = bool(self.tile.lanes(term.axes)) and not indices
+        return self.load(term, pointer, masks, scope, hinted)
+
+    def load(self, term: Term, pointer: Expr, masks: list[Expr], scope: Scope, hinted: bool) -> Expr:
+        """The load itself."""
+        keywords = self._mask_keywords(term, masks)
+        if hinted and (policy := self._policy(term, scope)):
+            keywords["eviction_policy"] = literal(f'"{policy}"')
+        return call("tl.load", pointer, **keywords)
+
+    def count_pass(self, term: Term, scope: Scope) -> None:
+        """A load is emitted in this scope."""
+        self.passes[term] = self.passes.get(term, 0) + (1 < scope.level < FINISH)
+
+    def pad(self, term: Term) -> float:
+        """The value of lanes outside."""
+        return self.padding.get(term, 0.0)
+
+    def fill_alike(self, *pair: Term) -> None:
+        """Two loads become one: their lanes outside hold the same."""
+        if len({self.padding.get(load) for load in pair}) > 1:
+            for load in pair:
+                self.padding.pop(load, None)
+
+    def _mask_keywords(self, term: Term, masks: list[Expr]) -> Keywords:
+        mask = total("&", masks)
+        if mask is None:
+            return {}
+        fill = self.padding.get(term, 0.0 if term.dtype in FLOATING else 0)
+        dtype = "i8" if term.dtype in ("b1", *FLOAT8) else term.dtype
+        return {"mask": mask, "other": literal(number(fill, dtype))}
+
+    def _policy(self, term: Term, scope: Scope) -> str:
+        """Rows that come by once leave the cache first; a row that is read again stays until its last pass."""
+        if 1 < scope.level < FINISH:
+            return self.evict
+        is_walked = set(self.context.plan.walk) & set(term.param.place.walked)
+        return "evict_first" if is_walked and scope.level == 1 else ""

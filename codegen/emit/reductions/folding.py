@@ -1,0 +1,111 @@
+"""Folds over the lanes of a tile: arguments made neutral outside, accumulators, reductions, running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...program.axes import Axis, Term
+from ..access.coordinates import Coordinates
+from ..access.loads import Loads
+from ..access.tile_axes import TileAxes
+from ..context import Context, as_tensor
+from ..loops import Accumulate, Expr, Let, Scope, binary, call, literal, name, total
+from ..mathematics import FLOATING, TL, held, lowest, number
+from .folds import accumulator_dtype, as_result, fold_function, to_own_width, widen_booleans
+
+KEEPS_ZERO = frozenset({"add", "sub", "mul", "abs", "max", "min", "sqrt"})
+"""Operations whose result is zero where their arguments are."""
+
+
+@dataclass(eq=False)
+class Folding:
+    """Reductions and scans along the axes of a tile."""
+
+    context: Context
+    tile: TileAxes
+    coords: Coordinates
+    loads: Loads
+
+    # ------------------------------------------------------------------ lanes outside
+    def pad(self, term: Term, axis: Axis) -> float | None:
+        """The value of lanes outside along `axis`, where that is known."""
+        if term.op == "const" and isinstance(term.param, (int, float)):
+            return float(term.param)
+        if axis not in term.axes or term.dtype not in FLOATING or self.coords.is_lent(axis):
+            return None
+        if term.op == "load":
+            has_neighbours = self.coords.groups_of(term.param.place, not term.args) is not None
+            return None if has_neighbours else self.loads.pad(term)
+        pads = [self.pad(a, axis) for a in term.args]
+        if term.op == "cast":
+            return pads[0] if term.args[0].dtype in FLOATING else None
+        if term.op == "sub" and pads[0] == float("-inf") and axis not in term.args[1].axes:
+            return float("-inf")
+        if term.op == "exp" and pads[0] == float("-inf"):
+            return 0.0
+        return 0.0 if term.op in KEEPS_ZERO and all(p == 0.0 for p in pads) else None
+
+    def neutral(self, term: Term, value: Expr) -> Expr:
+        """The argument of a reduction with its lanes outside made neutral, where they may not be."""
+        arg = term.args[0]
+        neutral = lowest(term.op, arg.dtype)
+        unsafe = [a for a in term.param if a in arg.axes and self.coords[a].mask and self.pad(arg, a) != neutral]
+        mask = total("&", self.coords.masks(unsafe, summed=True))
+        value = widen_booleans(arg, value)
+        if mask is None:
+            return value
+        dtype = "i32" if arg.dtype == "b1" else arg.dtype
+        return call("tl.where", mask, as_tensor(arg, value), literal(number(neutral, dtype)))
+
+    # ------------------------------------------------------------------ reductions
+    def fold(self, term: Term, value: Expr) -> Expr:
+        """The reduction of its argument's lanes."""
+        return as_result(term, self.fold_lanes(term, value))
+
+    def fold_lanes(self, term: Term, value: Expr) -> Expr:
+        """The argument, or an accumulator, without the lanes that are reduced; as wide as the fold makes it."""
+        dims = [d for d, a in enumerate(self.tile.dims) if a in term.param and a in term.args[0].axes]
+        function = fold_function(term)
+        if dims and not self.tile.lanes(term.axes):
+            return call(function, value, literal(0 if len(self.tile.dims) == 1 else "None"))
+        for dim in reversed(dims):
+            value = call(function, value, literal(dim), keep_dims="True")
+        return value
+
+    def accumulator(self, term: Term, label: str, axes: Iterable[Axis]) -> Let:
+        """An accumulator with lanes along these axes, neutral at first."""
+        dtype, neutral, shape = accumulator_dtype(term), lowest(term.op, term.dtype), self.tile.shape(axes)
+        if neutral == 0 and dtype != "b1" and shape.text != "[]":
+            return Let(label, call("tl.zeros", shape, literal(TL[dtype])))
+        start = int(neutral) if term.dtype == "b1" else neutral
+        return Let(label, call("tl.full", shape, literal(number(start, dtype)), literal(TL[dtype])))
+
+    # ------------------------------------------------------------------ running sums
+    def scan(self, term: Term, arg: Expr, scope: Scope) -> Expr:
+        """A running sum along a tile axis; in chunks, on top of what the chunks before added up to."""
+        (axis,) = term.param
+        is_chunked = self.context.plan.chunked
+        mask = self.coords[axis].mask
+        if mask is not None and self.pad(term.args[0], axis) != 0.0:
+            arg = call("tl.where", mask, arg, literal(number(0, term.dtype)))
+        if axis not in self.tile.dims:
+            return self._carried(term, arg, arg, scope) if is_chunked else arg
+        dim = literal(self.tile.dims.index(axis))
+        reverse = {"reverse": literal("True")} if term.op == "cumsum_reverse" else {}
+        arg = self.context.let(scope, "step", arg)
+        running = to_own_width(term, call("tl.cumsum", arg, dim, **reverse))
+        if not is_chunked:
+            return running
+        keep_dims = {"keep_dims": literal("True")} if len(self.tile.dims) > 1 else {}
+        return self._carried(term, running, to_own_width(term, call("tl.sum", arg, dim, **keep_dims)), scope)
+
+    def _carried(self, term: Term, running: Expr, step: Expr, scope: Scope) -> Expr:
+        """The running sum of a chunk on top of the carry, which takes in the sum of the chunk."""
+        carry = self.context.names.fresh("carry")
+        shape = self.tile.shape(a for a in term.axes if a not in term.param)
+        zeros = call("tl.full", shape, literal(0), literal(TL[held(term.dtype)]))
+        self.context.body.body.append(Let(carry, zeros))
+        result = self.context.let(scope, "running", binary("+", running, name(carry)))
+        scope.body.append(Accumulate(carry, "+=", step))
+        return result

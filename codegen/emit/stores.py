@@ -1,0 +1,94 @@
+"""Stores: each output where it is complete, whole groups of 16 bytes and pairs of neighbours at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..program.axes import Sink
+from .access.addresses import Addresses
+from .access.coordinates import Coordinates, Groups
+from .access.levels import Levels
+from .access.strided_pairs import StridedPairs
+from .access.tile_axes import TileAxes
+from .context import Context
+from .loops import Expr, If, Scope, Store, binary, call, total, unary
+from .mathematics import FLOATING
+from .values import Values
+
+SHORT = 24
+"""An operand of an interleaving is written inline up to this many columns."""
+
+
+@dataclass(eq=False)
+class Stores:
+    """`waiting`: first sinks of pairs, whose second stores both."""
+
+    context: Context
+    tile: TileAxes
+    coords: Coordinates
+    levels: Levels
+    addresses: Addresses
+    pairs: StridedPairs
+    values: Values
+    waiting: set[Sink] = field(default_factory=set)
+
+    def store(self, sink: Sink, scope: Scope) -> None:
+        """One sink, in the scope at hand or the outermost one where it is complete; the second of a pair, both."""
+        pair = self.pairs.sinks(sink, scope)
+        if pair is None:
+            self._store_one(sink, scope.home(self.levels.deepest(sink.terms, sink.axes)))
+        elif pair[0] not in self.waiting:
+            self.waiting.add(pair[0])
+        else:
+            terms = (*pair[0].terms, *pair[1].terms)
+            self._store_pair(*pair, scope.home(self.levels.deepest(terms, pair[0].axes)))
+
+    def _store_one(self, sink: Sink, scope: Scope) -> None:
+        value = self.values.stored(sink, scope)
+        indices = self.values.indices(sink.place.values, scope)
+        groups = self.coords.groups_of(sink.place, sink.mode == "store")
+        pointer = self.addresses.pointer(sink.ref, sink.place, indices, scope, sink.axes, groups)
+        is_atomic = sink.mode == "add"
+        if is_atomic and self.tile.lanes(sink.axes):
+            value = self.tile.broadcast(value, sink.axes)
+        masks = self.coords.masks(sink.axes, summed=True)
+        comment = self.context.comment(sink)
+        if is_atomic and sink.dtype in FLOATING:
+            comment = f"atomic: in no fixed order  {comment}".rstrip()
+        if groups is None:
+            scope.body.append(Store(pointer, value, total("&", masks), names_of(masks), is_atomic, comment))
+        else:
+            inside = groups.written or masks[0]
+            self._store_groups(pointer, self.context.let(scope, "out", value), groups, inside, scope, comment)
+
+    def _store_groups(
+        self, pointer: Expr, value: Expr, groups: Groups, inside: Expr, scope: Scope, comment: str
+    ) -> None:
+        """Whole groups of 16 bytes at once; the ends of a row, element by element."""
+        whole = scope.memo.get("whole") or self.context.let(scope, "whole", groups.whole)
+        scope.memo["whole"] = whole
+        ends = binary("&", inside, unary("~", whole))
+        scope.body.append(Store(pointer, value, whole, whole.names, False, comment))
+        edges = Store(pointer, value, ends, inside.names)
+        scope.body.append(If(groups.edge, [edges]) if groups.edge is not None else edges)
+
+    def _store_pair(self, first: Sink, second: Sink, scope: Scope) -> None:
+        """tl.store(pointer, tl.interleave(even, odd))"""
+        both = [self._side_of_pair(first, "even", scope), self._side_of_pair(second, "odd", scope)]
+        pointer = self.pairs.pointer(first.ref, first.place, scope)
+        masks = self.pairs.masks(first.axes, scope)
+        comment = self.context.comment(first) or self.context.comment(second)
+        value = call("tl.interleave", *both)
+        scope.body.append(Store(pointer, value, total("&", masks), names_of(masks), False, comment))
+
+    def _side_of_pair(self, sink: Sink, wish: str, scope: Scope) -> Expr:
+        """The value in all lanes of the sink, under a name if it is long."""
+        value = self.values.stored(sink, scope)
+        if self.tile.lanes(sink.value.axes) != self.tile.lanes(sink.axes):
+            value = self.tile.broadcast(value, sink.axes)
+        return value if len(value.text) <= SHORT else self.context.let(scope, wish, value)
+
+
+def names_of(masks: list[Expr]) -> frozenset[str]:
+    """The names that masks read."""
+    return frozenset().union(*(m.names for m in masks))
