@@ -1,4 +1,4 @@
-"""What codegen hands to the runtime: Triton text, and everything that is needed to launch it, as plain values."""
+"""The interface to the runtime: Triton text, and everything that is needed to launch it, as plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Ref(NamedTuple):
     """A buffer: input or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel."""
 
     kind: Literal["input", "output", "temporary", "scratch"]
-    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which is of no use here
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Kernel:
     fast: bool = False
 
     def options(self, kind: str) -> dict[str, int | bool]:
-        """What the compiler for this kind of device is told: eager's roundings are those of single operations."""
+        """Options of the compiler for this kind of device: eager's roundings are those of single operations."""
         flushes = {"enable_reflect_ftz": self.fast} if kind == "cuda" else {}
         fused = {"enable_fp_fusion": self.fast}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **fused, **flushes}
@@ -91,7 +91,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Leaning:
-    """How far a schedule departs from its own choice: lanes, warps, elements held in powers of two, stages in ones."""
+    """Departure of a schedule from its own choice: lanes, warps, elements held in powers of two, stages in ones."""
 
     lanes: int = 0
     warps: int = 0

@@ -10,6 +10,7 @@ The symbols of a resident row are pinned: the stage is built again with their va
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ import sympy
 from ..ir import Graph, Value
 from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
-from ..ir.passes.fuse import only_moves
+from ..ir.passes.node_kinds import only_moves
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
@@ -51,12 +52,15 @@ def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int],
 
     `hints`: the current value of every symbol; they choose blocks, never meaning. Raises Unfusible.
     """
+    # argmax as simpler primitives: what may be fused is asked of those
     plain = _expanded(graph)
     for value in plain.order():
         _check_fusible(value)
+    # sizes like C / 32 become integers before any arithmetic on indices
     quotients = Quotients.of(plain)
     if quotients.whole:
         plain, hints = _substituted(plain, quotients.whole), quotients.hints(hints)
+    # a product of matrices is one kernel or none; everything else is divided into as many as it takes
     label = identifier(name) or "kernel"
     if any(v.prim == "dot" for v in plain.order()):
         return quotients.restored(products.kernels_of(plain, target, hints, label))
@@ -88,7 +92,7 @@ def _check_fusible(value: Value) -> None:
 def _expanded(graph: Graph) -> Graph:
     """The live part of the graph, argmax and argmin spelled out: where(x == max, place, size), then the minimum."""
     out = Graph(graph.name)
-    new = {v.id: out.input(v.aval, v.params["name"], v.params["strides"]) for v in graph.inputs}
+    new = {v.id: out.input_like(v) for v in graph.inputs}
     with building(out):
         for value in graph.order():
             with provenance(value.origin):
@@ -106,9 +110,9 @@ def _expand_primitive(value: Value, x: Value) -> Value:
     hit = emit("eq", x, emit("broadcast", top, shape=x.shape, axes=axes))
     if x.aval.is_float:
         hit = emit("or", hit, emit("isnan", x))
-    counted = emit("broadcast", emit("iota", size=x.shape[axis], dtype="i64"), shape=x.shape, axes=(axis,))
-    beyond = emit("full", value=x.shape[axis], shape=x.shape, dtype="i64")
-    return emit("amin", emit("where", hit, counted, beyond), axes=(axis,))
+    position = emit("broadcast", emit("iota", size=x.shape[axis], dtype="i64"), shape=x.shape, axes=(axis,))
+    sentinel = emit("full", value=x.shape[axis], shape=x.shape, dtype="i64")
+    return emit("amin", emit("where", hit, position, sentinel), axes=(axis,))
 
 
 def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, Size]) -> Graph:
@@ -135,22 +139,21 @@ def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
 
 # ---------------------------------------------------------------------- the search for kernels
 class _Group:
-    """One graph on its way to kernels: what is materialised, and which goals were told apart."""
+    """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
 
     def __init__(self, graph: Graph, target: Target, hints: Hints, name: str) -> None:
         self.graph, self.target, self.hints, self.name = graph, target, hints, name
         self.order = graph.order()
         self.empty = self._empty()
         self.cut: dict[int, None] = {}
-        self.apart: set[frozenset[int]] = set()
         self.alone: set[int] = set()
         self._cut_deep()
 
     def _empty(self) -> dict[sympy.Symbol, int]:
         """Symbols that make a size zero: they are compiled in."""
         sizes = {n for v in (*self.graph.inputs, *self.order) for n in v.shape if not isinstance(n, int)}
-        nothing = symbols(n for n in sizes if number(n, self.hints) == 0)
-        return {s: int(self.hints[s]) for s in sorted(nothing, key=str)}
+        zeros = symbols(n for n in sizes if number(n, self.hints) == 0)
+        return {s: int(self.hints[s]) for s in sorted(zeros, key=str)}
 
     def _cut_deep(self) -> None:
         depth: dict[int, int] = {}
@@ -166,20 +169,21 @@ class _Group:
         for _ in range(4 * len(self.order) + 8):
             try:
                 return self._attempt()
-            except Materialize as wanted:
-                self._materialize(wanted)
+            except Materialize as request:
+                self._materialize(request)
         raise Unfusible(self.order[-1], "no division into kernels was found")
 
-    def _materialize(self, wanted: Materialize) -> None:
-        for nodes in (wanted.nodes, wanted.otherwise):
+    def _materialize(self, request: Materialize) -> None:
+        for nodes in (request.nodes, request.otherwise):
             new = [n.id for n in nodes if n.id not in self.cut and n.prim != "input"]
             if new:
                 self.cut.update(dict.fromkeys(new))
                 return
-        told = {n.id for n in wanted.nodes} - self.alone
-        if not told:
-            raise Unfusible(wanted.nodes[0] if wanted.nodes else self.order[-1], "it cannot be computed by one kernel")
-        self.alone |= told
+        isolated = {n.id for n in request.nodes} - self.alone
+        if not isolated:
+            node = request.nodes[0] if request.nodes else self.order[-1]
+            raise Unfusible(node, "it cannot be computed by one kernel")
+        self.alone |= isolated
 
     # ------------------------------------------------------------------ memory
     def _memory(self) -> tuple[dict[int, Memory], list[Buffer]]:
@@ -209,49 +213,47 @@ class _Group:
 
     # ------------------------------------------------------------------ stages
     def _goals(self, memory: Mapping[int, Memory]) -> list[list[Goal]]:
-        """What to write, by stage: a value's stage is above those of the cut values that it reads."""
+        """The stores of each stage: a value's stage is above those of the cut values that it reads."""
         ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
-        goals: dict[int, list[Goal]] = {}
+        goals: defaultdict[int, list[Goal]] = defaultdict(list)
         for v in self.order:
             stage = max((ready[a.id] for a in v.args), default=0)
             if v.prim == "scatter":
-                base = max(ready[v.args[0].id], 0)
-                goals.setdefault(base, []).append(Goal(v.args[0], memory[v.id]))
+                # a scatter adds to a copy of its first operand, which an earlier kernel has to have written
+                base = ready[v.args[0].id]
+                goals[base].append(Goal(v.args[0], memory[v.id]))
                 stage = max(stage, base + 1)
-                goals.setdefault(stage, []).append(Goal(v, memory[v.id], scatter=True))
+                goals[stage].append(Goal(v, memory[v.id], scatter=True))
             elif v.id in self.cut:
-                goals.setdefault(stage, []).append(Goal(v, memory[v.id]))
+                goals[stage].append(Goal(v, memory[v.id]))
             ready[v.id] = stage + 1 if v.id in self.cut else stage
         for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
             if value is None or strides is None:
                 continue
             ref = Ref("output", position)
             if value.id not in memory or memory[value.id].ref != ref:
-                goals.setdefault(ready[value.id], []).append(Goal(value, Memory(ref, strides, value.dtype)))
-        wanted = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
-        return [part for part in wanted if part]
+                goals[ready[value.id]].append(Goal(value, Memory(ref, strides, value.dtype)))
+        stages = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
+        return [part for part in stages if part]
 
     def _is_empty(self, value: Value) -> bool:
         return any(_substitute_param(n, self.empty) == 0 for n in value.shape)
 
     def _attempt(self) -> Kernels:
         memory, temporaries = self._memory()
-        found: list[Kernel] = []
+        kernels: list[Kernel] = []
         for goals in self._goals(memory):
             for part in self._parts(goals):
-                found += self._stage(part, memory, len(found))
-        if len(found) == 1:
-            found = [self._renamed(found[0], self.name)]
-        return Kernels(tuple(found), tuple(temporaries))
+                kernels += self._stage(part, memory, len(kernels))
+        if len(kernels) == 1:
+            kernels = [_with_name(kernels[0], self.name)]
+        return Kernels(tuple(kernels), tuple(temporaries))
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
-        """Goals that may share a kernel: scatters and values told apart get their own."""
+        """Goals that may share a kernel; scatters and values in `alone` get their own."""
         single = [g for g in goals if g.scatter or g.node.id in self.alone]
-        rest = [g for g in goals if g not in single]
-        return [*([rest] if rest else []), *([g] for g in single)]
-
-    def _renamed(self, kernel: Kernel, label: str) -> Kernel:
-        return replace(kernel, name=label, source=kernel.source.replace(f"def {kernel.name}(", f"def {label}(", 1))
+        together = [g for g in goals if g not in single]
+        return [*([together] if together else []), *([g] for g in single)]
 
     # ------------------------------------------------------------------ one stage
     def _stage(self, goals: Sequence[Goal], memory: Mapping[int, Memory], number: int) -> list[Kernel]:
@@ -271,25 +273,33 @@ class _Group:
     ) -> Kernel | list[list[Goal]]:
         """A kernel for the goals, or the goals in parts that have to be kernels of their own."""
         graph = _substituted(self.graph, pins) if pins else self.graph
+        # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
         own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
         terms = TermTable()
         sinks = unify(terms, build_sinks(terms, {k: _pinned(m, pins) for k, m in memory.items()}, own))
+        # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
             return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
+        # a sum over rows and columns takes over the sum over columns, where the schedule would have both
         workload = Workload(Program(sinks), self.target, self.hints)
         if is_on("nested_sums") and (nested := nested_sums(workload)):
             workload = Workload(Program(with_nested_sums(terms, sinks, nested)), self.target, self.hints)
         try:
             plan = schedule_of(workload)
-        except Separate as wanted:
-            refs = {s.ref for s in wanted.sinks}
+        except Separate as request:
+            refs = {s.ref for s in request.sinks}
             return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
+        # a row that stays in registers has a constant length: build again with the values of its symbols
         free = symbols(a.size for a in plan.pinned)
         if free:
-            chosen = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
-            return self._kernel(goals, memory, chosen, label)
+            pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
+            return self._kernel(goals, memory, pinned, label)
         return replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins)
+
+
+def _with_name(kernel: Kernel, label: str) -> Kernel:
+    return replace(kernel, name=label, source=kernel.source.replace(f"def {kernel.name}(", f"def {label}(", 1))
 
 
 def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:

@@ -129,6 +129,10 @@ class Graph:
         self.inputs.append(value)
         return value
 
+    def input_like(self, source: Value) -> Value:
+        """A new input of the type, name and strides of an input of another graph."""
+        return self.input(source.aval, source.params["name"], source.params["strides"])
+
     def emit(self, prim: str, args: Sequence[Value], params: dict[str, Any]) -> Value:
         """The node `prim(*args, **params)`: the one already there, or a new one with its type inferred."""
         if any(a.graph is not self for a in args):

@@ -147,7 +147,7 @@ def rebuild(graph: Graph, table: Rules, replacing: Replacements = NOTHING) -> Gr
     `replacing` has builders for single nodes, by id: each is called with the values built so far, by old id.
     """
     out = Graph(graph.name)
-    env = {v.id: out.input(v.aval, v.params["name"], v.params["strides"]) for v in graph.inputs}
+    env = {v.id: out.input_like(v) for v in graph.inputs}
     with building(out), rewriting(table):
         copy_into(graph.order(), env, replacing)
     out.mutations = {i: env[v.id] for i, v in graph.mutations.items()}

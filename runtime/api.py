@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 from ..tracer.declared import Option
 from .compiled.derived_backward import valid_derive_jvp
+from .compiled.options import Options
 from .dispatch.compiled_class import CompileTargetError, compile_class
 from .dispatch.plain_function import compile_function
 from .dispatch.pytree import compile_tree
@@ -78,16 +79,18 @@ def compile(
     `traceable`, DeriveJvpError for `derive_jvp`.
     """
     valid_backend(backend)
-    options = (backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp), valid_numerics(numerics))
-    named = dict(zip(("backend", "fullgraph", "dynamic", "traceable", "derive_jvp", "numerics"), options, strict=True))
+    options = Options(
+        backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp), valid_numerics(numerics)
+    )
+    named = vars(options)
     if target is None:
         return functools.partial(compile, **named, pytree=pytree)
     if pytree:
         return compile_tree(target, functools.partial(compile, **named))
     if isinstance(target, type):
-        return compile_class(target, *options)
+        return compile_class(target, options)
     if callable(target):
-        return compile_function(target, *options)
+        return compile_function(target, options)
     raise CompileTargetError(
         what=repr(target)[:60],
         detail="it is neither a Function class nor a function",

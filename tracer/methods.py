@@ -79,3 +79,9 @@ def signed(method: Callable[..., Any]) -> tuple[Any, ...]:
     """The objects that a method's signature is read off, each of which may be exchanged."""
     inner = inspect.unwrap(method)
     return (method, *(getattr(inner, name, None) for name in ("__code__", "__defaults__", "__kwdefaults__")))
+
+
+def plain_function(cls: type) -> Callable[..., Any] | None:
+    """The function that `compile` made a class of: forward is it, backward its vjp; None of a user's class."""
+    function: Callable[..., Any] | None = getattr(cls, "_fusegrad_plain_function", (None,))[0]  # it may be a descriptor
+    return function

@@ -10,12 +10,12 @@ varies along both, and it only ever decides how fast the kernel is, never what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...ir import Value
-from ...ir.types import Size
+from ...ir.types import ITEMSIZE, Size
 from ..kernel import Ref
 from .sizes import divide, nonnegative, tidy
 
@@ -70,11 +70,11 @@ class Index:
             place = place * n + i
         return place
 
-    def __add__(self, other: Index | Size) -> Index:
-        if not isinstance(other, Index):
-            return Index(self.terms, tidy(self.offset + other), self.values)
+    def __add__(self, addend: Index | Size) -> Index:
+        if not isinstance(addend, Index):
+            return Index(self.terms, tidy(self.offset + addend), self.values)
         return Index(
-            _added(self.terms, other.terms), tidy(self.offset + other.offset), _added(self.values, other.values)
+            _added(self.terms, addend.terms), tidy(self.offset + addend.offset), _added(self.values, addend.values)
         )
 
     def __mul__(self, by: Size) -> Index:
@@ -94,7 +94,7 @@ class Index:
 
     @property
     def kind(self) -> Any:
-        """What stays the same when axes are renamed."""
+        """The parts that stay the same when axes are renamed."""
         return tuple((a.size, c) for a, c in self.terms), self.offset, self.values
 
     def renamed(self, to: Mapping[Axis, Index]) -> Index:
@@ -119,7 +119,7 @@ class Index:
                 return None
         return None if self.values else (low, high)
 
-    def within(self, size: Size) -> bool:
+    def is_within(self, size: Size) -> bool:
         """Provably in 0 .. size-1 (an axis of size zero is never walked)."""
         bounds = self.bounds()
         return bounds is not None and nonnegative(bounds[0]) and nonnegative(tidy(size - 1 - bounds[1]))
@@ -135,13 +135,13 @@ class Index:
                 inner = inner + Index.over(axis) * coefficient
         quotient = divide(self.offset, size)
         outer, inner = (outer + quotient, inner) if quotient is not None else (outer, inner + self.offset)
-        return (outer, inner) if inner.within(size) else None
+        return (outer, inner) if inner.is_within(size) else None
 
 
 def _added(a: tuple[tuple[Any, Size], ...], b: tuple[tuple[Any, Size], ...]) -> tuple[tuple[Any, Size], ...]:
     total = dict(a)
-    for what, coefficient in b:
-        total[what] = tidy(total.get(what, 0) + coefficient)
+    for key, coefficient in b:
+        total[key] = tidy(total.get(key, 0) + coefficient)
     return tuple(sorted(((w, c) for w, c in total.items() if c != 0), key=lambda wc: wc[0].order))
 
 
@@ -180,7 +180,7 @@ def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a load reads: element `place` of a buffer. Its values are the load's first `indirect` arguments."""
+    """The source of a load: element `place` of a buffer. Its values are the load's first `indirect` arguments."""
 
     ref: Ref
     place: Index
@@ -227,14 +227,36 @@ class Goal:
     scatter: bool = False
 
 
+class Traffic(NamedTuple):
+    """A load or a store: elements of `place` that move, for every point of `axes`. `sink`: None for a load.
+
+    `plain`: it has no indices or conditions of its own.
+    """
+
+    ref: Ref
+    place: Index
+    axes: frozenset[Axis]
+    itemsize: int
+    plain: bool
+    sink: Sink | None = None
+
+
 class Program:
     """The sinks of one kernel, over unified axes."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.terms = below(t for s in self.sinks for t in s.terms)
-        found = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
-        self.axes = tuple(sorted(found, key=lambda a: a.order))
+        axes = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
+        self.axes = tuple(sorted(axes, key=lambda a: a.order))
+
+    def traffic(self) -> Iterator[Traffic]:
+        for t in self.terms:
+            if t.op == "load":
+                yield Traffic(t.param.ref, t.param.place, t.axes, ITEMSIZE[t.dtype], not t.args)
+        for s in self.sinks:
+            plain = not s.place.values and s.mode == "store"
+            yield Traffic(s.ref, s.place, frozenset(s.axes), ITEMSIZE[s.dtype], plain, s)
 
 
 def mentioned(term: Term) -> set[Axis]:
@@ -243,15 +265,15 @@ def mentioned(term: Term) -> set[Axis]:
 
 def below(roots: Iterable[Term]) -> tuple[Term, ...]:
     """Every term under the roots, arguments first."""
-    done: dict[Term, None] = {}
+    ordered: dict[Term, None] = {}
     todo = [(root, False) for root in reversed(list(roots))]
     while todo:
         term, ready = todo.pop()
-        if term in done:
+        if term in ordered:
             continue
         if ready:
-            done[term] = None
+            ordered[term] = None
         else:
             todo.append((term, True))
-            todo.extend((a, False) for a in reversed(term.args) if a not in done)
-    return tuple(done)
+            todo.extend((a, False) for a in reversed(term.args) if a not in ordered)
+    return tuple(ordered)

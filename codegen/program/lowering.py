@@ -94,8 +94,9 @@ def _cat(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     place = index[axis]
     for x, start, size in zip(node.args, starts, sizes, strict=False):
         shifted = place + tidy(-start)
-        if shifted.within(size):
+        if shifted.is_within(size):
             return b.at(x, (*index[:axis], shifted, *index[axis + 1 :]), guards)
+    # under guards only some places are asked for: the pieces of a pad are none of the store
     if not guards:
         b.try_pieces(place, sizes)
     return _cat_chain(b, node, index, guards, starts)
@@ -118,6 +119,7 @@ def _cat_chain(b: Builder, node: Value, index: Place, guards: Guards, starts: li
 def _reshape(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     """Flatten the index, then take it apart again along the operand's dimensions, refining axes where it helps."""
     (x,) = node.args
+    # from the last dimension on: what is left over is the index of those before it
     flat = Index.row_major(index, node.shape)
     places: list[Index] = []
     for n in reversed(x.shape[1:]):
@@ -132,11 +134,13 @@ def _divided(b: Builder, place: Index, size: Size) -> tuple[Index, Index]:
         return place, Index()
     if not place.values and (exact := place.divmod(size)) is not None:
         return exact
+    # an axis across the boundary of two blocks is divided, which starts the pass again
     if not place.values:
         _refine_for(b, place, size)
-    whole, divisor = b.terms.index(place), b.terms.const(size, "i64")
-    quotient = b.terms.integer("floordiv", whole, divisor)
-    return Index(values=((quotient, 1),)), Index(values=((b.terms.integer("rem", whole, divisor), 1),))
+    # what cannot be proven is computed, lane by lane
+    number, divisor = b.terms.index(place), b.terms.const(size, "i64")
+    quotient = b.terms.integer("floordiv", number, divisor)
+    return Index(values=((quotient, 1),)), Index(values=((b.terms.integer("rem", number, divisor), 1),))
 
 
 def _refine_for(b: Builder, place: Index, size: Size) -> None:
@@ -154,9 +158,9 @@ def _reduce(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     b.check_complete(node, index)
     (x,) = node.args
     axes = node.params["axes"]
-    kept = iter(index)
+    outer = iter(index)
     own = {d: _reduced(b, node, d, x.shape[d]) for d in axes}
-    arg = b.operand(x, [own[d] if d in own else next(kept) for d in range(x.ndim)])
+    arg = b.operand(x, [own[d] if d in own else next(outer) for d in range(x.ndim)])
     over = [a for d in axes for a in b.axes.settled(own[d]).walked]
     return _folded(b, node, arg, over)
 
@@ -183,7 +187,7 @@ def _folded(b: Builder, node: Value, arg: Term, over: list[Axis]) -> Term:
 
 
 def _dot(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
-    """sum(x * y): what a product is, and how it is known (`codegen.products`); it is never formed."""
+    """sum(x * y): what a product is, and how it is known (`emit/products.py`); it is never formed."""
     b.check_complete(node, index)
     x, y = node.args
     x_axes, y_axes, out_axes = (node.params[p] for p in ("x_axes", "y_axes", "out_axes"))

@@ -1,4 +1,4 @@
-"""What a kernel computes, counted: one for each element of an elementwise result, of what is summed, of a scan.
+"""The operations of a kernel: one for each element of an elementwise result, of what is summed, of a scan.
 
 A product of matrices is a sum of products here, too: two for each pair. Conversions, places and guards count nothing.
 """

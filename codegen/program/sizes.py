@@ -39,10 +39,10 @@ def _quotient(a: sympy.Expr, b: sympy.Expr) -> Size | None:
     if b == 0:
         return None
     top, bottom = sympy.fraction(sympy.cancel(a / b))
-    whole = sympy.expand(top / bottom) if bottom.is_Integer else None
-    if whole is None or not all(c.is_Integer for c in whole.as_coefficients_dict().values()):
+    quotient = sympy.expand(top / bottom) if bottom.is_Integer else None
+    if quotient is None or not all(c.is_Integer for c in quotient.as_coefficients_dict().values()):
         return None
-    return simplify_size(whole)
+    return simplify_size(quotient)
 
 
 def nonnegative(size: Size) -> bool:

@@ -103,7 +103,7 @@ class TermTable:
     def load(self, memory: Memory, index: Sequence[Index], guards: tuple[Term, ...], node: Value) -> Term:
         """The element of a buffer; its guards are dropped where the index is provably inside."""
         place = self.axes.settled(Index.linear(index, memory.strides))
-        safe = all(self.axes.settled(i).within(n) for i, n in zip(index, node.shape, strict=True))
+        safe = all(self.axes.settled(i).is_within(n) for i, n in zip(index, node.shape, strict=True))
         values = tuple(v for v, _ in place.values)
         access = Access(memory.ref, Index(place.terms, place.offset), tuple(c for _, c in place.values))
         loaded = self.make("load", *values, *(() if safe else guards), dtype=memory.dtype, param=access, node=node)
@@ -134,8 +134,8 @@ class TermTable:
         self, sinks: Sequence[Sink], to: Mapping[Axis, Index], place_of: Callable[[Index], Index]
     ) -> list[Sink]:
         new: dict[Term, Term] = {}
-        old, self._terms = below(t for s in sinks for t in s.terms), {}
-        for term in old:
+        terms, self._terms = below(t for s in sinks for t in s.terms), {}
+        for term in terms:
             args = tuple(new[a] for a in term.args)
             new[term] = self.make(term.op, *args, dtype=term.dtype, param=_param(term, to, place_of), node=term.node)
         return [replace(s, place=place_of(s.place), axes=_axes(s.axes, to)).of_terms(new) for s in sinks]

@@ -6,6 +6,7 @@ x[i, j], sum over k of x[i, k]   ->  k is j           x[p, q] everywhere at stri
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 from ...ir.switches import is_on
 from ...ir.types import Size
@@ -108,20 +109,14 @@ def _alike(sinks: Sequence[Sink]) -> Iterator[tuple[list[Axis], list[Axis]]]:
     loads = sorted((t for t in terms if t.op == "load"), key=lambda t: -len(t.param.place.terms))
     ranked = [(t.param.ref, _by_stride(t.param.place)) for t in loads]
     ranked += [(s.ref, _by_stride(s.place)) for s in sinks]
-    pairs = [(x, y) for i, x in enumerate(ranked) for y in ranked[i + 1 :]]
-    for (ref, one), (other, two) in pairs:
-        if ref == other and [c for _, c in one] == [c for _, c in two]:
-            yield [a for a, _ in one], [a for a, _ in two]
-    for (ref, one), (other, two) in pairs:
-        if ref == other:
+    pairs = list(combinations(ranked, 2))
+    for alike in ([pair for pair in pairs if pair[0][0] == pair[1][0]], pairs):
+        for (_, one), (_, two) in alike:
+            if [c for _, c in one] == [c for _, c in two]:
+                yield [a for a, _ in one], [a for a, _ in two]
+        for (_, one), (_, two) in alike:
             yield from (([a], [b]) for a, c in one for b, d in two if same(c, d) and same(a.size, b.size))
-    for (_, one), (_, two) in pairs:
-        if [c for _, c in one] == [c for _, c in two]:
-            yield [a for a, _ in one], [a for a, _ in two]
-    for (_, one), (_, two) in pairs:
-        yield from (([a], [b]) for a, c in one for b, d in two if same(c, d) and same(a.size, b.size))
-    axes = _Joined(sinks).axes
-    yield from (([a], [b]) for i, a in enumerate(axes) for b in axes[i + 1 :])
+    yield from (([a], [b]) for a, b in combinations(_Joined(sinks).axes, 2))
 
 
 def _by_stride(place: Index) -> list[tuple[Axis, Size]]:

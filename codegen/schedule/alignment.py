@@ -8,11 +8,11 @@ whole = ..                                groups that lie inside it: what is wri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...ir.types import ITEMSIZE, Size
+from ...ir.types import Size
 from ..program.axes import Axis, Index, Program
 from ..program.sizes import Hints, number
 
@@ -31,7 +31,7 @@ class Slide:
     group: int
 
     def holds(self, place: Index, plain: bool) -> bool:
-        """Whether an access is one of these. `plain`: it has no indices or conditions of its own."""
+        """An access is one of these. `plain`: it has no indices or conditions of its own."""
         return plain and not place.values and _key(place, self.axis) == (self.terms, self.offset)
 
 
@@ -39,10 +39,10 @@ def slide_of(program: Program, axis: Axis, size: Mapping[Axis, int], hints: Hint
     """The accesses that move most of the bytes, where they begin at odd places now."""
     moved: dict[Begin, int] = {}
     widest: dict[Begin, int] = {}
-    for place, itemsize, axes in _accesses(program):
-        if (key := _key(place, axis)) is not None:
-            moved[key] = moved.get(key, 0) + itemsize * math.prod(size[a] for a in axes)
-            widest[key] = max(widest.get(key, 1), itemsize)
+    for t in program.traffic():
+        if t.plain and (key := _key(t.place, axis)) is not None:
+            moved[key] = moved.get(key, 0) + t.itemsize * math.prod(size[a] for a in t.axes)
+            widest[key] = max(widest.get(key, 1), t.itemsize)
     if not moved:
         return None
     terms, offset = max(moved, key=lambda k: moved[k])
@@ -57,12 +57,3 @@ def _key(place: Index, axis: Axis) -> Begin | None:
     if dict(place.terms).get(axis) != 1 or len(place.terms) == 1:
         return None
     return tuple(sorted((t for t in place.terms if t[0] is not axis), key=lambda t: t[0].order)), place.offset
-
-
-def _accesses(program: Program) -> Iterable[tuple[Index, int, Iterable[Axis]]]:
-    for term in program.terms:
-        if term.op == "load" and not term.args:
-            yield term.param.place, ITEMSIZE[term.dtype], term.axes
-    for sink in program.sinks:
-        if not sink.place.values and sink.mode == "store":
-            yield sink.place, ITEMSIZE[sink.dtype], sink.axes

@@ -29,8 +29,8 @@ class Quotients:
         """The symbols of which a part is a size in the graph."""
         parts: dict[sympy.Symbol, int] = {}
         for size in (n for v in (*graph.inputs, *graph.order()) for t in v.avals for n in t.shape):
-            if not isinstance(size, int) and (found := _part(size)) is not None:
-                symbol, divisor = found
+            if not isinstance(size, int) and (part := _part(size)) is not None:
+                symbol, divisor = part
                 parts[symbol] = math.lcm(divisor, parts.get(symbol, 1))
         return Quotients({s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in parts.items()})
 
@@ -52,9 +52,9 @@ class Quotients:
 
 def _part(size: sympy.Expr) -> tuple[sympy.Symbol, int] | None:
     """s0 / 32 -> (s0, 32)"""
-    coefficient, rest = size.as_coeff_Mul()
+    coefficient, symbol = size.as_coeff_Mul()
     divisor = int(coefficient.q) if coefficient.is_Rational else 1
-    return (rest, divisor) if rest.is_Symbol and divisor > 1 else None
+    return (symbol, divisor) if symbol.is_Symbol and divisor > 1 else None
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class _Back:
     def _pin(self, symbol: sympy.Symbol, value: int) -> tuple[sympy.Symbol, int]:
         if symbol not in self.into:
             return symbol, value
-        share, whole = self.into[symbol].as_coeff_Mul()
-        return whole, int(value / share)
+        share, multiple = self.into[symbol].as_coeff_Mul()
+        return multiple, int(value / share)
 
     def _sizes(self, sizes: Mapping[str, Size]) -> dict[str, Size]:
         return {label: self.size(n) for label, n in sizes.items()}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from ...ir.types import ITEMSIZE, Size, product
-from ..kernel import Ref
-from ..program.axes import Axis, Term
+from ..program.axes import Axis
 from ..program.sizes import blocks, tidy
 from .residency import Residency, passes_over
 from .roles import AxisRoles
@@ -29,7 +28,7 @@ class ReductionPlan:
 
 
 def choose_walk(roles: AxisRoles, residency: Residency) -> tuple[Axis, ...]:
-    """What persistent programs walk: rows in chunks, too, so that few of them are in flight."""
+    """The axes that persistent programs walk; rows in chunks are walked, too, so that few of them are in flight."""
     return roles.outer if residency.chunked and not roles.final else roles.walk
 
 
@@ -66,21 +65,13 @@ def _programs_worth_sums(w: Workload, roles: AxisRoles, tiling: Tiling, items: S
 
 def _items_worth_sums(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], walk: Sequence[Axis]) -> int:
     """Items after which a program has moved so much that its partial sums weigh little."""
-    each = {(ref, axes): size for ref, axes, size in _moved(w, roles.final) if axes & set(walk)}
+    finishing = w.sinks_of(set(roles.final))
+    traffic = [t for t in w.program.traffic() if t.sink not in finishing and t.axes & set(walk)]
+    each = {(t.ref, t.axes): t.itemsize for t in traffic}
     width = {a: min(n, w.size[a]) for a, n in tile.items()}
     moved = sum(size * math.prod(width.get(a, 1) for a in axes) for (_, axes), size in each.items())
     sums = sum(4 * math.prod(width[a] for a in r.axes if a in tile) for r in roles.final)
     return math.ceil(sums / (w.budget.partials * moved)) if moved else 1
-
-
-def _moved(w: Workload, final: Iterable[Term]) -> Iterator[tuple[Ref, frozenset[Axis], int]]:
-    """Buffer, axes and bytes of an element of what every item reads and writes."""
-    for term in w.loads:
-        yield term.param.ref, term.axes, ITEMSIZE[term.dtype]
-    finishing = w.sinks_of(set(final))
-    for sink in w.program.sinks:
-        if sink not in finishing:
-            yield sink.ref, frozenset(sink.axes), ITEMSIZE[sink.dtype]
 
 
 def _fitting_l2(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], programs: Size) -> Size:

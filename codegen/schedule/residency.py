@@ -23,7 +23,7 @@ LIGHT = frozenset({
     "const", "cast", "spread", "add", "sub", "mul", "div", "reciprocal", "neg", "abs", "max", "min", "sqrt", "rsqrt",
     "exp", "sigmoid", "where", "eq", "ne", "lt", "le", "gt", "ge",
 })  # fmt: skip
-"""What takes few registers for one element: rows may stay packed beside it."""
+"""Operations that take few registers for one element: rows may stay packed beside them."""
 DIVISIONS = frozenset({"div", "reciprocal", "sigmoid"})
 STREAMS = 2
 """The most rows that stay packed side by side."""
@@ -86,11 +86,11 @@ def _fits(w: Workload, roles: AxisRoles) -> bool:
     row = roles.row
     if not w.is_pinnable(row) or not is_on("resident"):
         return False
-    beside = 1 if row[-1] is w.vector else min(16, power_of_two(w.size[w.vector]))
+    side_by_side = 1 if row[-1] is w.vector else min(16, power_of_two(w.size[w.vector]))
     width = 2 if any(t.dtype == "f64" for t in w.program.terms) else 1
     items = [t for t in w.row_loads(row) if t.axes - set(row)]
     copies = max(1, len(items) + len(roles.accumulators)) * width
-    return w.padded(row) * beside * copies <= w.budget.resident and _is_roomy(w, row)
+    return w.padded(row) * side_by_side * copies <= w.budget.resident and _is_roomy(w, row)
 
 
 def _is_roomy(w: Workload, row: tuple[Axis, ...]) -> bool:
@@ -114,7 +114,7 @@ def _packed_loads(w: Workload, roles: AxisRoles) -> frozenset[Term]:
 
 
 def _is_packable(w: Workload, row: tuple[Axis, ...], streams: list[Term]) -> bool:
-    """What was read fits, beside it the weights that come by, and what is computed from both takes little room."""
+    """The rows fit, beside them the weights that come by, and what is computed from both takes little room."""
     rows = len({t.param for t in streams})
     packed = 2 * rows
     passing = sum(ITEMSIZE[t.dtype] for t in w.row_loads(row) if t not in streams)
@@ -150,6 +150,7 @@ def _is_shareable(w: Workload, roles: AxisRoles) -> bool:
         return False
     if set(roles.outer) != set(roles.walk):
         return False
+    # sinks before the finish write their strip; sums before them need no other pass over the row
     (axis,) = roles.row
     inner, final = set(roles.inner), set(roles.final)
     last = w.sinks_of(final)

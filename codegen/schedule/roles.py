@@ -81,7 +81,7 @@ def row_axes(w: Workload) -> set[Axis]:
 
 
 def _meets_its_axes(w: Workload, r: Term) -> bool:
-    """What is made of `r` varies along an axis that `r` reduces (or `r` is stored along one that it ignores)."""
+    """A value made of `r` varies along an axis that `r` reduces (or `r` is stored along one that it ignores)."""
     reduced = set(r.param)
     if any(r in w.under[t] and t.axes & reduced for t in w.program.terms):
         return True
@@ -142,10 +142,10 @@ def _check_nothing_waits(w: Workload, final: Sequence[Term]) -> None:
 
 def _check_parallel(w: Workload, roles: AxisRoles) -> None:
     """A few long rows would leave most of the device idle: reduce them in a kernel of their own."""
-    used = [r for r in roles.inner if _meets_its_axes(w, r)]
+    reused = [r for r in roles.inner if _meets_its_axes(w, r)]
     long = w.elements(roles.row) > w.budget.resident // 2
-    if long and w.elements(roles.outer) < w.budget.units // 4 and used and not w.scans:
-        first = [r for r in used if not any(q in w.under[r] for q in roles.inner)]
+    if long and w.elements(roles.outer) < w.budget.units // 4 and reused and not w.scans:
+        first = [r for r in reused if not any(q in w.under[r] for q in roles.inner)]
         if first:
             raise Materialize(nodes_of(first))
 
@@ -160,7 +160,7 @@ def check_finish(w: Workload, roles: AxisRoles, after: frozenset[Term], chunked:
         axes = set(sink.axes).union(*(t.axes for t in set(below(sink.terms)) & after if t not in final))
         summed = set(needed[0].param) - row
         partial = [r for r in needed if axes - r.axes - _recomputed(w, roles, r) or set(r.param) - row != summed]
-        lost = [t for t in _beside(sink, final) if chunked and t.op in REDUCTIONS]
+        lost = [t for t in _reached(sink, final) if chunked and t.op in REDUCTIONS]
         if partial or lost:
             raise Materialize(nodes_of(partial or lost))
 
@@ -174,8 +174,8 @@ def _recomputed(w: Workload, roles: AxisRoles, r: Term) -> set[Axis]:
     return missing if strips * w.bytes_read([r]) <= w.bytes_read(w.program.terms) // 16 else set()
 
 
-def _beside(sink: Sink, final: set[Term]) -> Iterable[Term]:
-    """What a sink needs besides final reductions: terms that are reached without passing through one."""
+def _reached(sink: Sink, final: set[Term]) -> Iterable[Term]:
+    """The terms that a sink reaches without passing through a final reduction."""
     reached: dict[Term, None] = {}
     todo = list(sink.terms)
     while todo:

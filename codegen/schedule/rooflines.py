@@ -1,4 +1,4 @@
-"""What devices can do at best, from their data sheets: dense products, no sparsity, without TF32 for float32."""
+"""The best that devices can do, from their data sheets: dense products, no sparsity, without TF32 for float32."""
 
 from __future__ import annotations
 

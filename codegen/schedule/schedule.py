@@ -4,6 +4,8 @@
     residency        whether a row stays in registers, packed or not, or is read in chunks
     tiling           lanes of the axes that are vector dimensions, and threads for them
     reduction plan   how many persistent programs walk how many items
+
+Each is a record, chosen by a function that sees the records before it; `Schedule` is all of them, for the emitter.
 """
 
 from __future__ import annotations

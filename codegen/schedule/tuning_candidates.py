@@ -6,8 +6,9 @@ matter; one that emits what is there already is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from ..kernel import Kernel, Kernels, Leaning, Target
 
@@ -29,30 +30,28 @@ LEANER = {
 """Versions that need less shared memory and fewer registers, for a device that refused the scheduled one."""
 
 
+def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int) -> dict[str, Kernels]:
+    """The kernels as scheduled, then neighbours that differ from them and from each other: `most` in all."""
+    return {OWN: own, **dict(islice(_distinct(own, LEANINGS, target, emitted), most - 1))}
+
+
 def smaller_candidates(
     own: Kernels, target: Target, emitted: Callable[[Target], Kernels]
 ) -> Iterator[tuple[str, Kernels]]:
-    """Versions that differ from the refused one and from each other, each emitted when it is asked for."""
-    seen = {_signature(own)}
-    for name, leaning in LEANER.items():
-        made = emitted(replace(target, leaning=leaning))
-        if (form := _signature(made)) not in seen:
-            seen.add(form)
-            yield name, made
+    """Versions that differ from the refused one and from each other."""
+    return _distinct(own, LEANER, target, emitted)
 
 
-def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int) -> dict[str, Kernels]:
-    """The kernels as scheduled, then neighbours that differ from them and from each other: `most` in all."""
-    found = {OWN: own}
-    seen = {_signature(own)}
-    for name, leaning in LEANINGS.items():
-        if len(found) == most:
-            break
-        made = emitted(replace(target, leaning=leaning))
-        if (form := _signature(made)) not in seen:
-            seen.add(form)
-            found[name] = made
-    return found
+def _distinct(
+    own: Kernels, leanings: Mapping[str, Leaning], target: Target, emitted: Callable[[Target], Kernels]
+) -> Iterator[tuple[str, Kernels]]:
+    """Each is emitted when it is asked for."""
+    signatures = {_signature(own)}
+    for name, leaning in leanings.items():
+        version = emitted(replace(target, leaning=leaning))
+        if (signature := _signature(version)) not in signatures:
+            signatures.add(signature)
+            yield name, version
 
 
 def _signature(kernels: Kernels) -> tuple[object, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...ir import Value
 from ...ir.switches import is_on
-from ...ir.types import ITEMSIZE, Size
+from ...ir.types import ITEMSIZE
 from ..kernel import Target
 from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Sink, Term, below
 from ..program.sizes import Hints, number, power_of_two
@@ -27,7 +27,7 @@ class Separate(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """What one program may hold, in elements: `resident` in rows, `lanes` in a tile, `chunk` of a row.
+    """Elements that one program may hold: `resident` in rows, `lanes` in a tile, `chunk` of a row.
 
     Before its partial sums are worth their bytes, a program walks at least `turns` items and `walked` elements, and so
     many that the sums are at most the share `partials` of the bytes that it moves; but more than `long` of them only
@@ -115,21 +115,14 @@ def _by_stride(w: Workload) -> tuple[dict[Axis, int], list[Axis]]:
     """The bytes that move along each axis at stride 1; the axes, the largest stride first, then the vector."""
     stride = {a: 0 for a in w.program.axes}
     weight = {a: 0 for a in w.program.axes}
-    for terms, axes, itemsize in _accesses(w):
-        moved = w.elements(axes) * itemsize
-        for axis, coefficient in terms:
+    for t in w.program.traffic():
+        moved = w.elements(t.axes) * t.itemsize
+        for axis, coefficient in t.place.terms:
             step = abs(number(coefficient, w.hints))
             stride[axis] = max(stride[axis], step)
             weight[axis] += moved if step == 1 else 0
     vector = max(w.program.axes, key=lambda a: (weight[a], -stride[a], a.order), default=None)
     return weight, sorted(w.program.axes, key=lambda a: (a is vector, -stride[a], a.order))
-
-
-def _accesses(w: Workload) -> Iterable[tuple[Sequence[tuple[Axis, Size]], frozenset[Axis], int]]:
-    for term in w.loads:
-        yield term.param.place.terms, term.axes, ITEMSIZE[term.dtype]
-    for sink in w.program.sinks:
-        yield sink.place.terms, frozenset(sink.axes), ITEMSIZE[sink.dtype]
 
 
 def nodes_of(terms: Iterable[Term]) -> list[Value]:

@@ -116,7 +116,7 @@ def _device() -> torch.device:
 
 def _records(function: Any) -> dict[str, Any]:
     """A Function's name, and of its methods those that do not run compiled, or with arguments moved."""
-    records = function._fusegrad.records
+    records = function._fusegrad.ledger.records
     return {"function": function.__name__, "reasons": {m: r.reason for m, r in records.items() if r.reason}}
 
 

@@ -89,7 +89,7 @@ SYMBOLIC: dict[str, Callable[..., Any]] = {
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
 }
-"""What is folded over sizes: i64 arithmetic without wrapping, as sizes are far from 2**63."""
+"""Operations folded over sizes: i64 arithmetic without wrapping, as sizes are far from 2**63."""
 
 
 def fold(value: Value) -> Value | None:
@@ -131,8 +131,8 @@ def fold_cast(value: Value) -> Value | None:
     if number is None:
         exact = source.dtype in INTEGERS and source.params["value"].is_integer and value.dtype in (*FLOATS, "i64")
         return make("full", value=source.params["value"], shape=value.shape, dtype=value.dtype) if exact else None
-    held = rounded(number, source.dtype)
-    result = None if held is None else rounded(held, value.dtype)
+    rounded_source = rounded(number, source.dtype)
+    result = None if rounded_source is None else rounded(rounded_source, value.dtype)
     return None if result is None else make("full", value=result, shape=value.shape, dtype=value.dtype)
 
 

@@ -4,6 +4,9 @@
 
 Applied where each operand has an axis that the other lacks. sum(x * y) over equal shapes and sum(x [M, N] * w [N]) are
 bound by memory, and stay fused reductions. In low floats eager rounds the product before adding it; here it is not.
+
+After `Simplify`, which leaves one layout node between factors and their product; before `Fuse`, to which a `dot` is a
+call, no member of a group.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ class Contract:
     """Graph -> an equal graph where sums of outer products are `dot`."""
 
     def __call__(self, graph: Graph) -> Graph:
-        found = {v: c for v in graph.order() if (c := contraction(v)) is not None}
-        chosen = _not_needed_otherwise(graph, found)
-        return rebuild(graph, {}, {v.id: c.build for v, c in chosen.items()}) if chosen else graph
+        contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
+        selected = _not_needed_otherwise(graph, contractions)
+        return rebuild(graph, {}, {v.id: c.build for v, c in selected.items()}) if selected else graph
 
 
 class Factor(NamedTuple):
@@ -44,7 +47,7 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum as the product of two operands, each the product of factors. `inside`: nodes that it makes needless."""
+    """A sum as the product of two operands, each the product of factors. `inside`: nodes that it needs no more."""
 
     sum: Value
     left: tuple[Factor, ...]
@@ -58,15 +61,16 @@ class Contraction:
         return [v for v in self.inside if len(wide(v.shape)) == len(everything)]
 
     def build(self, env: dict[int, Value]) -> Value:
+        # axes that one operand alone has are summed before the product, which is the smaller for it
         summed = set(self.sum.params["axes"])
         x, x_axes = _early_sum(*self._operand(env, self.left), summed - _axes(self.right))
         y, y_axes = _early_sum(*self._operand(env, self.right), summed - _axes(self.left))
-        kept = tuple(a for a in wide(self.sum.args[0].shape) if a not in summed)
+        outer = tuple(a for a in wide(self.sum.args[0].shape) if a not in summed)
         if summed & {*x_axes, *y_axes}:  # summed together, or by one in a low float
-            result = make("dot", x, y, x_axes=x_axes, y_axes=y_axes, out_axes=kept)
+            result = make("dot", x, y, x_axes=x_axes, y_axes=y_axes, out_axes=outer)
         else:
-            shape = tuple(self.sum.args[0].shape[a] for a in kept)
-            result = make("mul", _spread(x, x_axes, kept, shape), _spread(y, y_axes, kept, shape))
+            shape = tuple(self.sum.args[0].shape[a] for a in outer)
+            result = make("mul", _spread(x, x_axes, outer, shape), _spread(y, y_axes, outer, shape))
         return make("reshape", result, shape=self.sum.shape) if result.shape != self.sum.shape else result
 
     def _operand(self, env: dict[int, Value], factors: Sequence[Factor]) -> tuple[Value, tuple[int, ...]]:
@@ -94,7 +98,7 @@ def contraction(value: Value) -> Contraction | None:
 
 
 def _factors(value: Value, labels: tuple[int | None, ...], everything: set[int], inside: set[Value]) -> list[Factor]:
-    """What is multiplied, seen through products over all the axes, casts that lose nothing, and layout."""
+    """The values that are multiplied, seen through products over all the axes, casts that lose nothing, and layout."""
     if value.prim == "mul" and {a for a in labels if a is not None} == everything:
         inside.add(value)
         return [f for arg in value.args for f in _factors(arg, labels, everything, inside)]
@@ -111,11 +115,11 @@ def _through(value: Value, labels: tuple[int | None, ...]) -> tuple[int | None, 
         pairs = zip(value.params["axes"], value.args[0].shape, strict=True)
         return tuple(labels[a] if n != 1 else None for a, n in pairs)
     if value.prim == "permute":
-        place = {old: new for new, old in enumerate(value.params["perm"])}
+        place = {axis: position for position, axis in enumerate(value.params["perm"])}
         return tuple(labels[place[i]] for i in range(value.ndim))
     if value.prim == "reshape" and only_ones(value.args[0].shape, value.shape):
-        known = iter([labels[a] for a in wide(value.shape)])
-        return tuple(next(known) if n != 1 else None for n in value.args[0].shape)
+        labels_left = iter([labels[a] for a in wide(value.shape)])
+        return tuple(next(labels_left) if n != 1 else None for n in value.args[0].shape)
     return None
 
 
@@ -128,27 +132,27 @@ def _two_operands(factors: list[Factor]) -> tuple[tuple[Factor, ...], tuple[Fact
     right = next((f for f in largest if f.axes - left.axes), None)
     if right is None or not left.axes - right.axes:
         return None
-    rest = [f for f in factors if f is not left and f is not right]
-    if any(not (f.axes <= left.axes or f.axes <= right.axes) for f in rest):
+    remaining = [f for f in factors if f is not left and f is not right]
+    if any(not (f.axes <= left.axes or f.axes <= right.axes) for f in remaining):
         return None
-    with_left = [f for f in rest if f.axes <= left.axes]
-    return (left, *with_left), (right, *(f for f in rest if f not in with_left))
+    with_left = [f for f in remaining if f.axes <= left.axes]
+    return (left, *with_left), (right, *(f for f in remaining if f not in with_left))
 
 
 def _axes(factors: Iterable[Factor]) -> set[int]:
     return {a for f in factors for a in f.axes}
 
 
-def _not_needed_otherwise(graph: Graph, found: dict[Value, Contraction]) -> dict[Value, Contraction]:
+def _not_needed_otherwise(graph: Graph, contractions: dict[Value, Contraction]) -> dict[Value, Contraction]:
     """Those whose product nothing else needs: otherwise it is formed anyway, and summing it on the way is free."""
     live, results = graph.live(), set(graph.results)
-    chosen = dict(found)
+    selected = dict(contractions)
     while True:
-        gone = {v for c in chosen.values() for v in c.inside} | set(chosen)
-        kept = {s: c for s, c in chosen.items() if not any(_escapes(v, gone, live, results) for v in c.products)}
-        if len(kept) == len(chosen):
-            return kept
-        chosen = kept
+        gone = {v for c in selected.values() for v in c.inside} | set(selected)
+        unshared = {s: c for s, c in selected.items() if not any(_escapes(v, gone, live, results) for v in c.products)}
+        if len(unshared) == len(selected):
+            return unshared
+        selected = unshared
 
 
 def _escapes(value: Value, gone: set[Value], live: set[int], results: set[Value]) -> bool:

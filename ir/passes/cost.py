@@ -11,15 +11,15 @@ from ..types import ITEMSIZE, Size, elements_in_memory, simplify_size
 
 Hints = Mapping[sympy.Symbol, int]
 TYPICAL = 4096
-"""What an unknown size is taken for."""
+"""The value that an unknown size is taken to have."""
 
 
 def estimate(size: Size, hints: Hints | None = None) -> int:
     """The size under the hints; a symbol without one counts as 4096."""
     if isinstance(size, int):
         return size
-    known = {s: (hints or {}).get(s, TYPICAL) for s in size.free_symbols}
-    return int(size.xreplace(known))
+    values = {s: (hints or {}).get(s, TYPICAL) for s in size.free_symbols}
+    return int(size.xreplace(values))
 
 
 def minimal_bytes(graph: Graph) -> Size:
@@ -40,11 +40,11 @@ def _bytes_written(value: Value, graph: Graph) -> Size:
 
 
 def bytes_read(value: Value) -> Size:
-    """What has to be read of an input."""
+    """The bytes that have to be read of an input."""
     live = value.graph.live()
     users = [u for u in value.users if u.id in live]
-    whole = value in value.graph.results or not all(_takes_part(u, value) for u in users)
-    elements = _elements(value) if whole else _total(u.aval.numel for u in users)
+    complete = value in value.graph.results or not all(_takes_part(u, value) for u in users)
+    elements = _elements(value) if complete else _total(u.aval.numel for u in users)
     return simplify_size(elements * ITEMSIZE[value.dtype])
 
 

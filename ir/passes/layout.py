@@ -28,26 +28,27 @@ def wide(shape: Shape) -> list[int]:
     return [i for i, size in enumerate(shape) if size != 1]
 
 
-def only_ones(old: Shape, new: Shape) -> bool:
-    """Whether the shapes differ in axes of size 1 only."""
-    return same_shape([old[i] for i in wide(old)], [new[i] for i in wide(new)])
+def only_ones(shape: Shape, target: Shape) -> bool:
+    """The shapes differ in axes of size 1 only."""
+    return same_shape([shape[i] for i in wide(shape)], [target[i] for i in wide(target)])
 
 
-def segments(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+def segments(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
     """The finest runs of axes of two shapes that hold the same elements.
 
     [B, S, 6] and [B*S, 2, 3]  ->  [([0, 1], [0]), ([2], [1, 2])]
     """
     runs: list[tuple[list[int], list[int]]] = []
-    left, right = list(range(len(old))), list(range(len(new)))
+    left, right = list(range(len(source))), list(range(len(target)))
     while left and right:
+        # a run grows on the side that holds fewer elements, until both sides hold the same
         run: tuple[list[int], list[int]] = ([left.pop(0)], [right.pop(0)])
-        while not sizes_equal(*(sizes := (product(old[i] for i in run[0]), product(new[i] for i in run[1])))):
+        while not sizes_equal(*(sizes := (product(source[i] for i in run[0]), product(target[i] for i in run[1])))):
             side = 0 if _divides(*sizes) else 1
             if not (left, right)[side]:
                 side = 1 - side
             if not (left, right)[side]:
-                return [(list(range(len(old))), list(range(len(new))))]
+                return [(list(range(len(source))), list(range(len(target))))]  # not provably equal: one run of all
             run[side].append((left, right)[side].pop(0))
         runs.append(run)
     return _with_rest(runs, left, right)
@@ -65,7 +66,7 @@ def _with_rest(
 
 
 def _divides(small: Size, large: Size) -> bool:
-    """Whether `large` is provably a multiple of `small`."""
+    """`large` is provably a multiple of `small`."""
     if isinstance(small, int) and isinstance(large, int):
         return small < large
     quotient = sympy.cancel(sympy.sympify(large) / small)
@@ -73,6 +74,11 @@ def _divides(small: Size, large: Size) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------- one layout node
+def _of_shape(full: Value, shape: Shape) -> Value:
+    """The same constant in another shape."""
+    return make("full", **(full.params | {"shape": tuple(shape)}))
+
+
 def reshape(value: Value) -> Value | None:
     """reshape(reshape(x)) -> reshape(x); reshape(x) to its own shape -> x; reshape(broadcast(x)) -> broadcast(x)"""
     (x,) = value.args
@@ -81,7 +87,7 @@ def reshape(value: Value) -> Value | None:
     if x.prim == "reshape":
         return make("reshape", x.args[0], shape=value.shape)
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     if x.prim == "broadcast" and only_ones(x.shape, value.shape):
         return _rebroadcast(x, value.shape)
     return None
@@ -111,14 +117,14 @@ def permute(value: Value) -> Value | None:
     if x.prim == "permute":
         return make("permute", x.args[0], perm=tuple(x.params["perm"][i] for i in perm))
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     if x.prim == "broadcast":
         return _permuted_broadcast(x, value)
     return None
 
 
 def _permuted_broadcast(x: Value, value: Value) -> Value:
-    goes_to = {old: new for new, old in enumerate(value.params["perm"])}
+    goes_to = {axis: position for position, axis in enumerate(value.params["perm"])}
     places = [goes_to[a] for a in x.params["axes"]]
     order = sorted(range(len(places)), key=places.__getitem__)
     source = make("permute", x.args[0], perm=tuple(order))
@@ -130,14 +136,14 @@ def broadcast(value: Value) -> Value | None:
     (x,) = value.args
     axes, shape = value.params["axes"], value.shape
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": shape}))
+        return _of_shape(x, shape)
     if x.prim == "broadcast":
         return make("broadcast", x.args[0], shape=shape, axes=tuple(axes[a] for a in x.params["axes"]))
     if only_ones(x.shape, shape):
         return make("reshape", x, shape=shape)
     if 1 in x.shape:
-        kept = tuple(a for a, size in zip(axes, x.shape, strict=True) if size != 1)
-        return make("broadcast", squeezed(x), shape=shape, axes=kept)
+        wide_axes = tuple(a for a, size in zip(axes, x.shape, strict=True) if size != 1)
+        return make("broadcast", squeezed(x), shape=shape, axes=wide_axes)
     return None
 
 
@@ -148,7 +154,7 @@ def slice_(value: Value) -> Value | None:
     if all(a == 0 and sizes_equal(b, n) and s == 1 for a, b, s, n in zip(start, stop, step, x.shape, strict=True)):
         return x
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     if x.prim == "slice" and all(s == 1 for s in x.params["step"]):
         base = x.params["start"]
         moved = (tuple(simplify_size(a + b) for a, b in zip(base, at, strict=True)) for at in (start, stop))
@@ -162,17 +168,15 @@ def _sliced_broadcast(x: Value, value: Value) -> Value | None:
     axes, source = x.params["axes"], x.args[0]
     if 1 in source.shape:
         return None
-    taken = {k: tuple(value.params[k][a] for a in axes) for k in ("start", "stop", "step")}
-    return make("broadcast", make("slice", source, **taken), shape=value.shape, axes=axes)
+    bounds = {k: tuple(value.params[k][a] for a in axes) for k in ("start", "stop", "step")}
+    return make("broadcast", make("slice", source, **bounds), shape=value.shape, axes=axes)
 
 
 def flip(value: Value) -> Value | None:
     """flip(flip(x, a), b) -> flip(x, a xor b); axes of size 1 stay as they are"""
     (x,) = value.args
     axes = tuple(a for a in value.params["axes"] if x.shape[a] != 1)
-    if not axes:
-        return x
-    if x.prim == "full":
+    if not axes or x.prim == "full":
         return x
     if x.prim == "flip":
         return make("flip", x.args[0], axes=tuple(sorted(set(axes) ^ set(x.params["axes"]))))
@@ -195,7 +199,7 @@ def pad(value: Value) -> Value | None:
     if all(p == 0 for k in ("lo", "hi", "inner") for p in value.params[k]):
         return x
     if x.prim == "full" and repr(number_of(x)) in ("0", "0.0", "False"):
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     return None
 
 
@@ -212,7 +216,7 @@ def cat(value: Value) -> Value | None:
     if len(flat) == 1:
         return flat[0]
     if all(p.prim == "full" and _same_number(p, flat[0]) for p in flat):
-        return make("full", **(flat[0].params | {"shape": value.shape}))
+        return _of_shape(flat[0], value.shape)
     return make("cat", *flat, axis=axis) if tuple(flat) != value.args else None
 
 
@@ -229,12 +233,12 @@ def hoist(value: Value) -> Value | None:
     sources = [_spread(a) for a in value.args]
     if not value.args or all(a.prim == "full" for a in value.args) or any(s is None for s in sources):
         return None
-    kept = sorted({a for s in sources if s is not None for a in s})
-    if len(kept) == value.ndim:
+    filled = sorted({a for s in sources if s is not None for a in s})
+    if len(filled) == value.ndim:
         return None
-    shape = tuple(value.shape[a] for a in kept)
-    small = [_on(a, axes, kept, shape) for a, axes in zip(value.args, sources, strict=True) if axes is not None]
-    return make("broadcast", make(value.prim, *small, **value.params), shape=value.shape, axes=tuple(kept))
+    shape = tuple(value.shape[a] for a in filled)
+    small = [_on(a, axes, filled, shape) for a, axes in zip(value.args, sources, strict=True) if axes is not None]
+    return make("broadcast", make(value.prim, *small, **value.params), shape=value.shape, axes=tuple(filled))
 
 
 def _spread(x: Value) -> Axes | None:
@@ -248,11 +252,11 @@ def _spread(x: Value) -> Axes | None:
     return None
 
 
-def _on(x: Value, axes: Axes, kept: Sequence[int], shape: tuple[Size, ...]) -> Value:
+def _on(x: Value, axes: Axes, filled: Sequence[int], shape: tuple[Size, ...]) -> Value:
     """The source of x, brought to the small shape over the axes `kept`."""
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": shape}))
-    return make("broadcast", squeezed(x.args[0]), shape=shape, axes=tuple(kept.index(a) for a in axes))
+        return _of_shape(x, shape)
+    return make("broadcast", squeezed(x.args[0]), shape=shape, axes=tuple(filled.index(a) for a in axes))
 
 
 # ------------------------------------------------------------------------------------------------------ reductions
@@ -278,8 +282,8 @@ def _of_reduction(value: Value, x: Value, axes: Axes) -> Value | None:
     if x.prim != value.prim or (x.prim in ("sum", "prod") and x.dtype in LOW_FLOATS):
         return None
     source = x.args[0]
-    left = [a for a in range(source.ndim) if a not in x.params["axes"]]
-    both = tuple(sorted({*x.params["axes"], *(left[a] for a in axes)}))
+    remaining = [a for a in range(source.ndim) if a not in x.params["axes"]]
+    both = tuple(sorted({*x.params["axes"], *(remaining[a] for a in axes)}))
     return make(value.prim, source, axes=both)
 
 
@@ -296,11 +300,11 @@ def _of_reshape(value: Value, x: Value, axes: Axes) -> Value | None:
     """sum(reshape(x, [B*S, N]), 0) -> sum(x [B, S, N], (0, 1)): where the axes are whole runs of axes of x"""
     source = x.args[0]
     gone: list[int] = []
-    for old, new in segments(source.shape, x.shape):
-        inside = {a in axes for a in new if x.shape[a] != 1}
+    for source_axes, axes_of_x in segments(source.shape, x.shape):
+        inside = {a in axes for a in axes_of_x if x.shape[a] != 1}
         if len(inside) == 2:
             return None
-        gone += old if True in inside else []
+        gone += source_axes if True in inside else []
     small = make(value.prim, source, axes=tuple(sorted(gone)))
     return make("reshape", small, shape=drop_axes(x.shape, axes))
 
@@ -335,7 +339,7 @@ def _of_full(value: Value, x: Value, axes: Axes) -> Value | None:
     """sum(full(0)) -> full(0); amax(full(c)) -> full(c)"""
     zero = repr(number_of(x)) in ("0", "0.0", "False")
     constant = zero if value.prim == "sum" else value.prim in ("amax", "amin") and all(map(_positive, x.shape))
-    return make("full", **(x.params | {"shape": value.shape})) if constant else None
+    return _of_shape(x, value.shape) if constant else None
 
 
 of_layout: dict[str, Callable[[Value, Value, Axes], Value | None]] = {

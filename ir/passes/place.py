@@ -3,6 +3,8 @@
     a = mm(x0, w);  b = mm(x1, w);  y = cat(a, b)      becomes      mm(x0, w, out=y[:n]);  mm(x1, w, out=y[n:])
 
 Along the outermost axis, so that every part is one piece of memory. Kernels store their parts in place by themselves.
+
+After `Fuse`, which says what is a call; before `Products`, as a call that writes in place stays a call.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ Places = dict[int, Place]
 """By the ids of the calls' results."""
 
 
-def placed(graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], Places]:
+def place_concatenations(graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], Places]:
     """Steps in which such concatenations are views of what was written before, and where the calls are to write."""
     called = {s.value for s in steps if isinstance(s, Extern) and is_plain_product(s.value)}
-    found: list[Step] = list(steps)
+    placed_steps: list[Step] = list(steps)
     places: Places = {}
     for at, step in enumerate(steps):
-        whole = _concatenation(graph, step)
-        if whole is not None and _parts_are_calls(graph, whole, called, places):
-            found[at] = View(whole)
-            places |= _places(whole)
-    return found, places
+        concatenation = _concatenation(graph, step)
+        if concatenation is not None and _parts_are_calls(graph, concatenation, called, places):
+            placed_steps[at] = View(concatenation)
+            places |= _places(concatenation)
+    return placed_steps, places
 
 
 def is_plain_product(value: Value) -> bool:
@@ -52,22 +54,22 @@ def _concatenation(graph: Graph, step: Step) -> Value | None:
     """The row-major result of a step that does nothing but put its inputs one behind the other."""
     if not isinstance(step, Group) or len(step.outputs) != 1:
         return None
-    (whole,), (strides,) = step.outputs, step.graph.output_strides
-    outermost = whole.prim == "cat" and all(n == 1 for n in whole.shape[: whole.params["axis"]])
-    packed = strides is not None and same_shape(strides, contiguous_strides(whole.shape))
-    return whole if outermost and packed and set(whole.args) == set(step.inputs) else None
+    (result,), (strides,) = step.outputs, step.graph.output_strides
+    outermost = result.prim == "cat" and all(n == 1 for n in result.shape[: result.params["axis"]])
+    packed = strides is not None and same_shape(strides, contiguous_strides(result.shape))
+    return result if outermost and packed and set(result.args) == set(step.inputs) else None
 
 
-def _parts_are_calls(graph: Graph, whole: Value, called: set[Value], places: Places) -> bool:
+def _parts_are_calls(graph: Graph, concatenation: Value, called: set[Value], places: Places) -> bool:
     """Each part is made by a call, is in one place only, and is no result of its own."""
-    apart = len(set(whole.args)) == len(whole.args) and not set(whole.args) & set(graph.results)
-    return apart and all(a in called and a.id not in places for a in whole.args)
+    apart = len(set(concatenation.args)) == len(concatenation.args) and not set(concatenation.args) & set(graph.results)
+    return apart and all(a in called and a.id not in places for a in concatenation.args)
 
 
-def _places(whole: Value) -> Places:
+def _places(concatenation: Value) -> Places:
     starts: Places = {}
     start: Size = 0
-    for part in whole.args:
-        starts[part.id] = Place(whole, start)
+    for part in concatenation.args:
+        starts[part.id] = Place(concatenation, start)
         start = simplify_size(start + product(part.shape))
     return starts

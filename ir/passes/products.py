@@ -5,6 +5,8 @@
 A kernel of ours reaches at least SHARE of the machine's arithmetic (assumed, not timed). Where even so memory is the
 limit, the bytes decide, and fusing never moves more of them; other products stay with the library, unless a clock has
 the last word (`contest`). The rule, as data: `Estimate`. Reductions over the product stay kernels of their own.
+
+The last pass over steps: the neighbours of a product have to be groups before they can be joined to it.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from ..prims import PRIMS
 from ..rewrite import extract
 from ..types import LOW_FLOATS, Size, contiguous_strides, product
 from .cost import Hints, estimate, minimal_bytes
-from .fuse import Extern, Group, Step, View, is_view
+from .fuse import Extern, Group, Step, View
+from .node_kinds import is_view
 
 SHARE = 0.5
 """Of the machine's arithmetic that a generated product is taken to reach."""
 DTYPES = ("f16", "bf16", "f32")
 AROUND = ("elementwise", "layout", "source", "random", "input", "contract")
-"""What may be computed on a tile of a product."""
+"""Families that may be computed on a tile of a product."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one product, and why."""
+    """The fate of one product, and the reason."""
 
     value: Value
     group: Group | None  # None: the library's call stays
@@ -106,9 +109,9 @@ class Products:
         steps, decisions = list(steps), list[Decision]()
         for value in [s.value for s in steps if isinstance(s, Extern) and _is_product(s.value)]:
             if value.id not in self.library and (merged := _Merge.of(graph, steps, value)) is not None:
-                found = self.estimate(merged)
-                fused = found.pays or (self.contest and found.fused < found.apart)
-                decisions.append(Decision(value, merged.group if fused else None, str(found)))
+                costs = self.estimate(merged)
+                fused = costs.pays or (self.contest and costs.fused < costs.apart)
+                decisions.append(Decision(value, merged.group if fused else None, str(costs)))
                 steps = merged.steps() if fused else steps
         return steps, decisions
 
@@ -116,10 +119,10 @@ class Products:
         """The model of both ways, at the hints."""
         value = merged.value
         called = sum(self._number(v.aval.nbytes) for v in (*value.args, value))
-        around = sum(self._number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
+        neighbours = sum(self._number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
         rates = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
         return Estimate(
-            self._number(_operations(value)), called, called + around,
+            self._number(_operations(value)), called, called + neighbours,
             self._number(minimal_bytes(merged.group.graph)), self.machine.bandwidth, *rates,
         )  # fmt: skip
 
@@ -196,8 +199,8 @@ class _Merge:
         """The steps with the one group in the place of its last part, and without what nothing reads any more."""
         call = next(s for s in self.before if isinstance(s, Extern) and s.value == self.value)
         last = self.epilogue or call
-        kept = [s for s in self.before if s is last or s is not call]
-        return _read_ones(self.graph, [self.group if s is last else s for s in kept])
+        remaining = [s for s in self.before if s is last or s is not call]
+        return _without_unread(self.graph, [self.group if s is last else s for s in remaining])
 
 
 def _reads(step: Step) -> tuple[Value, ...]:
@@ -207,10 +210,10 @@ def _reads(step: Step) -> tuple[Value, ...]:
 def _epilogue(steps: Sequence[Step], at: int, value: Value) -> Group | None:
     """The first that reads the product, if all of it can be done on a tile."""
     place = next((i for i in range(at + 1, len(steps)) if value in _reads(steps[i])), None)
-    found = steps[place] if place is not None else None
-    if place is None or not isinstance(found, Group) or not _on_a_tile(found) or _effects(steps[at:place]):
+    step = steps[place] if place is not None else None
+    if place is None or not isinstance(step, Group) or not _on_a_tile(step) or _effects(steps[at:place]):
         return None
-    return found
+    return step
 
 
 def _on_a_tile(group: Group) -> bool:
@@ -225,31 +228,34 @@ def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]
     """
     bases = [_base(a) for a in value.args]
     single = [s for s in steps if isinstance(s, Group) and len(s.outputs) == 1]
-    made = [s for s in single if s.outputs[0] in bases and _on_a_tile(s)]
-    readers = {g.outputs[0]: _products_reading(graph, steps, g.outputs[0]) for g in made}
-    return [g for g in made if (n := readers[g.outputs[0]]) and _bytes_read(g) <= (2 if n == 1 else 1) * _made(g)]
+    return [s for s in single if s.outputs[0] in bases and _on_a_tile(s) and _may_repeat(graph, steps, s)]
+
+
+def _may_repeat(graph: Graph, steps: Sequence[Step], group: Group) -> bool:
+    readers = _products_reading(graph, steps, group.outputs[0])
+    return readers > 0 and _bytes_read(group) <= (2 if readers == 1 else 1) * _output_bytes(group)
 
 
 def _base(value: Value) -> Value:
-    """What a chain of views looks at."""
+    """The value at the end of a chain of views."""
     while is_view(value):
         (value,) = value.args
     return value
 
 
-def _products_reading(graph: Graph, steps: Sequence[Step], made: Value) -> int:
-    """How many products read it, directly or through views; 0 where anything else does."""
-    readers = [s for s in steps if not isinstance(s, View) and any(_base(r) == made for r in _reads(s))]
+def _products_reading(graph: Graph, steps: Sequence[Step], operand: Value) -> int:
+    """The number of products that read it, directly or through views; 0 where anything else does."""
+    readers = [s for s in steps if not isinstance(s, View) and any(_base(r) == operand for r in _reads(s))]
     products = all(isinstance(s, Extern) and _is_product(s.value) for s in readers)
-    return len(readers) if products and not any(_base(r) == made for r in graph.results) else 0
+    return len(readers) if products and not any(_base(r) == operand for r in graph.results) else 0
 
 
-def _made(group: Group) -> int:
+def _output_bytes(group: Group) -> int:
     return estimate(group.outputs[0].aval.nbytes)
 
 
 def _bytes_read(group: Group) -> int:
-    return estimate(minimal_bytes(group.graph)) - _made(group)
+    return estimate(minimal_bytes(group.graph)) - _output_bytes(group)
 
 
 def _effects(steps: Iterable[Step]) -> bool:
@@ -264,34 +270,36 @@ def _joined(
     graph: Graph, steps: Sequence[Step], value: Value, prologues: Sequence[Group], epilogue: Group | None
 ) -> Group:
     """One group for the product and what surrounds it; the product is one of its results where it is read elsewhere."""
-    others = [s for s in steps if s is not epilogue and value in _reads(s)]
+    # the product itself is stored only where something besides the epilogue reads it
+    readers = [s for s in steps if s is not epilogue and value in _reads(s)]
     outputs = list(epilogue.outputs) if epilogue else []
     strides = list(epilogue.graph.output_strides) if epilogue else []
-    if epilogue is None or others or value in graph.results:
+    if epilogue is None or readers or value in graph.results:
         outputs.append(value)
         strides.append(contiguous_strides(value.shape))
+    # operands that a prologue makes are replaced by what the prologue reads
     inside = {g.outputs[0]: g for g in prologues}
     operands = [i for a in value.args for i in (inside[_base(a)].inputs if _base(a) in inside else (_base(a),))]
     inputs = dict.fromkeys([*(i for i in (epilogue.inputs if epilogue else ()) if i != value), *operands])
     ordered = sorted(inputs, key=lambda v: v.id)
     name = (epilogue or prologues[0]).graph.name
-    made = extract(outputs, ordered, name=name, strides=strides, layouts=_layouts(steps))
-    return Group(made, tuple(ordered), tuple(outputs))
+    joined = extract(outputs, ordered, name=name, strides=strides, layouts=_layouts(steps))
+    return Group(joined, tuple(ordered), tuple(outputs))
 
 
 def _layouts(steps: Sequence[Step]) -> dict[int, tuple[Size, ...] | None]:
-    """How what groups make lies in memory."""
+    """The strides of what groups compute."""
     groups = [s for s in steps if isinstance(s, Group)]
     return {v.id: s for g in groups for v, s in zip(g.outputs, g.graph.output_strides, strict=True)}
 
 
-def _read_ones(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+def _without_unread(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """Without views and groups of which nothing is read, and that are no results."""
-    kept: list[Step] = []
+    needed_steps: list[Step] = []
     needed = set(graph.results)
     for step in reversed(steps):
-        made = step.outputs if isinstance(step, Group) else (step.value,)
-        if isinstance(step, Extern) or needed.intersection(made):
+        results = step.outputs if isinstance(step, Group) else (step.value,)
+        if isinstance(step, Extern) or needed.intersection(results):
             needed.update(_reads(step))
-            kept.append(step)
-    return kept[::-1]
+            needed_steps.append(step)
+    return needed_steps[::-1]

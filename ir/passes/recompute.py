@@ -1,10 +1,12 @@
-"""What forward hands to backward, chosen by a minimum cut on the joint graph, weighted by bytes moved.
+"""The residuals that forward hands to backward, chosen by a minimum cut on the joint graph, weighted by bytes moved.
 
     saved: x, w, x_hat [M, N] f32   ->   saved: x, w, rstd [M]; backward begins with x_hat = x * rstd
 
 Candidates are hidden intermediates only. What the user saved among inputs and outputs stays saved as it is, and
-backward may read it; what he did not save is never held. Reductions, products and calls are not done twice; elementwise
-work, layout, gathers and random numbers are. Bytes saved never grow: what the user's class asks for is one of the cuts.
+backward may read it; one that is not saved is never held. Reductions, products and calls are not done twice;
+elementwise work, layout, gathers and random numbers are. Bytes saved never grow: the user's choice is one of the cuts.
+
+On simplified graphs, where equal values are one node; before fusion, which has to know what forward returns.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ class Recompute:
     hints: Hints = field(default_factory=dict, hash=False)
 
     def __call__(self, program: Program) -> Program:
-        old = hidden_values(program)
-        saved = cheapest(program, self.hints) if old and program.backward else old
-        if set(saved) == set(old):
+        captured = hidden_values(program)
+        saved = cheapest(program, self.hints) if captured and program.backward else captured
+        if set(saved) == set(captured):
             return program
         new = Program(program.name, with_hidden(program, saved), _places(program, len(saved)), program.user_outputs)
         new.attributes = program.attributes | {CHOICE: Choice(program, tuple(saved))}
@@ -82,9 +84,9 @@ def value_at(program: Program, place: ValueRef) -> Value | None:
 
 
 def _places(program: Program, hidden: int) -> tuple[ValueRef | None, ...]:
-    """The user's own residuals in his order, then the hidden ones."""
-    kept = [p for p in program.residuals if p is None or p.kind != "hidden"]
-    return (*kept, *(ValueRef("hidden", i) for i in range(hidden)))
+    """The user's own residuals in their order, then the hidden ones."""
+    visible = [p for p in program.residuals if p is None or p.kind != "hidden"]
+    return (*visible, *(ValueRef("hidden", i) for i in range(hidden)))
 
 
 def with_hidden(program: Program, saved: Sequence[Value]) -> Graph:
@@ -105,12 +107,13 @@ def showing(program: Program, saved: Sequence[Value]) -> Graph:
 def cheapest(program: Program, hints: Hints) -> list[Value]:
     """The hidden values to hand over: those on the minimum cut nearest to backward, so that little is done twice."""
     cost, (_, near) = nx.minimum_cut(_network(program, hints), "forward", "backward")
-    old = hidden_values(program)
-    if cost >= sum(_both_ways(v, hints) for v in old):
-        return old
-    held = _held(program)
+    captured = hidden_values(program)
+    # at equal cost the program stays as it was captured
+    if cost >= sum(_both_ways(v, hints) for v in captured):
+        return captured
+    user_saved = _saved_by_user(program)
     cut = [v for v in program.forward if ("out", v.id) in near and ("in", v.id) not in near]
-    return [v for v in cut if v.id not in held]
+    return [v for v in cut if v.id not in user_saved]
 
 
 def _network(program: Program, hints: Hints) -> nx.DiGraph:
@@ -119,22 +122,24 @@ def _network(program: Program, hints: Hints) -> nx.DiGraph:
     A value saved is written once and read once; one that the user holds is read, for nothing where backward reads it.
     networkx gives the cut that is nearest to the target.
     """
-    network, held, read = nx.DiGraph(), _held(program), _read(program)
+    network, user_saved, read = nx.DiGraph(), _saved_by_user(program), _read(program)
+    # whatever backward reads now has to reach it on one way or another
     hidden = {v.id for v in hidden_values(program)}
     network.add_nodes_from(("forward", "backward"))
     network.add_edges_from((("out", i), "backward") for i in sorted(hidden))
     for value in program.forward:
-        network.add_edge(("in", value.id), ("out", value.id), **_capacity(value, held, read, hidden, hints))
-        if value.id in held or PRIMS[value.prim].family not in AGAIN:
+        network.add_edge(("in", value.id), ("out", value.id), **_capacity(value, user_saved, read, hidden, hints))
+        # what is at hand, and what is not to be done twice, comes from forward alone: the cut has to pass its edge
+        if value.id in user_saved or PRIMS[value.prim].family not in AGAIN:
             network.add_edge("forward", ("in", value.id))
         else:
             network.add_edges_from((("out", a.id), ("in", value.id)) for a in value.args)
     return network
 
 
-def _capacity(value: Value, held: set[int], read: set[int], hidden: set[int], hints: Hints) -> dict[str, int]:
+def _capacity(value: Value, user_saved: set[int], read: set[int], hidden: set[int], hints: Hints) -> dict[str, int]:
     """{} is without bound: an input that the user did not save (nor a view of it), or a node with several results."""
-    if value.id in held:
+    if value.id in user_saved:
         return {"capacity": 0 if value.id in read else estimate(value.aval.nbytes, hints)}
     savable = (value.prim != "input" or value.id in hidden) and len(value.avals) == 1
     return {"capacity": _both_ways(value, hints)} if savable else {}
@@ -144,11 +149,11 @@ def _both_ways(value: Value, hints: Hints) -> int:
     return 2 * estimate(value.aval.nbytes, hints)
 
 
-def _held(program: Program) -> set[int]:
-    """Values that the user saved himself: inputs that forward does not write to, and outputs."""
+def _saved_by_user(program: Program) -> set[int]:
+    """Values that the user saved: inputs that forward does not write to, and outputs."""
     places = [p for p in present(program) if p.kind != "hidden"]
-    written = {("input", i) for i in program.forward.mutations}
-    return {v.id for p in places if tuple(p) not in written and (v := value_at(program, p)) is not None}
+    mutated = {("input", i) for i in program.forward.mutations}
+    return {v.id for p in places if tuple(p) not in mutated and (v := value_at(program, p)) is not None}
 
 
 def _read(program: Program) -> set[int]:
@@ -166,33 +171,37 @@ def _read(program: Program) -> set[int]:
 def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
     """backward on the new residuals: the captured ones are computed first, then its own nodes."""
     out = Graph(backward.name)
-    old = choice.captured
-    places = present(old)
-    env, known = _receive(out, old, choice, backward)
-    hidden = [(v, value_at(old, p)) for v, p in zip(backward.inputs, places, strict=False) if p.kind == "hidden"]
+    captured = choice.captured
+    places = present(captured)
+    env, at_hand = _receive(out, captured, choice, backward)
+    hidden = [(v, value_at(captured, p)) for v, p in zip(backward.inputs, places, strict=False) if p.kind == "hidden"]
+    # the captured residuals that are not handed over any more are computed before anything reads them
     with building(out):
-        copy_into(nodes_between([value for _, value in hidden if value is not None], known), known)
-        env |= {v.id: known[value.id] for v, value in hidden if value is not None}
+        copy_into(nodes_between([value for _, value in hidden if value is not None], at_hand), at_hand)
+        env |= {v.id: at_hand[value.id] for v, value in hidden if value is not None}
         copy_into(backward.order(), env)
     out.mutations = {i: env[v.id] for i, v in backward.mutations.items()}
     return out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
 
 
-def _receive(out: Graph, old: Program, choice: Choice, backward: Graph) -> tuple[dict[int, Value], dict[int, Value]]:
+def _receive(
+    out: Graph, captured: Program, choice: Choice, backward: Graph
+) -> tuple[dict[int, Value], dict[int, Value]]:
     """The inputs of a rebased backward: the user's residuals, the saved values, the gradients.
 
     Returned as a map from the old inputs of backward, and as one from the values of forward that are at hand.
     """
-    places, held = present(old), _held(old)
+    places, user_saved = present(captured), _saved_by_user(captured)
     names = iter(unique_names([*backward.inputs, *choice.saved])[len(backward.inputs) :])
     env: dict[int, Value] = {}
-    known: dict[int, Value] = {}
+    at_hand: dict[int, Value] = {}
+    # in the order that the runtime passes them: the user's residuals first, hidden ones behind, gradients last
     for source, place in zip(backward.inputs, places, strict=False):
-        value = value_at(old, place)
+        value = value_at(captured, place)
         if place.kind != "hidden" and value is not None:
-            env[source.id] = out.input(source.aval, source.params["name"], source.params["strides"])
-            known |= {value.id: env[source.id]} if value.id in held else {}
-    known |= {v.id: out.input(v.aval, next(names)) for v in choice.saved}
+            env[source.id] = out.input_like(source)
+            at_hand |= {value.id: env[source.id]} if value.id in user_saved else {}
+    at_hand |= {v.id: out.input(v.aval, next(names)) for v in choice.saved}
     for source in backward.inputs[len(places) :]:
-        env[source.id] = out.input(source.aval, source.params["name"], source.params["strides"])
-    return env, known
+        env[source.id] = out.input_like(source)
+    return env, at_hand

@@ -2,6 +2,8 @@
 
 Every identity holds bit for bit, for NaN, infinities and signed zeros too: x + (-0.0) is x, x + 0.0 is not (-0.0 + 0.0
 is 0.0); 0 * x stays. A cast down and up again rounds, so it stays. The one licence taken is the order of float32 sums.
+
+The first pass, so that later ones meet few forms of one program; again after `Contract`, which leaves layout behind.
 """
 
 from __future__ import annotations
@@ -121,8 +123,8 @@ def power(value: Value) -> Value | None:
     if number is None or number not in POWERS:
         return None
     exact = value.dtype in ("f32", "f64") or number in (0, 1, 2)
-    whole = value.dtype in INTEGERS and number in (0, 1, 2, 3)
-    return POWERS[number](base) if (value.dtype in FLOATS and exact) or whole else None
+    integral = value.dtype in INTEGERS and number in (0, 1, 2, 3)
+    return POWERS[number](base) if (value.dtype in FLOATS and exact) or integral else None
 
 
 POWERS: dict[float, Callable[[Value], Value]] = {
@@ -149,16 +151,16 @@ def quotient(value: Value) -> Value | None:
 # --------------------------------------------------------------------------------------------------------- casts
 def _holders() -> dict[str, set[str]]:
     """For each dtype, those that hold every one of its values."""
-    whole = {
+    integers = {
         "b1": (0, 1), "u8": (0, 8), "u16": (0, 16), "u32": (0, 32), "u64": (0, 64),
         "i8": (1, 7), "i16": (1, 15), "i32": (1, 31), "i64": (1, 63),
     }  # fmt: skip
     mantissa = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
-    held = {d: {e for e, (t, m) in whole.items() if t >= s and m >= n} for d, (s, n) in whole.items()}
-    for dtype, (_, bits) in whole.items():
-        held[dtype] |= {f for f, digits in mantissa.items() if bits <= digits}
+    holders = {d: {e for e, (t, m) in integers.items() if t >= s and m >= n} for d, (s, n) in integers.items()}
+    for dtype, (_, bits) in integers.items():
+        holders[dtype] |= {f for f, digits in mantissa.items() if bits <= digits}
     wider = {"f16": {"f32", "f64"}, "bf16": {"f32", "f64"}, "f32": {"f64"}, "f64": set[str]()}
-    return held | wider | {f8: {"f32", "f64"} for f8 in FLOAT8}
+    return holders | wider | {f8: {"f32", "f64"} for f8 in FLOAT8}
 
 
 HOLDERS = _holders()
@@ -178,7 +180,7 @@ def cast(value: Value) -> Value | None:
 
 
 def _converts_alike(first: str, middle: str, last: str) -> bool:
-    """Whether first -> last is middle -> last on the values of `first`: not where a float becomes a narrow integer."""
+    """first -> last is middle -> last on the values of `first`: not where a float becomes a narrow integer."""
     if last == first or last in HOLDERS.get(first, ()) or last in (*FLOATS, "b1"):
         return True
     return last in INTEGERS and first in (*INTEGERS, "b1") and middle in INTEGERS

@@ -35,7 +35,7 @@ def batch(
     """
     out = Graph(f"{graph.name}_batched")
     env: dict[int, Any] = {
-        v.id: _lane_input(out, v, size, step) if m else out.input(v.aval, v.params["name"], v.params["strides"])
+        v.id: _lane_input(out, v, size, step) if m else out.input_like(v)
         for v, m, step in zip(graph.inputs, mapped, steps or [None] * len(graph.inputs), strict=True)
     }
     flags: dict[int, Any] = {v.id: m for v, m in zip(graph.inputs, mapped, strict=True)}

@@ -66,7 +66,7 @@ def push_forward(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_p
     if graph.mutations and not with_primal:
         raise InvalidGraphError("tangents alone are asked of a graph that writes into its inputs", node=graph.name)
     out = Graph(f"{graph.name}_jvp")
-    env = {v.id: out.input(v.aval, v.params["name"], v.params["strides"]) for v in graph.inputs}
+    env = {v.id: out.input_like(v) for v in graph.inputs}
     moving = [graph.inputs[i] for i in wrt]
     dot: dict[int, Any] = {v.id: out.input(v.aval, f"{v.params['name']}_dot") for v in moving}
     with building(out):

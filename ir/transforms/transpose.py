@@ -74,7 +74,7 @@ def vjp(graph: Graph, wrt: Sequence[int], given: Sequence[int] | None = None, ru
 def _graph_with_inputs(name: str, inputs: Sequence[Value]) -> Graph:
     out = Graph(name)
     for v in inputs:
-        out.input(v.aval, v.params["name"], v.params["strides"])
+        out.input_like(v)
     return out
 
 

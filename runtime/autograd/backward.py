@@ -17,7 +17,7 @@ from ..capture.guards import is_tracked
 from ..compiled.backward import guard_failure, opaque_calls, run_backward
 from ..fallback.answer import Fault, backward_failed, is_fault, recorded_faults, users_backward
 from ..fallback.records import Record, warn
-from ..functorch.unit import BackwardUnit
+from ..functorch.backward_unit import BackwardUnit
 from ..settings.config import taken_over
 from ..settings.counters import count
 from ..specialize.compiled_backward import BackwardCall, is_apart
@@ -70,7 +70,7 @@ def _differentiated(compiler: Compiled, spec: Specialization, call: BackwardCall
     in_a_batch = any(map(is_batched, call.gradients))
     traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
     if traced:
-        compiler.seen_by_a_mode()
+        compiler.ledger.note_observed()
     is_recorded = (torch.is_grad_enabled() and any(map(is_tracked, tensors))) or any(map(has_tangent, tensors))
     if is_recorded or in_a_batch or traced or transforms_active():
         return _derivative(compiler, spec, call, in_a_batch or traced)
@@ -84,11 +84,11 @@ def _differentiated(compiler: Compiled, spec: Specialization, call: BackwardCall
 def _derivative(compiler: Compiled, spec: Specialization, call: BackwardCall, in_a_transform: bool) -> Any:
     """backward where something differentiates or batches it: by its graph, or by the user's own operations."""
     followed = _followed(call)
-    opaque = compiler.records.get("backward", Record("")).status == "opaque"
-    if in_a_transform or opaque or compiler.is_debugged() or is_apart(spec.backward):
+    opaque = compiler.ledger.records.get("backward", Record("")).status == "opaque"
+    if in_a_transform or opaque or compiler.ledger.is_in_anomaly_mode() or is_apart(spec.backward):
         return as_written(compiler, spec, followed)
     if (why := guard_failure(spec.captured, call)) is not None:
-        compiler.refuse("backward", CaptureError(reason=why, where=spec.captured.backward_place()))
+        compiler.ledger.refuse("backward", CaptureError(reason=why, where=spec.captured.backward_place()))
         return as_written(compiler, spec, followed)
     if not (transforms_active() or _is_captured(compiler, spec, call)):
         return as_written(compiler, spec, followed)
@@ -109,18 +109,18 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
     try:
         entry = spec.backward.entry(call.kinds)
     except OpaqueMet as error:
-        compiler.derivative_refused(error)
+        compiler.ledger.refuse_derivative(error)
         return False
     except CaptureError as error:
-        if compiler.take_out("backward", error):
-            spec.adopt(compiler.cls, compiler.reads_now())
+        if compiler.keys.take_out("backward", error):
+            spec.adopt(compiler.user.cls, compiler.keys.reads_now())
             return _is_captured(compiler, spec, call)
-        compiler.refuse("backward", error)
+        compiler.ledger.refuse("backward", error)
         return False
     for opaque in opaque_calls(entry):
-        compiler.derivative_refused(CaptureError(reason=opaque.told, where=opaque.where))
+        compiler.ledger.refuse_derivative(CaptureError(reason=opaque.told, where=opaque.where))
     if entry.written_inputs:  # a derivative would compute it again, on what is in that memory by then
-        compiler.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=spec.captured.backward_place()))
+        compiler.ledger.refuse_derivative(CaptureError(reason=WRITES_GIVEN, where=spec.captured.backward_place()))
     return not (entry.opaque or entry.written_inputs)
 
 
@@ -130,16 +130,17 @@ def _changed_since_forward(compiler: Compiled, spec: Specialization, call: Backw
     if sharing is None or (name := sharing.changed_attribute(call.ctx._fusegrad_shared)) is None:
         return False
     reason = f"what `ctx.{name}` shares with the caller changed after forward"
-    compiler.refuse("backward", CaptureError(reason=reason, where=spec.captured.backward_place()))
+    compiler.ledger.refuse("backward", CaptureError(reason=reason, where=spec.captured.backward_place()))
     return True
 
 
 def _record_assigned(compiler: Compiled) -> None:
     """A ctx that was written to from outside: on record, once."""
-    if ASSIGNED not in compiler.records and compiler.records.get("backward", Record("")).status != "opaque":
-        compiler.records[ASSIGNED] = record = Record("opaque", REASON, users_line())
+    records = compiler.ledger.records
+    if ASSIGNED not in records and records.get("backward", Record("")).status != "opaque":
+        records[ASSIGNED] = record = Record("opaque", REASON, users_line())
         count("fallbacks")
-        warn(f"{compiler.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
+        warn(f"{compiler.user.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
 
 
 def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from ...tracer.trace import CaptureError
 from ..capture.opaque_replay import VARIANTS, offer_tape
 from ..capture.outputs import restore_passthrough_inputs
 from ..compiled.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note
+from ..compiled.budget import VAIN
 from ..fallback.answer import Fault, is_fault, put_on_record, recorded_faults
 from ..fallback.effects import launching
 from ..fallback.records import OpaqueCall
@@ -59,9 +60,9 @@ class OpaqueWriteError(FusegradError):
 def first_call(compiler: Compiled, met: OpaqueMet, args: Sequence[Any]) -> Any:
     """A call at which an opaque node was met: the user's own class, recorded, then the capture."""
     if _differentiates_its_body(compiler, args):
-        result = compiler.users(*args)
+        result = compiler.user.run(*args)
         if isinstance(met, DataMet):
-            compiler.refuse("forward", met)
+            compiler.ledger.refuse("forward", met)
         return result
     return _finished(compiler, args, Tape(data=isinstance(met, DataMet)), met)
 
@@ -70,9 +71,9 @@ def first_call(compiler: Compiled, met: OpaqueMet, args: Sequence[Any]) -> Any:
 def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any]) -> Any:
     """A call of a specialisation with opaque nodes."""
     if _differentiates_its_body(compiler, args):
-        return compiler.users(*args)
+        return compiler.user.run(*args)
     given = opened(args)
-    backend, versions = compiler.backend_for(given), list(map(version, given))
+    backend, versions = compiler.options.backend_for(given), list(map(version, given))
     tape = Tape(data=any(node.of_data for node in specialization.captured.opaque))
     for candidate in _candidates(compiler, specialization, given):
         if not _goes_on(candidate, given, tape):
@@ -92,7 +93,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
         finally:
             offer_tape(None)
         if candidate is not specialization:
-            compiler.prefer(candidate, given)
+            compiler.table.set_for_call(compiler.keys.exact(given), candidate)
         return restore_passthrough_inputs(candidate.captured, result, args)
     else:
         return _finished(compiler, args, tape)
@@ -102,8 +103,8 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
 
 def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault) -> Any:
     """A call that failed after opaque nodes had run: the user's own method, to which they are played back."""
-    with recording(tape, skip=compiler.cls):
-        result = compiler.users(*args)
+    with recording(tape, skip=compiler.user.cls):
+        result = compiler.user.run(*args)
     put_on_record(compiler, "forward", fault, args)
     return result
 
@@ -122,26 +123,26 @@ def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) ->
 def _require_unwritten(compiler: Compiled, args: Sequence[Any], versions: Sequence[int]) -> None:
     """A call can be finished by hand only on the arguments that it began with."""
     if list(map(version, args)) != list(versions):
-        raise OpaqueWriteError(function=compiler.cls.__name__)
+        raise OpaqueWriteError(function=compiler.user.cls.__name__)
 
 
 def _candidates(compiler: Compiled, first: Specialization, args: Sequence[Any]) -> Iterator[Specialization]:
     yield first
     tensors = [a for a in args if isinstance(a, Tensor)]
-    known = list(compiler.known.get(compiler.facts(args), ()))
+    known = list(compiler.table.by_facts.get(compiler.keys.facts(args), ()))
     yield from (s for s in known if s is not first and s.captured.guard(tensors))
 
 
 def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
-    before = compiler.reads_now().by_path()
-    with recording(tape, skip=compiler.cls, operators=_of_operators(met)):
-        result = compiler.users(*args)
+    before = compiler.keys.reads_now().by_path()
+    with recording(tape, skip=compiler.user.cls, operators=_of_operators(met)):
+        result = compiler.user.run(*args)
     with recorded_faults(compiler, "forward", args), capture_lock, torch.no_grad():
         tape.require_whole()
         _learn(met)  # only now: what was wrong by itself has raised its own error
-        if _has_own_lines(tape) and _changed(before, compiler.reads_now().by_path()):
-            compiler.report_once("forward", CHANGES)
+        if _has_own_lines(tape) and _changed(before, compiler.keys.reads_now().by_path()):
+            compiler.ledger.report_once("forward", CHANGES)
             return result
         _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
     return result
@@ -155,33 +156,33 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def _refuse_more(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
     """There are graphs enough. Where data decides, another one is wanted at every call: there are none from now on."""
     if not tape.data:
-        compiler.report_once("forward", MANY)
+        compiler.ledger.report_once("forward", MANY)
         return
-    compiler.known.pop(compiler.facts(args), None)
-    compiler.exact.clear()
-    compiler.give_up(args, CaptureError(reason=MANY_ANSWERS, where=method_place(compiler.cls.forward)))  # type: ignore[attr-defined]
+    compiler.table.by_facts.pop(compiler.keys.facts(args), None)
+    compiler.table.by_call.clear()
+    compiler.give_up(args, CaptureError(reason=MANY_ANSWERS, where=method_place(compiler.user.cls.forward)))  # type: ignore[attr-defined]
 
 
 def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
-    known = [s for s in compiler.known.get(compiler.facts(args), ()) if s.captured.opaque]
+    known = [s for s in compiler.table.by_facts.get(compiler.keys.facts(args), ()) if s.captured.opaque]
     if any(_serves(s, args, tape) for s in known):  # another thread was first
         return
     if len(known) >= VARIANTS:
         _refuse_more(compiler, args, tape)
         return
     if known and (why := compiler.why_later(args)) is not None:
-        compiler.waits(why)
+        compiler.ledger.note_waiting(why, why == VAIN)
         return
     try:
-        specialization = compiler.capture_split(args, tape)
+        specialization = compiler.captures.enter_split(args, tape)
     except OpaqueMet as error:  # one more opaque node, found only now: the next call records it
         if isinstance(error, DataMet):
-            compiler.met[compiler.facts(args)] = error
+            compiler.table.opaque_nodes[compiler.keys.facts(args)] = error
         else:
             remember(error.what, error.why)
         return
     except CaptureError as error:
-        if not compiler.take_out("forward", error):
+        if not compiler.keys.take_out("forward", error):
             compiler.give_up(args, error)
         return
     for node in specialization.captured.opaque:
@@ -199,5 +200,5 @@ def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> 
 
 def _differentiates_its_body(compiler: Compiled, args: Sequence[Any]) -> bool:
     """A plain function that autograd records: its derived backward would run the opaque bodies once more."""
-    plain = hasattr(compiler.cls, "_fusegrad_sources")
+    plain = compiler.user.plain_function is not None
     return plain and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))

@@ -46,7 +46,7 @@ def make_node(
     forward: in place of the one that serves any sizes.
     """
     captured = spec.captured
-    forward, cls = forward or _forward(spec, backend, chosen, own_backward), compiler.cls
+    forward, cls = forward or _forward(spec, backend, chosen, own_backward), compiler.user.cls
     method = backward_method(cls)
     if method is not None and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
@@ -148,9 +148,9 @@ def _backward(
         gradients.clear()
         return backward_of(compiler, spec, backend, chosen, ctx, given)
 
-    if takes_boxed_gradients(compiler.cls):
+    if takes_boxed_gradients(compiler.user.cls):
         return shown(boxed)
-    alone = compiler.fits and chosen is None and not spec.captured.forward.tensor_attributes
+    alone = compiler.fits_a_graph and chosen is None and not spec.captured.forward.tensor_attributes
     return shown(backward, method if alone and not spec.captured.forward.constants else None)
 
 
@@ -199,6 +199,6 @@ def _add_node(
 ) -> None:
     if key in specialization.nodes:  # another thread was first
         return
-    chosen = compiler.chosen(specialization, key, specialization.captured.sizes(args))
+    chosen = compiler.prepare(specialization, key, specialization.captured.sizes(args))
     node = make_node(compiler, specialization, key[0], chosen, key[2])
     specialization.nodes[key] = careful(direct_apply(node), specialization.captured)

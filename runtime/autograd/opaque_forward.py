@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from ...tracer.capture.capture import capture_lock, is_capturing, written_placeholders
+from ...tracer.capture.capture import Session, capture_lock, is_capturing, written_placeholders
 from ...tracer.capture.context import backward_context
 from ...tracer.containers import anew
 from ...tracer.methods import as_tuple, backward_method, is_once_differentiable, method_place
@@ -35,12 +35,14 @@ from ...tracer.torch_private import (
     saved_tensors_of,
     transforms_active,
 )
-from ...tracer.trace import CaptureError
+from ...tracer.trace import CaptureError, Trace
 from ..capture.guards import backward_guard_failure, global_state, is_plain, is_tracked
 from ..compiled.function_class import node_class
 from ..fallback.answer import Fault, hand_over, is_fault, put_on_record, recorded_faults
-from ..functorch.own_rules import UsersUnit
-from ..functorch.unit import VALUES, ran, without_idle
+from ..functorch.graphs import present
+from ..functorch.results import ran, without_idle
+from ..functorch.rules.user_jvp import ComparedGraphs
+from ..functorch.unit import TransformableGraph
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -56,12 +58,12 @@ WRITES_GIVEN = "its backward writes to a tensor that it is given, of which it is
 
 def opaque_forward_of(compiler: Compiled) -> OpaqueForward | None:
     """The Function for a class whose forward runs as written; None where its backward does, too."""
-    cls: Any = compiler.cls
+    cls: Any = compiler.user.cls
     both = cls.backward is not Function.backward and cls.vjp is not Function.vjp  # torch refuses the two together
     delicate = any(getattr(cls, f, False) for f in ("clear_saved_tensors_on_access", "boxed_grads_call"))
-    if backward_method(cls) is None or both or delicate or hasattr(cls, "_fusegrad_sources"):
+    if backward_method(cls) is None or both or delicate or compiler.user.plain_function is not None:
         return None
-    kept_out = compiler.derives_backward or compiler.opaque("backward") is not None
+    kept_out = compiler.user.derives_backward or compiler.keys.opaque("backward") is not None
     return None if kept_out else OpaqueForward(compiler)
 
 
@@ -69,7 +71,7 @@ class OpaqueForward:
     """The Function of a class whose forward must not (or cannot) be captured, with a backward that may be."""
 
     def __init__(self, compiler: Compiled) -> None:
-        method = backward_method(compiler.cls)
+        method = backward_method(compiler.user.cls)
         assert method is not None
         self.compiler, self.method = compiler, method
         self.units: dict[Any, OpaqueBackward] = {}
@@ -82,12 +84,12 @@ class OpaqueForward:
 
     def _scanned(self) -> Reads:
         """What backward reads besides its arguments, at present."""
-        reads = scan(*self.compiler.methods.sources("backward"))
+        reads = scan(*self.compiler.user.methods.sources("backward"))
         reads.version = self.marks.setdefault(reads.signature(), len(self.marks))
         return reads
 
     def _node(self) -> type:
-        cls = self.compiler.cls
+        cls = self.compiler.user.cls
 
         def backward(ctx: Any, *gradients: Any) -> Any:
             return self.backward(ctx, gradients)
@@ -115,7 +117,7 @@ class OpaqueForward:
     # ------------------------------------------------------------------ backward
     def backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:
         """The gradients from what was captured, or from the user's own body on the real ctx."""
-        if "backward" in self.compiler.broken:
+        if "backward" in self.compiler.ledger.broken:
             return hand_over(self.method, ctx, *gradients)
         try:
             return self._backward(ctx, gradients)
@@ -147,12 +149,12 @@ class OpaqueForward:
             unit, given = self._unit(left, shape, saved, gradients), [*saved, *left.tensors.values(), *gradients]
             if unit.writes_into_a_history(given):
                 error = CaptureError(reason=WRITES_GIVEN, where=method_place(self.method))
-                self.compiler.derivative_refused(error)
+                self.compiler.ledger.refuse_derivative(error)
                 return self._on_the_real_ctx(ctx, gradients, saved)
             results = unit.differentiable(given)
         except CaptureError as error:
             return self._users(ctx, gradients, shape, error, saved)
-        self.compiler.is_compiled("backward")
+        self.compiler.ledger.note_compiled("backward")
         return tuple(results)
 
     def _is_hopeless(self) -> bool:
@@ -171,7 +173,7 @@ class OpaqueForward:
         finally:
             self.refusing.discard(shape)
         with recorded_faults(self.compiler, "backward", gradients):
-            self.compiler.refuse("backward", as_effect(error))
+            self.compiler.ledger.refuse("backward", as_effect(error))
             if shape is not None:  # None: of this call alone
                 self.refused[shape] = None
                 self._forget_units(shape)
@@ -194,7 +196,7 @@ class OpaqueForward:
 
     def _unit(self, left: _Left, shape: Any, saved: Sequence[Any], gradients: Sequence[Any]) -> OpaqueBackward:
         """backward for these constants, on this backend, and for what it reads outside at present."""
-        backend = self.compiler.backend_for((*gradients, *saved))
+        backend = self.compiler.options.backend_for((*gradients, *saved))
         unit = self.units.get(self._key(shape, len(saved), backend))
         if unit is not None:
             return unit
@@ -282,19 +284,22 @@ def _inner(value: Any) -> list[Any] | None:
     return list(vars(value).values()) if is_record or isinstance(value, types.SimpleNamespace) else None
 
 
-class OpaqueBackward(UsersUnit):
+class OpaqueBackward(TransformableGraph):
     """backward as a unit of (saved tensors, tensors among ctx's attributes, gradients), for given constants."""
 
     def __init__(self, owner: OpaqueForward, left: _Left, saved: int, needs: tuple[bool, ...], backend: str) -> None:
         self.owner, self.saved, self.needs = owner, saved, needs
         self.names, self.constants = list(left.tensors), anew(left.constants)
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        super().__init__(f"{owner.compiler.cls.__name__}_backward", self._python, backend, owner.reads)
+        name = f"{owner.compiler.user.cls.__name__}_backward"
+        graphs = _BackwardGraphs(name, self._python, backend, owner.reads)
+        graphs.owner = owner
+        super().__init__(name, self._python, backend, owner.reads, graphs)
 
     def _python(self, *args: Any) -> Sequence[Any]:
         middle = self.saved + len(self.names)
         attributes = anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
-        ctx = backward_context(self.owner.compiler.cls.__name__)(args[: self.saved], attributes, self.needs)
+        ctx = backward_context(self.owner.compiler.user.cls.__name__)(args[: self.saved], attributes, self.needs)
         before = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
         results = self.owner.method(ctx, *args[middle:])
         _require_unchanged(before, ctx)
@@ -304,31 +309,35 @@ class OpaqueBackward(UsersUnit):
         """Gradients that can be differentiated again, along what they depend on."""
         if not torch.is_grad_enabled():
             return self(*args)
-        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-        return self(*without_idle((self.captured(args)[0].trace, live), args))
+        return self(*without_idle((self.captured(args)[0].trace, present(args)), args))
 
     def writes_into_a_history(self, args: Sequence[Any]) -> bool:
         """Whether these gradients are recorded by autograd, and the graph writes to what it is given: a derivative
         would compute it again, on what is in that memory by then."""
         if not (torch.is_grad_enabled() and any(map(is_tracked, args))):
             return False
-        live = sum(isinstance(a, VALUES) for a in args)
-        return bool(written_placeholders(self.captured(args)[0].trace.graph_module, live))
+        return bool(written_placeholders(self.captured(args)[0].trace.graph_module, len(present(args))))
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         """As for any unit, but a failed capture is told: the user's body is to run on the real ctx."""
         if is_capturing():
             return self.body(*args)
         executable, lifted = self.captured(args)
-        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        live = present(args)
         with no_autocast() if self.under_autocast else nullcontext():
             return ran((executable.trace, live), executable([args[i] for i in live], lifted))
 
-    def _capture(self, args: Sequence[Any], facts: Any) -> Any:
+
+class _BackwardGraphs(ComparedGraphs):
+    """The graphs of such a backward: a limited number, of plain tensors."""
+
+    owner: OpaqueForward
+
+    def trace(self, args: Sequence[Any]) -> tuple[Session, Trace]:
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         self.owner.require_room()
-        return super()._capture(args, facts)
+        return super().trace(args)
 
 
 def _content(value: Any) -> Any:

@@ -339,7 +339,7 @@ def _origin(node: Node) -> str:
 
 def _users_method(subject: Subject, execution: Execution) -> tuple[str, Callable[[], Sequence[Any]]] | None:
     """(what it is called, the user's own method on what the executable was given)."""
-    for spec in (s for specializations in subject.compiler.known.values() for s in specializations):
+    for spec in subject.compiler.table:
         if spec.captured.forward.trace is execution.subject.trace:
             args = spec.captured.with_tensors(list(execution.inputs)[: len(spec.captured.slots)])
             return f"{spec.captured.name}.forward", partial(partial(run_user_forward, spec.captured), args)

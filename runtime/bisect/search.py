@@ -112,7 +112,7 @@ def bisect(
     line of yours it came from and the values, `script` shows the difference again.
     """
     start = time.perf_counter()
-    backend = backend or compiler_of(target).backend
+    backend = backend or compiler_of(target).options.backend
     modes = valid_names(target, "transforms", transforms, MODES, USUAL)
     valid_names(target, "backend", [backend], BACKENDS)
     settings = {"check": False, "debug": True, "store": False}

@@ -16,7 +16,7 @@ from ...ir.switches import switch_state, watch_allows
 from ...tracer.capture.capture import Session, unversioned_placeholders, written_placeholders
 from ...tracer.containers import anew
 from ...tracer.function import ForwardCapture, capture_forward, rebind, symbols_in, user_count
-from ...tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
+from ...tracer.methods import backward_method, method_place, parameter_names, plain_function, uses_setup_context
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import no_autocast
@@ -74,7 +74,7 @@ class CapturedFunction:
         self.written_inputs: list[int] = []
         self.unversioned_inputs: list[int] = []
         # How its results become the user's.
-        self.is_plain = hasattr(cls, "_fusegrad_sources")
+        self.is_plain = plain_function(cls) is not None
         self.passthrough: tuple[tuple[int, int], ...] = ()
         self.skip = frozenset(i for i, k in enumerate(output_kinds(forward)) if k != "tensor")
         self.inner_views = inner_views(forward)
@@ -103,15 +103,6 @@ class CapturedFunction:
             return guard
         return guard_from(list(dict.fromkeys((*self.assumed_conditions, *cast(Any, guard).conditions))))
 
-    def name_at(self, place: ValueRef) -> str:
-        """The user's name for what is at a place."""
-        if place.kind == "input":
-            return self.names[self.slots[place.index]]
-        position = place.index + (len(self.forward.fake_outputs) if place.kind == "hidden" else 0)
-        node = list(self.forward.trace.graph_module.graph.nodes)[-1].args[0][position]
-        origin = getattr(node, "meta", {}).get("fusegrad_origin")
-        return origin[0] if origin and origin[0] else f"{place.kind}_{place.index}"
-
     def sizes(self, args: Sequence[Any]) -> BoundSizes:
         """The session's symbols at this call."""
         return self.binder(self.tensors_of(args))
@@ -123,16 +114,6 @@ class CapturedFunction:
         """The arguments of this specialisation with other tensors."""
         supply = iter(tensors)
         return [next(supply) if i in self.slots else a for i, a in enumerate(self.arguments)]
-
-    def accepts(self, args: Sequence[Any]) -> bool:
-        """Whether the arguments are of the kind that it was captured for, sizes apart."""
-        slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        if slots != self.slots or len(args) != len(self.arguments):
-            return False
-        pairs = zip((args[i] for i in slots), self.forward.fakes, strict=True)
-        constants = [a for i, a in enumerate(args) if i not in slots]
-        own = [a for i, a in enumerate(self.arguments) if i not in slots]
-        return constants == own and all(a.dtype == f.dtype and a.dim() == f.dim() for a, f in pairs)
 
     def forward_place(self) -> str:
         """`file:line` of the user's forward."""
@@ -228,6 +209,16 @@ def passthrough_inputs(captured: CapturedFunction) -> tuple[tuple[int, int], ...
     if any(t.requires_grad for t in captured.forward.trace.lifted):
         raise CaptureError(reason="a tensor from outside requires grad", where=captured.forward_place())
     return tuple((i, captured.slots[o.index]) for i, o in enumerate(captured.forward.outputs) if o.kind == "input")
+
+
+def name_at(captured: CapturedFunction, place: ValueRef) -> str:
+    """The user's name for what is at a place."""
+    if place.kind == "input":
+        return captured.names[captured.slots[place.index]]
+    position = place.index + (len(captured.forward.fake_outputs) if place.kind == "hidden" else 0)
+    node = list(captured.forward.trace.graph_module.graph.nodes)[-1].args[0][position]
+    origin = getattr(node, "meta", {}).get("fusegrad_origin")
+    return origin[0] if origin and origin[0] else f"{place.kind}_{place.index}"
 
 
 def present_residuals(captured: CapturedFunction) -> list[ValueRef]:

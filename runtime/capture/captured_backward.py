@@ -25,7 +25,7 @@ from ..settings.counters import count
 from ..values.gradient_layouts import as_gradient_of, canonical_layout, cast_as_gradient
 from ..values.sizes import Binder, BoundSizes
 from .activity import takes_gaps
-from .captured import CapturedFunction, require_capture_allowed, traceable_number
+from .captured import CapturedFunction, name_at, require_capture_allowed, traceable_number
 from .guards import is_float
 from .outputs import passthrough_results, views_of_inputs
 from .redraw import draws
@@ -131,7 +131,7 @@ def backward_names(captured: CapturedFunction) -> list[str]:
     """The user's names for what backward reads: his arguments, what forward made, his gradients."""
     method = backward_method(captured.cls)
     assert method is not None
-    residuals = ["" if p is None else captured.name_at(p) for p in captured.residual_places]
+    residuals = ["" if p is None else name_at(captured, p) for p in captured.residual_places]
     symbols = [str(s) for s in captured.backward_symbols]
     return [*residuals, *symbols, *parameter_names(method, len(captured.forward.outputs), 1, "gradient")]
 

@@ -15,6 +15,7 @@ from torch.autograd.function import Function
 
 from ...tracer.capture.history import ASKS
 from ...tracer.capture.memory import RESIZES
+from ...tracer.methods import plain_function
 from ...tracer.opaque.opaque import Why
 from ...tracer.opaque.segments import (
     Lines,
@@ -57,7 +58,7 @@ class Segmented:
 
     def __init__(self, cls: type) -> None:
         self.original = self.cls = cls
-        self.allowed = not hasattr(cls, "_fusegrad_sources")
+        self.allowed = plain_function(cls) is None
         self.lines: dict[str, Lines] = {}
         self.rewritten: dict[str, _Rewritten] = {}
         self.codes: dict[str, Any] = {}

@@ -128,7 +128,7 @@ def check(
     report = Report(name_of(target))
     failure: tuple[Subject, Case, Row, Difference] | None = None
     with without_warnings(), torch.random.fork_rng(devices=[]):
-        for backend in valid_names(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
+        for backend in valid_names(target, "backends", backends, BACKENDS, [compiler_of(target).options.backend]):
             subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
             failing = _fill_report(report, Plan(subject, own, **options), backend, start)
             failure = failure or (failing and (subject, *failing))
@@ -186,7 +186,7 @@ def valid_names(target: Any, option: str, chosen: Sequence[str] | None, valid: A
 def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: Difference) -> CheckError:
     from .reproducer import reproduce
 
-    cls = subject.compiler.cls
+    cls = subject.compiler.user.cls
     smaller, difference, script = reproduce(subject, case, row, first)
     method = (backward_method(cls) if case.mode != "forward" else None) or cls.forward  # type: ignore[attr-defined]
     return CheckError(

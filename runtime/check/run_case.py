@@ -62,7 +62,7 @@ def _inapplicable(case: Case, gs: Sequence[Any]) -> tuple[str, str] | None:
 
 
 def _fallback_reasons(compiler: Compiled) -> str:
-    opaque = {m: r for m, r in compiler.records.items() if r.status == "opaque"}
+    opaque = {m: r for m, r in compiler.ledger.records.items() if r.status == "opaque"}
     return ", ".join(f"{m} as written: {r.reason}" for m, r in opaque.items()) or "compiled"
 
 

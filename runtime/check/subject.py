@@ -78,7 +78,7 @@ class Subject:
 
     def renew(self) -> None:
         """A new compilation, once the old one has seen many kinds of calls."""
-        if len(self.compiler.known) > KEPT_CAPTURES:
+        if len(self.compiler.table.by_facts) > KEPT_CAPTURES:
             self.fast, self.compiler = self.compile_again()
 
     def on_tensors(self, apply: Apply) -> Apply:
@@ -211,11 +211,10 @@ def _forward(subject: Subject, xs: tuple[Tensor, ...]) -> Outcome:
 def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
     """(what the user wrote, the options that it is compiled with, the uncompiled call)."""
     compiler, is_class = compiler_of(target), isinstance(target, type)
-    options = {n: getattr(compiler, n) for n in inspect.signature(compiled).parameters if hasattr(compiler, n)}
-    options |= {"backend": backend, "pytree": hasattr(target, "_fusegrad_flat"), "traceable": compiler.methods.option}
+    options = {**vars(compiler.options), "backend": backend, "pytree": hasattr(target, "_fusegrad_flat")}
     user = getattr(target, "_fusegrad_user_class" if is_class else "__wrapped__", target)
 
-    apply = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
+    apply = compiler.user.cls.apply if compiler.user.derives_backward else compiler.user.run  # type: ignore[attr-defined]
 
     def nested(*args: Any, **kwargs: Any) -> Any:
         return call_flat(apply, bound(user, args, kwargs))

@@ -55,10 +55,10 @@ def _of_operators(met: OpaqueMet | None) -> bool:
 
 def note(compiler: Compiled, call: OpaqueCall, declared: bool) -> None:
     """On record, once; with a warning where the author has not asked for it."""
-    if call in compiler.opaque_calls:
+    if call in compiler.ledger.opaque_calls:
         return
-    compiler.opaque_calls.append(call)
-    told = f"{compiler.cls.__name__}.{call}{call.code}"
+    compiler.ledger.opaque_calls.append(call)
+    told = f"{compiler.user.cls.__name__}.{call}{call.code}"
     logs.log_split(told)
     if not declared:
         count("fallbacks")
@@ -89,7 +89,7 @@ def split_backward(
         tape.require_whole()
         _learn(met)
         if _has_own_lines(tape) and captured.outside_state() != before:
-            compiler.report_once("backward", CHANGES)
+            compiler.ledger.report_once("backward", CHANGES)
             return results
         _add_backward(compiler, spec, call, Tape(made=tape.made, data=tape.data))
     return results
@@ -98,7 +98,7 @@ def split_backward(
 def _add_backward(compiler: Compiled, spec: Specialization, call: BackwardCall, tape: Tape) -> None:
     with capture_lock, torch.no_grad():
         if not admits_sizes(spec.captured, call.sizes):
-            compiler.report_once("backward", OTHER_SIZES)
+            compiler.ledger.report_once("backward", OTHER_SIZES)
             return
         try:
             added = spec.backward.add_split_entry(call, tape)
@@ -106,13 +106,13 @@ def _add_backward(compiler: Compiled, spec: Specialization, call: BackwardCall, 
             _learn(error)
             return
         except CaptureError as error:
-            if compiler.take_out("backward", error):
-                spec.adopt(compiler.cls, compiler.reads_now())
+            if compiler.keys.take_out("backward", error):
+                spec.adopt(compiler.user.cls, compiler.keys.reads_now())
             else:
-                compiler.refuse("backward", error)
+                compiler.ledger.refuse("backward", error)
             return
     if added is None:
-        compiler.report_once("backward", MANY)
+        compiler.ledger.report_once("backward", MANY)
         return
     for node, opaque in zip(added.trace.opaque, opaque_calls(added), strict=True):
         note(compiler, opaque, node.why.declared)
@@ -145,14 +145,14 @@ def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> 
         results = split_backward(compiler, spec, call.on_originals(), error)
     except CaptureError as error:
         call = call.on_originals()
-        if compiler.take_out("backward", error):
-            spec.adopt(compiler.cls, compiler.reads_now())
+        if compiler.keys.take_out("backward", error):
+            spec.adopt(compiler.user.cls, compiler.keys.reads_now())
             return _gradients(compiler, spec, call)
         results = _users_gradients(compiler, spec, call)
         with recorded_faults(compiler, "backward", call.gradients):
-            compiler.refuse("backward", error)
+            compiler.ledger.refuse("backward", error)
         return results
-    compiler.records.setdefault("backward", Record("derived" if compiler.derives_backward else "compiled"))
+    compiler.ledger.records.setdefault("backward", Record("derived" if compiler.user.derives_backward else "compiled"))
     if spec.keeper is not None:
         with recorded_faults(compiler, "backward", call.gradients):
             spec.keeper.keep_backward(spec, call.gradients)
@@ -163,7 +163,7 @@ def _users_gradients(compiler: Compiled, spec: Specialization, call: BackwardCal
     if call.ctx is None:
         return run_user_backward(spec.captured, call.residuals, call.sizes, call.gradients)
     results = users_backward(compiler, spec, None, call.ctx, call.residuals, call.gradients)
-    return exact_gradients(compiler.cls, results, spec.captured.count)
+    return exact_gradients(compiler.user.cls, results, spec.captured.count)
 
 
 def guard_failure(captured: CapturedFunction, call: BackwardCall) -> str | None:

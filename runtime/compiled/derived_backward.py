@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import Function
@@ -171,22 +171,16 @@ def _require_transpose(
 
 
 # ------------------------------------------------------------------ whether it has a transpose
-class Derives(Protocol):
-    """What is asked here of a class that is compiled."""
+def require_transposable(cls: Any, opaque: Callable[[str], CaptureError | None], spec: Specialization) -> None:
+    """Raise NonLinearJvp where jvp has no transpose, CaptureError where it cannot be captured; else capture that.
 
-    user_class: type
-
-    def opaque(self, role: str) -> CaptureError | None:
-        """Why a role must not be captured; None where it may be tried."""
-
-
-def require_transposable(compiler: Derives, spec: Specialization) -> None:
-    """Raise NonLinearJvp where jvp has no transpose, CaptureError where it cannot be captured; else capture that."""
+    opaque: tells why a role of the class must not be captured.
+    """
     captured = spec.captured
-    key = (captured.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
+    key = (captured.reads.facts(), cls.jvp)
     if key in spec.proved:
         return
-    if (error := compiler.opaque("jvp")) is not None:
+    if (error := opaque("jvp")) is not None:
         raise error
     if captured.opaque:
         first = captured.opaque[0]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...tracer.declared import ROLES, Option, declarations
-from ...tracer.methods import method_place, methods
+from ...tracer.methods import method_place, methods, plain_function
 from ...tracer.reads.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
 from ...tracer.trace import CaptureError
 from ..capture.segmented import CATCHES, Segmented
@@ -35,9 +35,10 @@ class Traceability:
 
     def sources(self, role: str) -> list[Callable[..., Any]]:
         """The user's code of a role."""
-        own = getattr(self.cls, "_fusegrad_sources", None)  # a plain function: every role is made of it
+        if (function := plain_function(self.cls)) is not None:
+            return [function]  # every role is made of it
         written = methods(self.cls)
-        return [*own] if own is not None else [written[name] for name in ROLES[role] if name in written]
+        return [written[name] for name in ROLES[role] if name in written]
 
     def sources_by_name(self, role: str) -> dict[str, Callable[..., Any]]:
         """The methods of a role; none of a plain function."""

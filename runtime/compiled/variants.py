@@ -13,20 +13,21 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ...tracer.reads.reads import LASTING
 from ..settings import logs
+from .keys import Keys
+from .table import SpecializationTable
+from .user_class import UserClass
 
 if TYPE_CHECKING:
     from ..specialize.specialization import Specialization
 
 
 
-class Captures(Protocol):
-    """What is asked here of a class that is compiled."""
+class Captured(Protocol):
+    """A compiled class, or what makes its specializations."""
 
-    cls: Any
-    known: Any
-
-    def reads_now(self) -> Any:
-        """What its methods read besides their arguments."""
+    user: UserClass
+    keys: Keys
+    table: SpecializationTable
 
 
 STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic", "inference mode", "default device",
@@ -51,10 +52,10 @@ class Variant:
                 "difference": self.difference, "disk": self.disk}  # fmt: skip
 
 
-def variants_of(compiler: Captures) -> list[Variant]:
+def variants_of(compiler: Captured) -> list[Variant]:
     """Every capture that there is, each with what tells it from the nearest before it."""
     found: list[Variant] = []
-    for key, specializations in compiler.known.items():
+    for key, specializations in compiler.table.by_facts.items():
         for spec in specializations:
             made = Variant(named_facts(compiler, key, spec.captured.names), conditions_of(spec), _kernels(spec))
             near = nearest(made.facts, [v.facts for v in found])
@@ -64,10 +65,10 @@ def variants_of(compiler: Captures) -> list[Variant]:
 
 
 # ------------------------------------------------------------------ facts by name
-def named_facts(compiler: Captures, key: Sequence[Any], names: Sequence[str]) -> dict[str, str]:
+def named_facts(compiler: Captured, key: Sequence[Any], names: Sequence[str]) -> dict[str, str]:
     """The facts of a key (`Compiled.facts`): arguments, torch's state, what is read from outside."""
     arguments = len(names)
-    reads = compiler.reads_now()
+    reads = compiler.keys.reads_now()
     states = key[arguments : arguments + len(STATES)]
     read = dict(zip(reads.entries, key[arguments + len(STATES) + 1 : -1], strict=False))
     found = {name: _argument(fact) for name, fact in zip(names, key, strict=False)}
@@ -192,13 +193,13 @@ def _change(old: str | None, new: str | None) -> str:
     return f"{', '.join(left[0]) or 'nothing'} -> {', '.join(left[1]) or 'nothing'}"
 
 
-def why_another(compiler: Captures, facts: Sequence[Any], args: Sequence[Any]) -> str | None:
+def why_another(compiler: Captured, facts: Sequence[Any], args: Sequence[Any]) -> str | None:
     """One line: what tells a call from the nearest variant that there is; None for the first call."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    same = compiler.known.get(facts, [])
+    same = compiler.table.by_facts.get(facts, [])
     if same:
         return f"sizes: not {failing(same[-1], tensors) or 'as before'}"
-    known = [(key, s) for key, specializations in compiler.known.items() for s in specializations]
+    known = [(key, s) for key, specializations in compiler.table.by_facts.items() for s in specializations]
     names = known[-1][1].captured.names if known else []
     if not known or len(names) != len(args):
         return None if not known else f"{len(args)} arguments, not {len(names)}"
@@ -209,18 +210,18 @@ def why_another(compiler: Captures, facts: Sequence[Any], args: Sequence[Any]) -
     return difference(told[near], now)
 
 
-def log_variant(compiler: Captures, key: Sequence[Any], specialization: Specialization) -> None:
+def log_variant(compiler: Captured, key: Sequence[Any], specialization: Specialization) -> None:
     """A class has one more variant."""
     if not logs.guards.isEnabledFor(logging.INFO):
         return
-    name, count = compiler.cls.__name__, sum(map(len, compiler.known.values()))
+    name, count = compiler.user.cls.__name__, len(list(compiler.table))
     facts = named_facts(compiler, key, specialization.captured.names)
     logs.guards.info("%s, variant %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
     logs.guards.info("  if %s", " and ".join(conditions_of(specialization)) or "whatever the sizes")
 
 
-def log_captured_again(compiler: Captures, key: Sequence[Any], args: Sequence[Any]) -> None:
+def log_captured_again(compiler: Captured, key: Sequence[Any], args: Sequence[Any]) -> None:
     """A call found no variant, and there are some."""
-    if not compiler.known or not logs.recompiles.isEnabledFor(logging.INFO):
+    if not compiler.table.by_facts or not logs.recompiles.isEnabledFor(logging.INFO):
         return
-    logs.recompiles.info("%s is captured again: %s", compiler.cls.__name__, why_another(compiler, key, args))
+    logs.recompiles.info("%s is captured again: %s", compiler.user.cls.__name__, why_another(compiler, key, args))

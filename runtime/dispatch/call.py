@@ -67,8 +67,8 @@ class Call:
     def bind(self) -> None:
         """The arguments by position, defaults filled in, where forward is called without a ctx."""
         compiled = self.compiled
-        if compiled.setup_style and (self.kwargs or len(self.args) != len(compiled.parameters())):
-            self.args, self.kwargs = compiled.bound(self.args, self.kwargs), {}
+        if compiled.user.setup_style and (self.kwargs or len(self.args) != len(compiled.user.signature().parameters)):
+            self.args, self.kwargs = compiled.user.bind(self.args, self.kwargs), {}
 
     @lazy_attribute
     def opened(self) -> Any:
@@ -101,7 +101,7 @@ class Call:
 
 def _is_left_out(compiled: Compiled) -> bool:
     """Whether forward runs in eager wherever it is called, but in another compiler's graph, which refuses it."""
-    declared = compiled.methods.declared["forward"].value is False or "forward" in compiled.broken
+    declared = compiled.user.methods.declared["forward"].value is False or "forward" in compiled.ledger.broken
     return declared and not (is_capturing() and is_for_outer_graph())
 
 

@@ -9,9 +9,9 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...tracer.declared import Option
 from ...tracer.torch_private import apply_now
 from ..compiled.compiled import class_lock
+from ..compiled.options import Options
 from ..dynamo.call import in_dynamos_graph
 from ..dynamo.graph_names import name_in_graphs
 from ..fallback.answer import Fault, answered
@@ -27,16 +27,7 @@ class CompileTargetError(FusegradError, TypeError):
     message = "fusegrad.compile({what}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
-def compile_class(
-    cls: type,
-    backend: str,
-    fullgraph: bool,
-    dynamic: bool,
-    traceable: Option | None = None,
-    derive_jvp: str | bool = "backward",
-    numerics: str = "eager",
-    below: bool = False,
-) -> type:
+def compile_class(cls: type, options: Options, below: bool = False) -> type:
     """A subclass of `cls` whose `apply` runs what was compiled.
 
     below: an `apply` of the user's own was called already.
@@ -56,7 +47,7 @@ def compile_class(
             "gradients are tracked then",
         )
     cls = vars(cls).get("_fusegrad_user_class", cls)
-    compiler = Dispatcher(cls, backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
+    compiler = Dispatcher(cls, options)
     itself: list[type] = []
     apply = entrance(compiler, itself)
     body: dict[str, Any] = {
@@ -74,7 +65,7 @@ def compile_class(
     fast: Any = metaclass_for(cls)(cls.__name__, bases, body)
     fast._backward_cls = cls._backward_cls  # type: ignore[attr-defined]
     itself.append(fast)
-    pickled.remember(fast, compiler.options())
+    pickled.remember(fast, options.as_arguments())
     return fast  # type: ignore[no-any-return]
 
 
@@ -107,7 +98,7 @@ def entrance(compiler: Dispatcher, itself: list[type]) -> Any:
     def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return in_dynamos_graph(compiler, args, kwargs, lambda *a, **k: compiler(a, k))
 
-    apply: Any = applied(itself, name_in_graphs(compiler.user_class, within), compiler.ready, run, otherwise)
+    apply: Any = applied(itself, name_in_graphs(compiler.user.original, within), compiler.inline_cache, run, otherwise)
     def call_of(own: type) -> Callable[..., Any]:
         return lambda args, kwargs: compiled_subclass(own, compiler).apply.__func__._fusegrad_within(args, kwargs)
 
@@ -124,7 +115,7 @@ def compiled_subclass(cls: type, parent: Dispatcher) -> Any:
 
 
 def _subclass(cls: type, parent: Dispatcher) -> Any:
-    return compile_class(_plain_subclass(cls), *parent.options())
+    return compile_class(_plain_subclass(cls), parent.options)
 
 
 def _plain_subclass(cls: type) -> type:

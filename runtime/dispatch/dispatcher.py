@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ...ir.lazy_attribute import lazy_attribute
 from ...ir.switches import should_run
 from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
 from ...tracer.opaque.opaque import Why, remember
@@ -18,7 +17,9 @@ from ..autograd.node import node_of
 from ..autograd.opaque_forward import opaque_forward_of
 from ..capture.guards import is_closure, is_meta
 from ..capture.outputs import restore_passthrough_inputs
+from ..compiled.budget import VAIN
 from ..compiled.compiled import Compiled
+from ..compiled.options import Options
 from ..distributed import call as distributed
 from ..dynamo.call import trace_call
 from ..fallback.answer import recorded_faults
@@ -26,7 +27,7 @@ from ..fallback.effects import launching
 from ..fallback.records import Attempt
 from ..fast_path.inline_cache import InlineCache, shapes_of
 from ..functorch.call import call_under_transform
-from ..persistence import lookup as found_on_disk
+from ..persistence import lookup as find_stored
 from ..specialize.specialization import Specialization
 from .call import Call, Mode, Outcome
 
@@ -34,15 +35,15 @@ from .call import Call, Mode, Outcome
 class Dispatcher(Compiled):
     """A class, and the calls of it."""
 
-    ready: InlineCache
+    inline_cache: InlineCache
 
-    def __init__(self, *options: Any) -> None:
-        self.ready = InlineCache(self)
-        super().__init__(*options)
+    def __init__(self, cls: type, options: Options) -> None:
+        self.inline_cache = InlineCache(self)
+        super().__init__(cls, options)
 
-    def found_on_disk(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
+    def stored(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
         """What another process captured for such a call, and what keeps this one's."""
-        return found_on_disk(self, args)
+        return find_stored(self, args)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(self, args, kwargs)
@@ -55,12 +56,12 @@ class Dispatcher(Compiled):
         given: the arguments with what is in containers; asked: as they were given, None where no entry is written.
         """
         captured = specialization.captured
-        key = self.node_key(specialization, self.backend_for(given))
+        key = self.node_key(specialization, self.options.backend_for(given))
         apply = node_of(self, specialization, key, given)
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
         if captured.passthrough or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
-        if asked is not None and self.ready.should_compile(kind) and should_run("ready", captured.name):
+        if asked is not None and self.inline_cache.should_compile(kind) and should_run("ready", captured.name):
             with recorded_faults(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper
@@ -79,41 +80,43 @@ class Dispatcher(Compiled):
         from ..fast_path.entry_codegen import write_entry
 
         with capture_lock:
-            self.ready.add(kind, asked, write_entry(self, kind[0], key, asked, given))
+            self.inline_cache.add(kind, asked, write_entry(self, kind[0], key, asked, given))
 
     def as_written(self, *args: Any, **kwargs: Any) -> Any:
         """forward as the user wrote it; backward is captured by itself, where it may be."""
         if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_meta, args)):
-            return self.users(*args, **kwargs)
-        if "forward" in self.broken:
-            return self.users(*args, **kwargs)
-        return self.eager_forward(*args, **kwargs)
+            return self.user.run(*args, **kwargs)
+        if "forward" in self.ledger.broken:
+            return self.user.run(*args, **kwargs)
+        cls = self.user.cls  # another one once segments are taken out of its methods
+        if self.eager_forward is None or self.eager_forward[0] is not cls:
+            self.eager_forward = cls, self._make_eager_forward()
+        return self.eager_forward[1](*args, **kwargs)
 
     def on_parts(self, local: tuple[Any, ...], whole: Specialization | None) -> Any:
         """A call on the parts that this rank has, or by what was captured of it at the whole sizes."""
         return self(local, {}) if whole is None else self.run(whole, local, local, None)
 
-    @lazy_attribute
-    def eager_forward(self) -> Callable[..., Any]:
+    def _make_eager_forward(self) -> Callable[..., Any]:
         """The class with its forward as it is and a backward that is captured, or just as it is."""
-        found = None
+        apply = None
         with recorded_faults(self, "backward"):
-            found = opaque_forward_of(self)
-        if found is None and not hasattr(self.cls, "_fusegrad_sources"):
-            self._put_on_record("backward")
-        return found or self.users
+            apply = opaque_forward_of(self)
+        if apply is None and self.user.plain_function is None:
+            self.ledger.note_opaque("backward", self.keys.opaque("backward"))
+        return apply or self.user.run
 
 
 # ------------------------------------------------------------------ the ways of a call
 def _intercepted(dispatcher: Dispatcher, call: Call) -> Any:
     """A call within a method that is traced, or recorded for that: it is the watcher's to decide."""
     assert call.watching is not None
-    declared = dispatcher.methods.declared["forward"]
+    declared = dispatcher.user.methods.declared["forward"]
     if declared.value is False:
-        remember(dispatcher.cls, Why(declared.how.removeprefix("it "), True))
+        remember(dispatcher.user.cls, Why(declared.how.removeprefix("it "), True))
     else:
         call.bind()
-    return call.watching(dispatcher.cls, lambda *a, **k: dispatcher(a, k), call.args, call.kwargs)
+    return call.watching(dispatcher.user.cls, lambda *a, **k: dispatcher(a, k), call.args, call.kwargs)
 
 
 def _eager(dispatcher: Dispatcher, call: Call) -> Any:
@@ -121,8 +124,8 @@ def _eager(dispatcher: Dispatcher, call: Call) -> Any:
 
 
 def _observed(dispatcher: Dispatcher, call: Call) -> Any:
-    dispatcher.seen_by_a_mode()
-    return dispatcher.users(*call.args, **call.kwargs)
+    dispatcher.ledger.note_observed()
+    return dispatcher.user.run(*call.args, **call.kwargs)
 
 
 def _compiled(dispatcher: Dispatcher, call: Call) -> Any:
@@ -132,13 +135,13 @@ def _compiled(dispatcher: Dispatcher, call: Call) -> Any:
 
 def _waiting(dispatcher: Dispatcher, call: Call) -> Any:
     assert isinstance(call.known, str)
-    dispatcher.waits(call.known)
-    return dispatcher.users(*call.args)
+    dispatcher.ledger.note_waiting(call.known, call.known == VAIN)
+    return dispatcher.user.run(*call.args)
 
 
 def _refused(dispatcher: Dispatcher, call: Call) -> Any:
     assert isinstance(call.known, Attempt)
-    return dispatcher.run_users(call.known, call.args, dispatcher.as_written)
+    return dispatcher.run_refused(call.known, call.args, dispatcher.as_written)
 
 
 def _first_split(dispatcher: Dispatcher, call: Call) -> Any:

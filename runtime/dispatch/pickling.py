@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...tracer.locks import INNER, lock_of
+from ..compiled.options import Options
 
 OPTIONS = "_fusegrad_options"
 _compiled: weakref.WeakValueDictionary[tuple[int, str], type] = weakref.WeakValueDictionary()
@@ -71,7 +72,7 @@ def reduced(cls: Any) -> Any:
 
 def again(users: type, options: Sequence[Any]) -> type:
     """The compiled class that such a call stands for."""
-    return _compiled.get(_key(users, options)) or _makers[0].compile_class(users, *options)
+    return _compiled.get(_key(users, options)) or _makers[0].compile_class(users, Options(*options))
 
 
 def register(metaclass: type) -> None:

@@ -17,40 +17,33 @@ from ...ir.errors import KeywordOnlyError
 from ...tracer.capture.capture import is_capturing
 from ...tracer.capture.grad_mode import Switches
 from ...tracer.containers import leaves
-from ...tracer.declared import DeclarationError, Option, call_place
+from ...tracer.declared import DeclarationError, call_place
 from ...tracer.methods import as_tuple, method_place
 from ...tracer.opaque.watching import watcher
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float, is_tracked
+from ..compiled.options import Options
 from ..dynamo.graph_names import name_in_graphs
-from ..functorch.unit import vjp_of
+from ..functorch.vjp import vjp_of
 from .entry import function_shown
 
 Tensor = torch.Tensor
 
 
-def compile_function(
-    fn: Callable[..., Any],
-    backend: str,
-    fullgraph: bool,
-    dynamic: bool,
-    traceable: Option | None = None,
-    derive_jvp: str | bool = "backward",
-    numerics: str = "eager",
-) -> Callable[..., Any]:
+def compile_function(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
     """`fn` with its tensors captured; keyword arguments and defaults work as in `fn`.
 
-    traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
+    options.traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
     """
     from ..dynamo.call import in_dynamos_graph
     from .compiled_class import compile_class
 
-    require_one_body(fn, traceable)
-    fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
+    require_one_body(fn, options.traceable)
+    fast = compile_class(function_class(fn), options)
     signature = signature_of(fn)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if traceable is False:
+        if options.traceable is False:
             return fn(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -154,5 +147,5 @@ def function_class(fn: Callable[..., Any]) -> type:
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
     forward.__signature__ = signature_of(fn)  # type: ignore[attr-defined]
     name = getattr(fn, "__name__", type(fn).__name__)
-    body |= {"_fusegrad_sources": (fn,), "_fusegrad_switches": switches, "_fusegrad_keeps_arguments": True}
+    body |= {"_fusegrad_plain_function": (fn,), "_fusegrad_switches": switches, "_fusegrad_keeps_arguments": True}
     return type(name, (Function,), {**body, "__module__": fn.__module__, "__doc__": fn.__doc__})

@@ -18,7 +18,7 @@ import torch
 
 from ...ir.errors import FusegradError, InternalError, users_line
 from ...ir.sharding.rules import WHOLE
-from ...tracer.methods import as_tuple, parameter_names
+from ...tracer.methods import as_tuple, method_place, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrapped
 from ...tracer.trace import CaptureError
 from ..capture.graph_mode import outside_graph
@@ -91,15 +91,16 @@ def call(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
     Raises MixedTensorsError, MeshesDifferError, PlacementError.
     """
     if transforms_active() or dual_level() >= 0:
-        compiler.leave_to_the_user("forward", TRANSFORMED)
-        return compiler.users(*args)
+        place = method_place(compiler.user.method("forward"))
+        compiler.ledger.refuse("forward", CaptureError(reason=TRANSFORMED, where=place))
+        return compiler.user.run(*args)
     mesh = _mesh(compiler, args)
     if mesh.get_coordinate() is None:  # this rank has no part: DTensor's own rules know what that means
-        return compiler.users(*args)
+        return compiler.user.run(*args)
     rule = rule_for(compiler, args)
     if isinstance(rule, CaptureError):
-        compiler.refuse("forward", rule)
-        return compiler.users(*args)
+        compiler.ledger.refuse("forward", rule)
+        return compiler.user.run(*args)
     return _Call(compiler, rule, args, mesh, run)()
 
 
@@ -126,16 +127,16 @@ def _mesh(compiler: Compiled, args: Sequence[Any]) -> Any:
     for at, value in enumerate(args):
         if isinstance(value, kind):
             if mesh is not None and value.device_mesh != mesh:
-                raise MeshesDifferError(function=compiler.cls.__name__, argument=_name(compiler, args, at))
+                raise MeshesDifferError(function=compiler.user.cls.__name__, argument=_name(compiler, args, at))
             mesh = value.device_mesh
         elif isinstance(value, Tensor) and (value.dim() or value.requires_grad):
-            raise MixedTensorsError(function=compiler.cls.__name__, argument=_name(compiler, args, at))
+            raise MixedTensorsError(function=compiler.user.cls.__name__, argument=_name(compiler, args, at))
     return mesh
 
 
 def _name(compiler: Compiled, args: Sequence[Any], at: int) -> str:
-    skip = 0 if compiler.setup_style else 1
-    return parameter_names(compiler.cls.forward, len(args), skip, "argument")[at]  # type: ignore[attr-defined]
+    skip = 0 if compiler.user.setup_style else 1
+    return parameter_names(compiler.user.cls.forward, len(args), skip, "argument")[at]  # type: ignore[attr-defined]
 
 
 class _Call:
@@ -171,7 +172,7 @@ class _Call:
         """The parts through the class as for plain tensors; through the capture of the whole where that is another."""
         fits = self.rule.holds_for(self._counts())
         if not fits:
-            self.compiler.is_compiled("forward")
+            self.compiler.ledger.note_compiled("forward")
         return self.run(local, None if fits else self.rule.spec)
 
     def _as_dtensor(self, part: Tensor, number: int, by_part: dict[int, Any]) -> Any:
@@ -237,10 +238,10 @@ class _Call:
         name, axis = self.rule.spec.captured.names[self.slots[at]], placement.dim
         why = self.rule.why_not(at, axis) or "its parts do not fit those of the other arguments, or are too small"
         instead = placement_of(WHOLE if way is None else way.inputs[at])
-        if self.compiler.fullgraph:
-            raise PlacementError(function=self.compiler.cls.__name__, argument=name, placement=placement, dim=axis,
+        if self.compiler.options.fullgraph:
+            raise PlacementError(function=self.compiler.user.cls.__name__, argument=name, placement=placement, dim=axis,
                                  why=why, instead=instead)  # fmt: skip
         reason = f"`{name}`, a DTensor, is moved from {placement} to {instead}: dim {axis} cannot stay divided: {why}"
         if reason not in self.rule.reported:
             self.rule.reported.add(reason)
-            self.compiler.report("forward", reason)
+            self.compiler.ledger.report("forward", reason)

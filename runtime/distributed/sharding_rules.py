@@ -90,13 +90,13 @@ def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def rule_for(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureError:
     """The rule for arguments like these; why there is none."""
-    key = compiler._key(args)
-    if (rule := compiler.rules.get(key)) is not None:
+    key = compiler.keys.exact(args)
+    if (rule := compiler.sharding_rules.get(key)) is not None:
         return rule  # type: ignore[no-any-return]
     with capture_lock:
-        compiler.rules[key] = rule = compiler.rules.get(key) or rule_of(compiler, args)
-        while len(compiler.rules) > MOST_RULES:
-            compiler.rules.popitem(last=False)
+        compiler.sharding_rules[key] = rule = compiler.sharding_rules.get(key) or rule_of(compiler, args)
+        while len(compiler.sharding_rules) > MOST_RULES:
+            compiler.sharding_rules.popitem(last=False)
     return rule
 
 
@@ -116,13 +116,13 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     # Refused before the capture, which costs more than to look.
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
-    if (why := unkeyed_state(args) or compiler._unseen(args)) is not None:
+    if (why := unkeyed_state(args) or compiler.keys.why_unkeyed(args)) is not None:
         raise CaptureError(reason=why, where=users_line())
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
-    spec = compiler.capture_only(stand_ins, of_whole=True)
+    spec = compiler.captures.only(stand_ins, of_whole=True)
     require_no_draws(spec)
     # Refused after it: what only the captured methods tell.
-    asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.cls) is not None
+    asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.user.cls) is not None
     for refused, it_is in {
         "calls what is opaque": bool(spec.captured.opaque),
         "writes to one": spec.captured.writes_inputs,
@@ -130,7 +130,7 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
         "returns a container of tensors": any(
             o.kind == "object" and holes(o.value) for o in spec.captured.forward.outputs
         ),
-        "its backward is opaque": asks and compiler.opaque("backward") is not None,
+        "its backward is opaque": asks and compiler.keys.opaque("backward") is not None,
     }.items():
         if it_is:
             raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.captured.forward_place())

@@ -41,10 +41,11 @@ from ..capture.guards import is_tracked
 from ..capture.outputs import from_flat_outputs
 from ..distributed import call as distributed
 from ..fallback.answer import Fault, answered, is_fault, put_on_record
-from ..functorch.function import why_not_transformable
+from ..functorch.rules.function import function_of
+from ..functorch.rules.transformable import why_not_transformable
 from ..settings.config import settings
 from ..values.sizes import BoundSizes
-from .forward_operator import Forward, UnknownSize, example
+from .forward_operator import OperatorRules, UnknownSize, example
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -97,7 +98,7 @@ def in_dynamos_graph(
     if not any(isinstance(a, FakeTensor) for a in pytree.tree_leaves((args, kwargs))):
         return answered(compiler, args, kwargs, fault)
     put_on_record(compiler, _maker(), fault, args)
-    raise _no_place(compiler, compiler.records[_maker()].reason or fault.names, users_line())
+    raise _no_place(compiler, compiler.ledger.records[_maker()].reason or fault.names, users_line())
 
 
 def trace_call(compiler: Compiled, args: tuple[Any, ...]) -> Any:
@@ -109,16 +110,16 @@ def trace_call(compiler: Compiled, args: tuple[Any, ...]) -> Any:
                 _guard(compiler)
             return traced(compiler, args)
     except Refused as refused:
-        compiler.not_in_graph(_maker(), refused.reason, refused.where)
-        if hasattr(compiler.cls, "_fusegrad_sources") and code_of(refused.reason) in FOLLOWED:
-            return compiler.users(*args)
-        if asked_by_dynamo or torch.compiler.is_exporting() or compiler.methods.declared_opaque():
+        compiler.ledger.note_graph_break(_maker(), refused.reason, refused.where)
+        if compiler.user.plain_function is not None and code_of(refused.reason) in FOLLOWED:
+            return compiler.user.run(*args)
+        if asked_by_dynamo or torch.compiler.is_exporting() or compiler.user.methods.declared_opaque():
             raise _no_place(compiler, refused.reason, refused.where) from None
-    return compiler.users(*args)  # a Function of torch's own, whose backward a tracer follows
+    return compiler.user.run(*args)  # a Function of torch's own, whose backward a tracer follows
 
 
 def _no_place(compiler: Compiled, reason: str, where: str) -> OuterGraphError:
-    return OuterGraphError(function=compiler.cls.__name__, who=_maker(), reason=reason, where=where)
+    return OuterGraphError(function=compiler.user.cls.__name__, who=_maker(), reason=reason, where=where)
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def faults_refused(compiler: Compiled, args: tuple[Any, ...]) -> Iterator[None]:
             raise
         fault = Fault.of(error)
     put_on_record(compiler, _maker(), fault, args)
-    raise Refused(compiler.records[_maker()].reason or fault.names, method_place(compiler.cls.forward))  # type: ignore[attr-defined]
+    raise Refused(compiler.ledger.records[_maker()].reason or fault.names, method_place(compiler.user.cls.forward))  # type: ignore[attr-defined]
 
 
 def _maker() -> str:
@@ -141,13 +142,13 @@ def _maker() -> str:
 
 def _guard(compiler: Compiled) -> None:
     """What is made of this graph holds as long as what the methods read stays what it is."""
-    if not guard_in_dynamo(lambda: (id(compiler), _state(compiler)), compiler.cls.__name__):
-        raise Refused("this torch takes no guard on what it reads", method_place(compiler.cls.forward))  # type: ignore[attr-defined]
+    if not guard_in_dynamo(lambda: (id(compiler), _state(compiler)), compiler.user.cls.__name__):
+        raise Refused("this torch takes no guard on what it reads", method_place(compiler.user.cls.forward))  # type: ignore[attr-defined]
 
 
 def _state(compiler: Compiled) -> Any:
-    reads = compiler.reads_now()
-    return reads.facts(), methods_now(compiler.user_class), settings(), switch_state(), torch.get_default_dtype()
+    reads = compiler.keys.reads_now()
+    return reads.facts(), methods_now(compiler.user.original), settings(), switch_state(), torch.get_default_dtype()
 
 
 def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | None = None) -> Any:
@@ -174,15 +175,15 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
     tensors = spec.captured.tensors_of(given)
     if spec.captured.writes_inputs and share_memory(tensors):
         raise Refused("it writes to an argument that shares memory with another one", spec.captured.forward_place())
-    forward = Forward.of(compiler, spec, compiler.backend_for(given), tensors, alone)
+    forward = OperatorRules.of(compiler, spec, compiler.options.backend_for(given), tensors, alone)
     flat = [a if isinstance(a, Tensor) else None for a in given]
     if records_above_autograd() or not (spec.captured.skip or transforms_active()):
         outputs = forward.operator(*tensors)
     elif transforms_active():
-        outputs = custom_function_call(forward.function(), *flat)
+        outputs = custom_function_call(function_of(forward), *flat)
     else:
-        outputs = forward.function().apply(*flat)
-    written = forward.written_outputs()
+        outputs = function_of(forward).apply(*flat)
+    written = forward.written_outputs
     last = {argument: output for output, argument in written}  # whose gradient is that of an argument returned twice
     for argument, output in last.items():
         tensors[argument].copy_(outputs[output])
@@ -209,8 +210,8 @@ def _as_constant(value: Any) -> Any:
 def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
     from ..fallback.records import NotCaptured
 
-    for role in compiler.methods.roles():
-        if (error := compiler.opaque(role)) is not None:
+    for role in compiler.user.methods.roles():
+        if (error := compiler.keys.opaque(role)) is not None:
             raise _refused(error)
     try:
         examples = [example(a) for a in given]
@@ -228,7 +229,7 @@ def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
     except NotCaptured as missing:
         error = missing.attempt.error
         if not isinstance(error, OpaqueMet):
-            compiler.refuse("forward", error)
+            compiler.ledger.refuse("forward", error)
         raise _refused(error) from missing
     if not spec.captured.guard(spec.captured.tensors_of(given)):
         raise Refused("it was captured for other sizes", spec.captured.forward_place())
@@ -240,14 +241,14 @@ def _refused(error: CaptureError) -> Refused:
 
 
 def _recorded(compiler: Compiled, method: str) -> tuple[str, str]:
-    record = compiler.records.get(method)
+    record = compiler.ledger.records.get(method)
     return (record and record.reason) or "it runs as written", (record and record.where) or "unknown"
 
 
 def _why_no_backward(compiler: Compiled, given: Sequence[Any]) -> str | None:
     """Where there is none eager's own error comes when it is asked for, which nobody knows here."""
     asked = torch.is_grad_enabled() and not transforms_active() and any(map(is_tracked, given))
-    return "it has no backward" if asked and backward_method(compiler.cls) is None else None
+    return "it has no backward" if asked and backward_method(compiler.user.cls) is None else None
 
 
 def _why_not(compiler: Compiled, spec: Specialization, alone: bool) -> str | None:
@@ -260,6 +261,6 @@ def _why_not(compiler: Compiled, spec: Specialization, alone: bool) -> str | Non
         return "it returns a view of an argument that it writes to"
     if alone:
         return None
-    if written and compiler.derive_jvp == "forward":
+    if written and compiler.options.derive_jvp == "forward":
         return "it writes to an argument that forward mode goes by"
     return why_not_transformable(compiler, spec)

@@ -31,8 +31,14 @@ from ..capture.captured_backward import predicted_kinds
 from ..capture.graph_mode import outside_graph
 from ..capture.guards import is_tracked
 from ..capture.outputs import alias_outputs
-from ..functorch.function import FunctorchFunction, why_not_transformable
-from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, TransformableGraph, make_operators_by
+from ..functorch.backward_unit import BackwardUnit
+from ..functorch.batching.batched_unit import BatchedUnit
+from ..functorch.graphs import present
+from ..functorch.rules.function import function_of
+from ..functorch.rules.functorch_function import FunctorchFunction
+from ..functorch.rules.transformable import why_not_transformable
+from ..functorch.unit import TransformableGraph, make_operators_by
+from ..functorch.unit import function_of as function_of_unit
 from ..persistence.stored_specialization import operations
 from ..specialize.pipeline import require_equal
 from ..values.sizes import Binder, BoundSizes
@@ -104,12 +110,12 @@ class Root:
             *(() if not spec.of_whole else ("of the whole",)),
             operations(captured.forward.trace), list(map(_meta, captured.forward.fakes)), repr(captured.arguments),
             captured.forward.needs_input_grad, list(getattr(captured.guard, "conditions", ())), self._backward(),
-            repr(compiler.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
+            repr(compiler.options.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
         )  # fmt: skip
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def _backward(self) -> str:
-        if backward_method(self.compiler.cls) is None:
+        if backward_method(self.compiler.user.cls) is None:
             return ""
         with outside_graph(), no_autocast():
             return operations(self.spec.backward.entry(predicted_kinds(self.spec.captured)).trace)
@@ -117,7 +123,7 @@ class Root:
     @property
     def code(self) -> list[Any]:
         """Of the user's methods."""
-        return [m.__code__ for m in methods(self.compiler.cls).values() if hasattr(m, "__code__")]
+        return [m.__code__ for m in methods(self.compiler.user.cls).values() if hasattr(m, "__code__")]
 
     def agrees(self, other: Root) -> bool:
         """Whether the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
@@ -141,15 +147,19 @@ class Origin:
         return self.root.agrees(other.root)
 
 
-class Forward(FunctorchFunction):
-    """The rules of a specialisation, with forward as an operator."""
+class OperatorRules(FunctorchFunction):
+    """The rules of a specialisation, with forward as an operator.
+
+    An operator writes nothing, and its rules know of no argument that is written: the call copies into those of
+    `written_outputs`, (number among the tensor outputs, of the tensor argument), and autograd follows the copy.
+    """
 
     @classmethod
     def of(
         cls, compiler: Compiled, spec: Specialization, backend: str, tensors: Sequence[Tensor], alone: bool
-    ) -> Forward:
-        """The one of a specialisation on a backend. alone: nobody but autograd differentiates it."""
-        copies = bool(spec.captured.skip) and forward_mode_is_active() and not compiler.writes("jvp")
+    ) -> OperatorRules:
+        """The one of a specialisation on a backend. alone: only autograd differentiates it."""
+        copies = bool(spec.captured.skip) and forward_mode_is_active() and not compiler.user.overrides("jvp")
         recorded = torch.is_grad_enabled() and (transforms_active() or any(map(is_tracked, tensors)))
         key = (backend, "outer", copies, recorded, alone)
         if key not in spec.nodes:
@@ -159,32 +169,21 @@ class Forward(FunctorchFunction):
     def __init__(
         self, compiler: Compiled, spec: Specialization, backend: str, copies: bool, recorded: bool, alone: bool
     ) -> None:
-        captured = spec.captured
         super().__init__(compiler, spec, backend, copies)
-        self.compared, self.recorded, self.alone = spec.of_whole, recorded, alone
-        self.autocast = _autocast()
+        self.recorded, self.alone, self.hidden_is_constant = recorded, alone, alone
+        self.written_outputs, self.outputs.written = self.outputs.written, []
         self.root = Root(compiler, spec, backend, copies)
         self.forward_unit.lineage, self.setup_unit.lineage = (self.root, "forward"), (self.root, "setup")
-        name, takes = named(f"{captured.name}_forward", self.root), ("Tensor",) * len(captured.slots)
-        rules: Any = (self._on_memory, self._likes, self._rules, self._spread, Origin(self.root, (), ()))
-        rules += (draws(captured.forward.trace),)
-        self.operator = registered(Operator(name, takes, self.made, *rules))
+        self.operator = _operator_of_forward(self)
 
-    def _rules(self) -> Any:
+    def rules_of_operator(self) -> Any:
         """The Function of the operator; torch.func may meet one that was made without it: in what is loaded, say."""
         if self.alone and not (transforms_active() or forward_mode_is_active()):
-            return self.function()
+            return function_of(self)
         if (why := why_not_transformable(self.compiler, self.spec)) is not None:
             captured = self.spec.captured
             raise OuterTransformError(function=captured.name, reason=why, where=captured.forward_place())
-        return Forward.of(self.compiler, self.spec, self.backend, (), alone=False).function()
-
-    def _spread(self, values: Sequence[Any]) -> list[Any]:
-        """One value per argument, None for the constants."""
-        full: list[Any] = [None] * len(self.spec.captured.arguments)
-        for slot, value in zip(self.spec.captured.slots, values, strict=True):
-            full[slot] = value
-        return full
+        return function_of(OperatorRules.of(self.compiler, self.spec, self.backend, (), alone=False))
 
     def unit(self, steps: Sequence[Any]) -> tuple[TransformableGraph, Sequence[Any]]:
         """The unit that derivations begin with, by its name, and the steps that are left."""
@@ -192,7 +191,7 @@ class Forward(FunctorchFunction):
         if kind == "jvp":
             return self.tangent_unit(rest[0]), rest[1:]
         if kind == "own jvp":
-            return self._promised_jvp(*rest[:2]), rest[2:]
+            return self.captured_jvp(*rest[:2]), rest[2:]
         return {"forward": self.forward_unit, "setup": self.setup_unit, "backward": self.backward_for(())}[kind], rest
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> TransformableGraph:
@@ -205,9 +204,9 @@ class Forward(FunctorchFunction):
         unit.lineage = (self.root, "backward")
         return unit
 
-    def _promised_jvp(self, mask: tuple[bool, ...], kept: int) -> TransformableGraph:
-        unit = super()._promised_jvp(mask, kept)
-        unit.lineage = (self.root, "own jvp", mask, kept)
+    def captured_jvp(self, mask: tuple[bool, ...], saved: int) -> TransformableGraph:
+        unit = super().captured_jvp(mask, saved)
+        unit.lineage = (self.root, "own jvp", mask, saved)
         return unit
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -216,20 +215,20 @@ class Forward(FunctorchFunction):
         results = self.operator(*tensors)
         if not captured.skip or self.copies or torch.compiler.is_exporting():
             return results
-        outputs, hidden = list(results[: self.visible]), results[self.visible :]
+        outputs, hidden = self.outputs.split(results)
         sizes = BoundSizes(captured.binder.read(tensors))
-        shown = self.as_views(alias_outputs(captured, outputs, tensors, sizes, hidden), tensors)
-        for i in self._apart(tensors):
+        shown = self.outputs.as_views(alias_outputs(captured, list(outputs), tensors, sizes, hidden), tensors)
+        for i in self._with_own_memory(tensors):
             shown[i] = results[i]
         return (*shown, *hidden)
 
-    def _apart(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Outputs that have memory of their own in a graph: arguments that are written to, and what shares memory.
+    def _with_own_memory(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Outputs that have memory of their own in a graph: arguments that are written to, and parts of shared memory.
 
         A view of what a graph returns as well torch makes anew, behind the graph, where its gradient passes the
         Function by. It does not where the other is an argument of the graph: then it sees whose view it is.
         """
-        written = [i for i, _ in self.written_outputs()]
+        written = [i for i, _ in self.written_outputs]
         if not self.recorded:
             return written
         kinds = [self.spec.captured.forward.outputs[i] for i in self.spec.captured.forward.tensor_outputs]
@@ -237,26 +236,21 @@ class Forward(FunctorchFunction):
         shown = (i for i, o in enumerate(kinds) if o.kind in ("input", "view") and not _is_given(tensors[o.index]))
         return [*written, *shared, *shown]
 
-    def written_outputs(self) -> list[tuple[int, int]]:
-        """(number among the tensor outputs, of the tensor argument) for what the call has to be copied into.
-
-        An operator writes nothing, and its rules know of no argument that is written: autograd follows the copy.
-        """
-        return super().dirty_outputs()
-
-    def dirty_outputs(self) -> list[tuple[int, int]]:
-        return []
-
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
         full, at = list(inputs), dict(enumerate(self.spec.captured.slots))
-        for i, argument in self.written_outputs():  # what is saved of it is what it has become
+        for i, argument in self.written_outputs:  # what is saved of it is what it has become
             full[at[argument]] = output[i]
         super().setup_context(ctx, full, output)
 
-    def constants_among(self, hidden: Sequence[Any]) -> Sequence[Any]:
-        return hidden if self.alone else ()
 
-    def _on_memory(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
+class ForwardOnMemory:
+    """Forward as an operator runs it, with memory and without."""
+
+    def __init__(self, spec: Specialization, backend: str) -> None:
+        self.spec, self.backend, self.compared = spec, backend, spec.of_whole
+        self.autocast = _autocast()
+
+    def run(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
         """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""
         tensors = [t.clone() if i in self.spec.captured.written_inputs else t for i, t in enumerate(tensors)]
         args = self.spec.captured.with_tensors(tensors)
@@ -277,11 +271,29 @@ class Forward(FunctorchFunction):
             raise NotTraceableError(**facts) from error
         self.compared = True
 
-    def _likes(self, tensors: Sequence[Any]) -> list[Any]:
+    def likes(self, tensors: Sequence[Any]) -> list[Any]:
+        """(shape, strides, dtype, device) per result."""
         captured = self.spec.captured
         sizes = captured.binder.read(tensors)
-        made = (*captured.forward.fake_outputs, *captured.forward.fake_hidden)
-        return [like(fake, sizes, i in captured.skip) for i, fake in enumerate(made)]
+        results = (*captured.forward.fake_outputs, *captured.forward.fake_hidden)
+        return [like(fake, sizes, i in captured.skip) for i, fake in enumerate(results)]
+
+
+def _operator_of_forward(rules: OperatorRules) -> Operator:
+    captured = rules.spec.captured
+    forward = ForwardOnMemory(rules.spec, rules.backend)
+
+    def spread(values: Sequence[Any]) -> list[Any]:
+        """One value per argument, None for the constants."""
+        full: list[Any] = [None] * len(captured.arguments)
+        for slot, value in zip(captured.slots, values, strict=True):
+            full[slot] = value
+        return full
+
+    name, takes = named(f"{captured.name}_forward", rules.root), ("Tensor",) * len(captured.slots)
+    origin, is_random = Origin(rules.root, (), ()), draws(captured.forward.trace)
+    made = rules.outputs.total, forward.run, forward.likes, rules.rules_of_operator, spread, origin, is_random
+    return registered(Operator(name, takes, *made))
 
 
 def _autocast() -> list[tuple[str, bool, torch.dtype]]:
@@ -328,9 +340,9 @@ def called(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
     if records_above_autograd():
         return executed(unit, args)
     if transforms_active():
-        return custom_function_call(unit.function, *args)  # type: ignore[no-any-return]
+        return custom_function_call(function_of_unit(unit), *args)  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
-        return unit.function.apply(*args)  # type: ignore[no-any-return]
+        return function_of_unit(unit).apply(*args)  # type: ignore[no-any-return]
     return executed(unit, args)
 
 
@@ -343,7 +355,7 @@ def executed(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
     operator, mask = found
     if not any(mask):
         return [None] * len(mask)
-    supply = iter(operator(*[a for a in args if isinstance(a, VALUES)]))
+    supply = iter(operator(*[args[i] for i in present(args)]))
     return [next(supply) if there else None for there in mask]
 
 
@@ -355,7 +367,7 @@ def unit_operator(unit: TransformableGraph, args: Sequence[Any]) -> tuple[Operat
             made = _of_backward(unit, examples)
         else:
             made = _of_graph(unit, examples)
-    live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+    live = present(args)
     mask, likes, trace, facts = made
     takes = tuple("Tensor" if isinstance(args[i], Tensor) else "SymInt" for i in live)
 
@@ -373,7 +385,8 @@ def unit_operator(unit: TransformableGraph, args: Sequence[Any]) -> tuple[Operat
 
     name = named(unit.name, unit.lineage, facts, takes, live, mask)
     origin = Origin(unit.lineage[0], unit.lineage[1:], tuple(examples))
-    operator = Operator(name, takes, sum(mask), run, likes, lambda: unit.function, spread, origin, draws(trace))
+    rules = lambda: function_of_unit(unit)  # noqa: E731
+    operator = Operator(name, takes, sum(mask), run, likes, rules, spread, origin, draws(trace))
     return (registered(operator) if any(mask) else operator), mask
 
 
@@ -384,7 +397,7 @@ def _tracked(value: Tensor) -> Tensor:
 
 def _of_backward(unit: BackwardUnit, examples: Sequence[Any]) -> Any:
     spec = unit.specialization
-    _, _, gradients = unit._parts(examples)
+    _, _, gradients = unit.parts(examples)
     entry = spec.backward.entry(tuple(None if g is None else "contiguous" for g in gradients))
     mask = tuple(n is not None for n in _results(entry.trace))
     given = [i for i, there in enumerate(mask) if there]
@@ -400,7 +413,7 @@ def _of_backward(unit: BackwardUnit, examples: Sequence[Any]) -> Any:
 
 def _of_graph(unit: TransformableGraph, examples: Sequence[Any]) -> Any:
     if isinstance(unit, BatchedUnit):
-        unit._prepare(examples)
+        unit.prepare(examples)
     executable, _ = unit.captured(examples)
     trace, binder = executable.trace, Binder(executable.trace.fakes)
     made = [None if n is None else n.meta["val"] for n in _results(trace)]

@@ -149,13 +149,24 @@ class Executable:
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
         return self._planned if watch_allows("divide", self.name) else through_torch(graph, self.binder)
 
+    def prepare(self, sizes: Sizes, device: torch.device | None = None) -> None:
+        """Fuse the program and generate its kernels for a device, once; at these sizes, where they decide.
+
+        device: by default that of the tensors which the program was captured with.
+        """
+        if self.run != self._planned or (device is None and self.plans):
+            return
+        device = _device_of(self.trace) if device is None else device
+        if device not in self.plans and device not in self.devices_without_plan:
+            with capture_lock:
+                self._add_plan(device, sizes)
+
     def _planned(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The program's kernels, by the plan of the device at hand."""
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-        device = tensors[0].device if tensors else _device_of_results(self.trace)
-        if device not in self.plans and device not in self.devices_without_plan:
-            with capture_lock:
-                self._add_plan(device, self.binder(inputs) if sizes is None else sizes)
+        device = tensors[0].device if tensors else _device_of(self.trace)
+        if device not in self.plans:  # a unit under a transform has no first call of its own
+            self.prepare(self.binder(inputs) if sizes is None else sizes, device)
         if device in self.devices_without_plan:
             return self.fallback(inputs, lifted, sizes)
         return self.plans[device](tensors, self.binder(inputs) if sizes is None else sizes)
@@ -215,11 +226,13 @@ def _where_it_fills_memory(trace: Trace, binder: Binder, contracted: Run, replay
     return run
 
 
-def _device_of_results(trace: Trace) -> torch.device:
-    """The device of the results of a program without tensors as arguments."""
-    (results,) = trace.graph_module.graph.find_nodes(op="output")[0].args
-    devices = (n.meta["val"].device for n in results if isinstance(n, torch.fx.Node) and "val" in n.meta)
-    return next(devices, torch.device("cpu"))
+def _device_of(trace: Trace) -> torch.device:
+    """The device of the first tensor among the arguments of a program, or of its results."""
+    graph = trace.graph_module.graph
+    (results,) = graph.find_nodes(op="output")[0].args
+    nodes = [n for n in (*graph.find_nodes(op="placeholder"), *results) if isinstance(n, torch.fx.Node)]
+    values = [n.meta.get("val") for n in nodes]
+    return next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
 
 
 def is_plain_call(values: Sequence[Any]) -> bool:

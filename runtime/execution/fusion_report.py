@@ -15,7 +15,7 @@ import networkx as nx
 from ...codegen import Kernel, Kernels, Pointer, Ref
 from ...ir import Graph, Value
 from ...ir.codes import code_of
-from ...ir.passes.fuse import Cut, Extern, Group
+from ...ir.passes.fuse import Extern, Group, Partition
 from ...ir.prims import PRIMS
 from ...ir.types import COMPLEX, FLOAT8
 from ...tracer.opaque.opaque import opaque_of
@@ -90,7 +90,7 @@ class _Division:
 
     def __init__(self, graph: Graph, generated: Generated) -> None:
         self.generated = generated
-        self.fuser = Cut(graph, frozenset(generated.refused), {})
+        self.partition = Partition(graph, frozenset(generated.refused), {})
         self.called = {s.value.id for s in generated.steps if isinstance(s, Extern)}
         self.steps = [(at, s) for at, s in enumerate(generated.steps) if isinstance(s, Group | Extern)]
 
@@ -113,24 +113,24 @@ class _Division:
         return self._between(self._cluster(earlier), self._cluster(later))
 
     def _cluster(self, group: Group) -> int:
-        cluster = self.fuser.clusters.of(self.fuser.base(group.outputs[0]))
+        cluster = self.partition.clusters.of(self.partition.kinds.base(group.outputs[0]))
         assert cluster is not None
         return cluster
 
     def _between(self, a: int, b: int) -> tuple[str, str | None]:
         """Say what stands on a way from one group to the other; else whether memory would be held."""
-        way = _way(self.fuser.clusters.dag, a, b) or _way(self.fuser.clusters.dag, b, a)
+        way = _way(self.partition.clusters.dag, a, b) or _way(self.partition.clusters.dag, b, a)
         for at in way:
-            value = self.fuser.nodes[at if at >= 0 else -1 - at]
+            value = self.partition.kinds.nodes[at if at >= 0 else -1 - at]
             if at < 0:
                 return ENDED, value.origin.where
-            if self.fuser.extern(value) and value.id not in self.called:
+            if self.partition.kinds.is_extern(value) and value.id not in self.called:
                 return PRODUCT, value.origin.where  # it is part of one of the two
-            if self.fuser.extern(value):
+            if self.partition.kinds.is_extern(value):
                 return f"`{call_name(value)}` is in between: {self._not_ours(value)}", value.origin.where
         if way:
             return "a step in between needs the one and is needed by the other", None
-        return (HELD if self.fuser.clusters.lifetimes.grow(a, b) else APART), None
+        return (HELD if self.partition.clusters.lifetimes.would_grow(a, b) else APART), None
 
     def _not_ours(self, value: Value) -> str:
         """The reason why a node is called as it is."""

@@ -17,7 +17,7 @@ from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
-from ...ir.passes.place import Places, placed
+from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Products
 from ...ir.passes.simplify import Simplify
 from ...ir.prims import PRIMS
@@ -104,7 +104,7 @@ def generate(
         # The division: groups, calls between them, and which calls write into a concatenation or join a kernel.
         steps, places = Fuse(frozenset(refused))(graph), Places()
         if writes_in_place:
-            steps, places = placed(graph, steps)
+            steps, places = place_concatenations(graph, steps)
         decisions: list[Decision] = []
         if products != "library":
             fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")

@@ -26,7 +26,7 @@ from ...tracer.function import users_own
 from ...tracer.methods import backward_method, method_place, takes_boxed_gradients
 from ...tracer.opaque.opaque import call_for_real
 from ...tracer.opaque.watching import watcher
-from ...tracer.torch_private import apply_now, custom_function_call, dual_level, transforms_active
+from ...tracer.torch_private import custom_function_call, dual_level, transforms_active
 from ...tracer.trace import CaptureError
 from ..cache import entry_files, location
 from ..cache import store as cache
@@ -51,33 +51,14 @@ STICKY = ("CUDA error", "HIP error", "Triton Error")
 
 
 class Broken(Protocol):
-    """The part of a compiled class that a fallback needs: `compiled/compiled.py` has it."""
+    """A compiled class, as it is known here: `compiled/compiled.py` has it."""
 
-    cls: Any
-    written: Any
-    ready: Any
-    exact: Any
-    refused: Any
-    faults: dict[str, list[str]]
-    broken: set[str]
-
-    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments by position."""
-
-    def complete(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The arguments with defaults, opened."""
-
-    def _key(self, args: Sequence[Any]) -> Any:
-        """The key that such a call is found by."""
-
-    def facts(self, args: Sequence[Any]) -> Any:
-        """The facts that such a call is captured for."""
-
-    def failed(self, method: str, reason: str, status: str) -> None:
-        """A fault on record."""
-
-    def options(self) -> tuple[Any, ...]:
-        """The options of `compile`."""
+    inline_cache: Any
+    options: Any
+    user: Any
+    keys: Any
+    table: Any
+    ledger: Any
 
 
 class FaultError(FusegradError):
@@ -227,12 +208,6 @@ def _is_of_the_device(error: Exception) -> bool:
 
 
 # ------------------------------------------------------------------ what answers
-def eagers(compiler: Broken) -> Callable[..., Any]:
-    """The class (or the plain function) as the user wrote it."""
-    sources = getattr(compiler.cls, "_fusegrad_sources", None)
-    return apply_now(compiler.written) if sources is None else sources[0]
-
-
 def answered(
     compiler: Broken,
     args: tuple[Any, ...],
@@ -247,7 +222,7 @@ def answered(
     """
     under_func = transforms_active() or dual_level() >= 0
     try:
-        result = hand_over(users or eagers(compiler), *args, **kwargs)
+        result = hand_over(users or compiler.user.eager(), *args, **kwargs)
     except Exception as error:
         if under_func and _is_a_missing_rule(error) and _names(error) != fault.names:
             put_on_record(compiler, UNDER_FUNC, fault, args)
@@ -255,7 +230,7 @@ def answered(
     with whatever_happens():
         put_on_record(compiler, UNDER_FUNC if under_func else "forward", fault, args)
         if not fault.lacks_memory and not under_func:
-            _avoid(compiler, args if not kwargs else compiler.bound(args, kwargs), fault)
+            _avoid(compiler, args if not kwargs else compiler.user.bind(args, kwargs), fault)
     return result
 
 
@@ -271,11 +246,11 @@ def whatever_happens() -> Iterator[None]:
 
 def _avoid(compiler: Broken, args: tuple[Any, ...], fault: Fault) -> None:
     """Calls with arguments like these run as written from now on."""
-    compiler.ready.forget()
-    complete_args = compiler.complete(args)
+    compiler.inline_cache.forget()
+    opened = compiler.user.complete(args)
     with capture_lock:
         error = CaptureError(reason=reason_of(fault, None), where="unknown")
-        compiler.exact[compiler._key(complete_args)], compiler.refused[compiler.facts(complete_args)] = None, error
+        compiler.table.refuse(compiler.keys.exact(opened), compiler.keys.facts(opened), error)
 
 
 def users_backward(
@@ -284,7 +259,7 @@ def users_backward(
     """A backward in which we failed, as the user wrote it, on what forward kept for it."""
     captured = spec.captured
     saved_values = residuals if residual_choice is None else residual_choice.originals(residuals, ctx)
-    forward, cls, saved = captured.forward, compiler.cls, len(captured.forward.saved)
+    forward, cls, saved = captured.forward, compiler.user.cls, len(captured.forward.saved)
     attributes = attributes_on(ctx, captured)
     own = backward_context(cls.__name__)(saved_values[:saved], attributes, forward.needs_input_grad[: captured.count])
     method = cls.vjp if cls.backward is Function.backward else cls.backward
@@ -326,14 +301,14 @@ def put_on_record(
 
 def _put_on_record(compiler: Broken, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
     if fault.lacks_memory:
-        compiler.failed(method, f"memory did not suffice: {fault.names}", status)
+        compiler.ledger.note_fault(method, f"memory did not suffice: {fault.names}", status)
         return
-    earlier = compiler.faults.setdefault(method, [])
+    earlier = compiler.ledger.faults.setdefault(method, [])
     earlier.append(fault.names)
     if method == UNDER_FUNC or len(earlier) >= LIMIT:
-        compiler.broken.add(method)
+        compiler.ledger.broken.add(method)
     if earlier.count(fault.names) == 1:
-        compiler.failed(method, reason_of(fault, report(compiler, method, fault, args)), status)
+        compiler.ledger.note_fault(method, reason_of(fault, report(compiler, method, fault, args)), status)
 
 
 def reason_of(fault: Fault, file: str | None) -> str:
@@ -350,7 +325,7 @@ def report(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> 
             return None
         folder = root / "faults"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = folder / f"{compiler.cls.__name__}-{method}-{cache.key_of(fault.trace)[:8]}.txt"
+        file = folder / f"{compiler.user.cls.__name__}-{method}-{cache.key_of(fault.trace)[:8]}.txt"
         if file.exists() or len(list(folder.iterdir())) < REPORTS:
             file.write_text(text, encoding="utf-8", errors="replace")
             return str(file)
@@ -358,13 +333,13 @@ def report(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> 
 
 
 def _text(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> str:
-    own = backward_method(compiler.cls) if method == "backward" else None
-    place = method_place(own or compiler.cls.forward)
+    own = backward_method(compiler.user.cls) if method == "backward" else None
+    place = method_place(own or compiler.user.cls.forward)
     versions = {"Python": platform.python_version(), **entry_files.versions()}
     lines = [
-        f"{compiler.cls.__module__}.{compiler.cls.__qualname__}.{method}, an internal error of fusegrad",
+        f"{compiler.user.cls.__module__}.{compiler.user.cls.__qualname__}.{method}, an internal error of fusegrad",
         f"at: {place}",
-        f"compiled with: {compiler.options()!r}, {settings()!r}",
+        f"compiled with: {compiler.options!r}, {settings()!r}",
         f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
         *(f"argument {i}: {described(a)}" for i, a in enumerate(args)),
     ]

@@ -137,11 +137,9 @@ class EntryCall:
         self.compiler, self.spec, self.key, self.arguments = compiler, spec, key, arguments
         self.backend, self.observed, self.own = key
         self.sizes = captured.sizes(arguments)
-        self.residual_plan = plan = compiler.chosen(spec, key, self.sizes)
-        if plan is None:
-            self.executable, self.saved = spec.executable(self.backend), captured.forward.saved
-        else:
-            self.executable, self.saved = spec.chosen_executable(self.backend, plan), plan.places
+        self.residual_plan = compiler.prepare(spec, key, self.sizes)
+        self.executable = spec.executable(self.backend, self.residual_plan)
+        self.saved = captured.forward.saved if self.residual_plan is None else self.residual_plan.places
         self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
@@ -164,7 +162,7 @@ class EntryCall:
         """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
         captured = self.spec.captured
         yield from guard_reads(text, captured.reads)
-        yield from guard_methods(text, self.compiler.user_class)
+        yield from guard_methods(text, self.compiler.user.original)
         yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.custom_attributes)
         if self.observed or self.residual_plan is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
@@ -250,7 +248,7 @@ class EntryCall:
             return
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
         backward._fusegrad_patch = handed_over()  # a guard of the entry
-        if not _is_delicate(self.compiler.cls):
+        if not _is_delicate(self.compiler.user.cls):
             plan, count = self.residual_plan, len(self.saved)
             call = ServedCall(self.compiler, self.spec, self.backend, self.sizes, plan, count)
             backward._fusegrad_learns = BackwardLearner(call, backward)

@@ -53,7 +53,7 @@ class InlineCache:
         self.written_count = 0
 
     def __reduce__(self) -> Any:
-        return operator.attrgetter("ready"), (self.owner,)
+        return operator.attrgetter("inline_cache"), (self.owner,)
 
     def learn_form(
         self, signature: inspect.Signature, count: int, keywords: Iterable[str], method: Callable[[], Any]

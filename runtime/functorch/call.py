@@ -9,13 +9,16 @@ import torch
 
 from ...tracer.capture.capture import DataMet, OpaqueMet
 from ...tracer.containers import opened
+from ...tracer.methods import method_place
 from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
+from ...tracer.trace import CaptureError
 from ..capture.outputs import from_flat_outputs
 from ..fallback.answer import UNDER_FUNC
 from ..fallback.records import NotCaptured
 from ..values.bitwise import made_up_data
-from .function import functorch_function_of, why_not_transformable
-from .unit import example, readable
+from .placeholders import example, readable
+from .rules.functorch_function import functorch_function_of
+from .rules.transformable import why_not_transformable
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -27,24 +30,25 @@ def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> 
     """The user's own class; where torch refuses that (a forward with ctx), with the reason why there is no other."""
     try:
         if isinstance(missing.error, OpaqueMet):  # over an opaque node no rule is derived
-            return compiler.users(*args)
-        return compiler.run_users(missing, args, compiler.users)
+            return compiler.user.run(*args)
+        return compiler.run_refused(missing, args, compiler.user.run)
     except RuntimeError as refused:
-        if not compiler.setup_style:
-            record = compiler.not_derived(missing.error)
+        if not compiler.user.setup_style:
+            record = compiler.ledger.note_no_rules(missing.error)
             refused.add_note(f"fusegrad: no rules are derived, since forward is not captured: {record}")
         raise
 
 
 def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
-    if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
-        return compiler.users(*args)  # over an opaque method no rule is derived
+    opaque = (compiler.keys.opaque(role) for role in compiler.user.methods.roles())
+    if UNDER_FUNC in compiler.ledger.broken or any(error is not None for error in opaque):
+        return compiler.user.run(*args)  # over an opaque method no rule is derived
     given = opened(args)
     plain = [example(a) for a in given]
     specialization, derivable, failed = None, False, None
     with plain_tensors(), torch.no_grad():
-        known = compiler.is_known(plain) or readable(plain, given)
+        known = compiler.keys.exact(plain) in compiler.table.by_call or readable(plain, given)
         try:
             with nullcontext() if known else made_up_data():
                 specialization = compiler.specialization(plain)
@@ -55,14 +59,15 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
             failed = error.attempt
     if failed is not None:
         if isinstance(failed.error, DataMet):
-            compiler.derivative_refused(failed.error)
+            compiler.ledger.refuse_derivative(failed.error)
         return _as_written(compiler, failed, args)
     if specialization is None or specialization.captured.opaque or not derivable:
-        return compiler.users(*args)
+        return compiler.user.run(*args)
     if (why := why_not_transformable(compiler, specialization)) is not None:
-        compiler.leave_to_the_user("torch.func", why)
-        return compiler.users(*args)
-    function = functorch_function_of(compiler, specialization, compiler.backend_for(plain))
+        place = method_place(compiler.user.method("forward"))
+        compiler.ledger.refuse("torch.func", CaptureError(reason=why, where=place))
+        return compiler.user.run(*args)
+    function = functorch_function_of(compiler, specialization, compiler.options.backend_for(plain))
     flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
     outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
     captured = specialization.captured

@@ -18,7 +18,7 @@ from ...tracer.containers import with_those
 from ...tracer.opaque.extension_calls import Recorded
 from ...tracer.torch_private import own_leaves_allowed, sharing_dual_level
 from ..capture.guards import is_float, is_tracked
-from .unit import tracked_alias
+from .vjp import tracked_alias
 
 Tensor = torch.Tensor
 Body = Callable[..., Sequence[Any]]

@@ -10,13 +10,9 @@ from typing import Any
 
 import torch
 
-from ...ir import Graph, Value, building
-from ...ir.prims import PRIMS
+from ...ir import Graph
 from ...ir.text.text import symbols_of
 from ...ir.transforms.linearity import NonLinearError
-from ...ir.transforms.ops import inline, zeros
-from ...ir.transforms.transpose import transpose
-from ...ir.types import TensorType
 from ...tracer.capture.capture import is_capturing
 from ...tracer.capture.grad_mode import has_unrecorded
 from ...tracer.function import rebind
@@ -28,8 +24,10 @@ from ..execution.pipeline import optimize
 from ..settings.config import KERNEL_BACKENDS
 from ..values.sizes import BoundSizes
 from .batching.ir_rules import Lowered
+from .graphs import present
 from .jvp import jvp_of
-from .unit import VALUES, TransformableGraph, derivations
+from .transposed_jvp import has_transpose, transpose_to_jvp
+from .unit import TransformableGraph, derivations, run_in_ir
 
 Tensor = torch.Tensor
 
@@ -38,24 +36,27 @@ class CallingUnit(TransformableGraph):
     """A method that calls other Functions: its forward mode goes by theirs, which no transposed vjp knows of."""
 
 
-class PushedUnit(TransformableGraph):
+class JvpUnit(TransformableGraph):
     """(inputs, tangents) -> tangents of the outputs."""
 
     def __init__(self, parent: TransformableGraph, inputs: int) -> None:
         self.parent, self.count = parent, inputs
         self.transposed: dict[tuple[int, tuple[bool, ...]], Lowered | None] = {}  # by the graph of the vjp, what moves
         calls = isinstance(parent, CallingUnit)
-        body = lambda *a: jvp_of(parent.body, a[:inputs], a[inputs:], calls)  # noqa: E731
+
+        def body(*args: Any) -> Sequence[Any]:
+            return jvp_of(parent.body, args[:inputs], args[inputs:], calls)
+
         super().__init__(f"{parent.name}_jvp", body, parent.backend, parent.reads)
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         in_ir = None if is_capturing() or self.backend not in KERNEL_BACKENDS else self._transposed_for(args)
-        found = None if in_ir is None else self.run_in_ir(args)
-        return super().execute(args) if found is None else found
+        results = None if in_ir is None else run_in_ir(self, args)
+        return super().execute(args) if results is None else results
 
     def lowered(self, args: Sequence[Any]) -> tuple[Lowered | None, Sequence[Tensor]]:
-        found = self._transposed_for(args) if self.backend in KERNEL_BACKENDS else None
-        return super().lowered(args) if found is None else found
+        graph = self._transposed_for(args) if self.backend in KERNEL_BACKENDS else None
+        return super().lowered(args) if graph is None else graph
 
     def _transposed_for(self, args: Sequence[Any]) -> tuple[Lowered, Sequence[Tensor]] | None:
         """The transposed vjp for these arguments; None where autograd has to."""
@@ -79,20 +80,18 @@ class PushedUnit(TransformableGraph):
         key = (id(pulled), moving)
         if key not in self.transposed:
             self.transposed[key] = self._transpose(pulled, inputs, cotangents, moving)
-        found = self.transposed[key]
-        return None if found is None else (found, lifted)
+        graph = self.transposed[key]
+        return None if graph is None else (graph, lifted)
 
     def _transpose(
         self, pulled: Lowered, inputs: Sequence[Any], cotangents: Sequence[Any], moving: Sequence[bool]
     ) -> Lowered | None:
-        live = sum(isinstance(a, VALUES) for a in inputs)
+        live = len(present(inputs))
         sources = {s: source for s, source in pulled.sources.items() if source[0] < live}
-        tensors = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
-        moved = [(i, at) for at, i in enumerate(tensors) if moving[i]]
-        if not _is_pure(pulled.graph):
+        if not has_transpose(pulled.graph):
             return None
         try:
-            graph = optimize(_pushing(pulled.graph, len(tensors), cotangents, moved))
+            graph = optimize(_pushing(pulled.graph, inputs, cotangents, moving))
         except NonLinearError:
             return None
         if not _symbols(graph) <= set(sources):
@@ -101,19 +100,26 @@ class PushedUnit(TransformableGraph):
         return Lowered(pulled.trace, graph, axes, sources, self.name, self.backend, tells=False)
 
 
+def _pushing(pulled: Graph, inputs: Sequence[Any], cotangents: Sequence[Any], moving: Sequence[bool]) -> Graph:
+    """The transposed graph over the tensors of (inputs, tangents that are there), and what was taken from outside."""
+    tensors = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
+    primals = {i: v for i, v in zip(tensors, pulled.inputs, strict=False) if moving[i]}
+    tangents = {i: (v.aval, f"{v.params['name']}_dot") for i, v in primals.items()}
+    likes = sum(c is not None for c in cotangents)
+    graph = transpose_to_jvp(pulled, f"{pulled.name}_transposed", len(tensors), likes, tangents)
+    pushed = iter(graph.outputs)
+    return graph.returning([None if c is None else next(pushed) for c in cotangents])
+
+
 def _outputs_like(executable: Executable, inputs: Sequence[Any]) -> list[Any]:
     """Memory like the outputs that may move; None for the rest."""
-    sizes = executable.binder([a for a in inputs if isinstance(a, VALUES)])
-    (made,) = executable.trace.graph_module.graph.find_nodes(op="output")[0].args
-    return [None if node is None else _like(node.meta["val"], sizes) for node in made]
+    sizes = executable.binder([inputs[i] for i in present(inputs)])
+    (outputs,) = executable.trace.graph_module.graph.find_nodes(op="output")[0].args
+    return [None if node is None else _like(node.meta["val"], sizes) for node in outputs]
 
 
 def _like(fake: Any, sizes: BoundSizes) -> Tensor | None:
     return torch.empty(rebind(fake.shape, sizes), dtype=fake.dtype, device=fake.device) if is_float(fake) else None
-
-
-def _is_pure(graph: Graph) -> bool:
-    return not graph.mutations and all(PRIMS[v.prim].family not in ("extern", "pick") for v in graph.order())
 
 
 def _symbols(graph: Graph) -> set[Any]:
@@ -121,34 +127,4 @@ def _symbols(graph: Graph) -> set[Any]:
     return avals | {s for v in graph for p in v.params.values() for s in symbols_of(p)}
 
 
-def _pushing(pulled: Graph, first: int, cotangents: Sequence[Any], moved: Sequence[tuple[int, int]]) -> Graph:
-    """The transposed graph over the tensors of (inputs, tangents that are there), and what was taken from outside.
-
-    first: how many tensors there are among the inputs. moved: (number among the inputs, among their tensors) of each
-    tangent.
-    """
-    graph = pulled.copy()
-    likes = graph.inputs[first : first + sum(c is not None for c in cotangents)]
-    results = [graph.outputs[i] for i, _ in moved]
-    graph.returning([r for r in results if r is not None])
-    transposed = transpose(graph, [v.params["index"] for v in likes])
-    out = Graph(f"{pulled.name}_transposed")
-    kept = [_again(out, v) for v in graph.inputs[:first]]
-    tangents = [out.input(kept[at].aval, f"{kept[at].params['name']}_dot") for _, at in moved]
-    lifted = [_again(out, v) for v in graph.inputs[first + len(likes) :]]
-    given = [t for t, r in zip(tangents, results, strict=True) if r is not None]
-    with building(out):
-        found = inline(transposed, [*kept, *lifted, *given])
-        pushed = iter([v.aval if p is None else p for v, p in zip(likes, found, strict=True)])
-        return out.returning([None if c is None else _or_zeros(next(pushed)) for c in cotangents])
-
-
-def _again(out: Graph, source: Value) -> Value:
-    return out.input(source.aval, source.params["name"], source.params["strides"])
-
-
-def _or_zeros(tangent: Value | TensorType) -> Value:
-    return tangent if isinstance(tangent, Value) else zeros(tangent)
-
-
-derivations["jvp"] = PushedUnit
+derivations["jvp"] = JvpUnit

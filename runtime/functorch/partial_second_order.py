@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ir.program import ValueRef
 from ..capture.activity import sources_of
+from ..capture.captured import name_at
 from ..capture.guards import is_float
 from ..settings.config import warns
 
@@ -50,7 +51,7 @@ def _moves(spec: Specialization, place: ValueRef) -> bool:
 def _message(spec: Specialization, place: ValueRef) -> str:
     captured = spec.captured
     return (
-        f"{captured.name}: a double backward takes `{captured.name_at(place)}`, which forward saved and which is "
+        f"{captured.name}: a double backward takes `{name_at(captured, place)}`, which forward saved and which is "
         f"neither an argument nor an output, for a constant, as it does in eager: second derivatives are partial "
         f"({captured.backward_place()}). Save arguments or outputs alone, or use torch.func, where they are whole."
     )

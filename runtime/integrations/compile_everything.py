@@ -17,6 +17,7 @@ from torch.autograd.function import Function
 
 from ...tracer.frames import is_user_file
 from ...tracer.locks import CLASS, lock_of
+from ..compiled.options import Options
 from ..dispatch.compiled_class import compile_class
 from ..fallback.records import OpaqueCall, Record
 from ..settings.config import valid_backend
@@ -109,11 +110,11 @@ class Everywhere:
         return twin
 
     def _compiled(self, own: type, record: Seen | None) -> type:
-        twin = compile_class(own, self.backend, fullgraph=False, dynamic=True, below=True)
+        twin = compile_class(own, Options(self.backend), below=True)
         if record is None:  # it has an `apply` of its own, which calls this one
             record = self._record_class(own, "its own apply")
         compiler = twin._fusegrad  # type: ignore[attr-defined]
-        record.records, record.calls, record.called = compiler.records, compiler.opaque_calls, True
+        record.records, record.calls, record.called = compiler.ledger.records, compiler.ledger.opaque_calls, True
         own._fusegrad_twin = twin  # type: ignore[attr-defined]
         return twin
 

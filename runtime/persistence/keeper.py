@@ -60,7 +60,7 @@ NO_KERNELS = "only captures for kernels are kept"
 def lookup(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | None, NullStore]:
     """The stored specialisation for these arguments, and where to keep what is captured."""
     try:
-        backend, device = compiler.backend_for(args), _device(args)
+        backend, device = compiler.options.backend_for(args), _device(args)
         keeper = CaptureStore(compiler, _key(compiler, args, backend, device), backend, device)
     except (NotKeyed, OSError) as error:
         return None, NullStore(str(error))
@@ -103,14 +103,14 @@ class NullStore:
 # ------------------------------------------------------------------ the key
 def _key(compiler: Compiled, args: Sequence[Any], backend: str, device: torch.device) -> str:
     _require_plain(compiler, backend)
-    cls = compiler.cls
+    cls = compiler.user.cls
     parts = [
         FORMAT,
         IMPORTED,
         f"{cls.__module__}.{cls.__qualname__} {[getattr(cls, flag, None) for flag in FLAGS]}",
         *fingerprint(list(methods(cls).values())),
         *torch_flags(),
-        repr((settings(), global_state(), compiler.dynamic, backend, targets.target_for(backend, device))),
+        repr((settings(), global_state(), compiler.options.dynamic, backend, targets.target_for(backend, device))),
         *(_argument(i, a) for i, a in enumerate(args)),
     ]
     return cache.key_of("capture", *parts)
@@ -123,10 +123,10 @@ def _require_plain(compiler: Compiled, backend: str) -> None:
         OFF: not settings().store,
         NO_KERNELS: backend not in KERNEL_BACKENDS,
         "kernels are tuned": targets.is_tuned(backend),
-        "its backward is derived": compiler.derives_backward or hasattr(compiler.cls, "_fusegrad_sources"),
+        "its backward is derived": compiler.user.derives_backward or compiler.user.plain_function is not None,
         "autocast is on, or inference mode": bool(state[0]) or bool(state[1]) or torch.is_inference_mode_enabled(),
         "a mode follows torch's functions": bool(function_modes()),
-        "a method runs as written": any(compiler.opaque(role) is not None for role in compiler.methods.roles()),
+        "a method runs as written": any(map(compiler.keys.opaque, compiler.user.methods.roles())),
     }
     why = next((reason for reason, holds in reasons.items() if holds), None)
     if why is not None:
@@ -213,8 +213,8 @@ class CaptureStore(NullStore):
     def _stored(self, document: Any, args: Sequence[Any]) -> Stored | None:
         compiler = self.compiler
         try:
-            report, reads = compiler.report, compiler.reads_now()
-            return Stored(compiler.cls, args, reads, compiler.dynamic, report, document["forward"], self.backend)
+            cls, reads, dynamic = compiler.user.cls, compiler.keys.reads_now(), compiler.options.dynamic
+            return Stored(cls, args, reads, dynamic, compiler.ledger.report, document["forward"], self.backend)
         except FAULTS:
             assert self.place is not None
             cache.drop(self.place)
@@ -299,7 +299,7 @@ class CaptureStore(NullStore):
         _publish(cache.key_of(self.place, name), document)
 
     def _require_nothing_said(self) -> None:
-        reasons = [record.reason for record in self.compiler.records.values() if record.reason]
+        reasons = [record.reason for record in self.compiler.ledger.records.values() if record.reason]
         if reasons:
             raise NotKept(reasons[0])
 

@@ -33,8 +33,9 @@ from ..capture.captured_backward import BackwardEntry, BackwardTrace, capture_ba
 from ..capture.guards import compare_sizes_only, global_state, guard_from
 from ..execution.executable import Executable
 from ..execution.kernel_plan import KernelPlan
+from ..specialize.pipeline import choose_residuals
 from ..specialize.residuals import ResidualPlan, executable_key
-from ..specialize.specialization import Specialization, chosen_residuals
+from ..specialize.specialization import Specialization
 from ..values.sizes import Binder, BoundSizes, traced_numbers
 from .literals import NoLiteral, constant_document, constant_from, places_document, with_sizes
 from .plan_documents import NotKept, condition_of, conditions, plan, plan_of
@@ -125,7 +126,7 @@ def kinds_text(kinds: tuple[Any, ...]) -> str:
 
 def forward_document(spec: Specialization, backend: str, device: torch.device) -> Doc:
     """forward on one backend. Raises NotKept."""
-    residual_plan = spec.known_choice()
+    residual_plan = spec.residual_plan
     executable = spec.executables[executable_key(backend, residual_plan)]
     guard: Any = spec.captured.current_guard()
     conditions = list(guard.conditions)
@@ -151,7 +152,7 @@ def _choice(residual_plan: ResidualPlan) -> Doc:
 
 def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, device: torch.device) -> Doc:
     """backward for one layout of gradients. Raises NotKept."""
-    executable = entry.executables[executable_key(backend, spec.known_choice())]
+    executable = entry.executables[executable_key(backend, spec.residual_plan)]
     if entry.lifted or entry.opaque or entry.alternatives or entry.viewed_gradients:
         raise NotKept("backward reads tensors from outside, calls what is opaque, or returns a view of a gradient")
     if entry.written_inputs:
@@ -205,7 +206,7 @@ class Stored:
         plan = plan_of(data["plan"], name, self.backend, device, report)
         spec.decide(None if data["chosen"] is None else self._residual_plan_from(data["chosen"]))
         executable = Executable.planned(plan, lambda: captured.forward.trace, captured.skip, captured.binder)
-        spec.executables[executable_key(self.backend, spec.known_choice())] = executable
+        spec.executables[executable_key(self.backend, spec.residual_plan)] = executable
         captured.draws = _may_draw(plan)
 
     def _residual_plan_from(self, data: Doc) -> ResidualPlan:
@@ -213,7 +214,7 @@ class Stored:
         return ResidualPlan(_places_of(data["residuals"]), _places_of(data["places"]), self._choose_again, rebuild)
 
     def _choose_again(self) -> tuple[Program, Program]:
-        stored, again = self.spec.known_choice(), chosen_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
+        stored, again = self.spec.residual_plan, choose_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
         same = type(again) is ResidualPlan and stored is not None and again.places == stored.places
         if again is None or stored is None or not same or show(again.rebuilding()) != show(stored.rebuilding()):
             raise self._differs("a second capture saves something else than the first")
@@ -264,7 +265,7 @@ class Stored:
         entry = BackwardEntry(trace, guards, passed_gradients=passed, is_checked=True, stored_guards=guards)
         binder = _binder(data["sources"], self.symbols)
         executable = Executable.planned(plan, lambda: entry.trace, frozenset(passed), binder)
-        entry.executables[executable_key(self.backend, self.spec.known_choice())] = executable
+        entry.executables[executable_key(self.backend, self.spec.residual_plan)] = executable
         entry.draws = _may_draw(plan)
         return entry
 

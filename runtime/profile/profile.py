@@ -59,7 +59,7 @@ def profile(
     # The model first: arguments that do not fit are refused before anything is timed.
     explanation = explain(fast, *args, target=modelled_on.target)
     result = Profile(
-        name=compiler.cls.__name__, backend=compiler.backend_for(real), machine=_machine(place),
+        name=compiler.user.cls.__name__, backend=compiler.options.backend_for(real), machine=_machine(place),
         arguments=", ".join(map(_description, real)), measured=[], saved={}, operations={},
         modelled=model_launches(explanation, modelled_on, explanation.sizes), device=modelled_on,
         binaries=_binaries(explanation, modelled_on.target) if metrics and explanation.kernel_records else {},
@@ -86,21 +86,20 @@ def _binaries(explanation: Explanation, target: str) -> dict[str, dict[str, Any]
 def run_once(target_class: Any, args: Sequence[Any]) -> str:
     """Call a Function, compiled afresh, forward and backward, once without grad mode; its name."""
     source = compiler_of(_compiled_class(target_class))
-    options = (source.backend, source.fullgraph, source.dynamic, source.methods.option)
-    fast: Any = compile_class(source.user_class, *options, numerics=source.numerics)
+    fast: Any = compile_class(source.user.original, source.options)
     compiler = compiler_of(fast)
     real = _real_arguments(compiler, target_class, args)
     _without_grad(fast.apply, real)()
     if outputs := _differentiable(fast.apply(*real)):
         _backward(outputs, real)()
-    return compiler.cls.__name__
+    return compiler.user.cls.__name__
 
 
 def _require_known(compiler: Compiled, baselines: Sequence[str]) -> None:
     unknown = [b for b in baselines if b not in BASELINES]
     if unknown:
         raise ProfileArgumentError(
-            function=compiler.cls.__name__, detail=f"there is no baseline {unknown[0]!r}",
+            function=compiler.user.cls.__name__, detail=f"there is no baseline {unknown[0]!r}",
             fix=f"some of {', '.join(BASELINES)}.",
         )  # fmt: skip
 
@@ -108,7 +107,7 @@ def _require_known(compiler: Compiled, baselines: Sequence[str]) -> None:
 # ------------------------------------------------------------------ arguments
 def _real_arguments(compiler: Dispatcher, target: Any, args: Sequence[Any]) -> list[Any]:
     """All arguments of a call, with tensors in place of specifications."""
-    return list(_with_gradients(compiler.complete([_real(a) for a in arguments(target, tuple(args))])))
+    return list(_with_gradients(compiler.user.complete([_real(a) for a in arguments(target, tuple(args))])))
 
 
 def _real(value: Any) -> Any:
@@ -148,9 +147,9 @@ def _compiled_class(target_class: Any) -> Any:
 def _candidates(compiler: Dispatcher, fast: Any, baselines: Sequence[str]) -> Iterator[tuple[str, Apply]]:
     yield OURS, _call_of(compiler, fast)
     if "eager" in baselines:
-        yield "eager", compiler.users
+        yield "eager", compiler.user.run
     if "torch.compile" in baselines:
-        yield "torch.compile", torch.compile(lambda *args: compiler.users(*args), dynamic=False)
+        yield "torch.compile", torch.compile(lambda *args: compiler.user.run(*args), dynamic=False)
 
 
 def _call_of(compiler: Dispatcher, fast: Any) -> Apply:

@@ -12,28 +12,28 @@ import torch
 from ...codegen import TARGETS
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
-from ...tracer.capture.capture import OpaqueMet, Session
-from ...tracer.methods import backward_method, method_place, uses_setup_context
+from ...tracer.capture.capture import OpaqueMet
+from ...tracer.methods import backward_method, method_place
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
-from ..capture.captured import hint_of, present_residuals
+from ..capture.captured import CapturedFunction, hint_of, present_residuals
 from ..capture.guards import is_plain
 from ..compiled.compiled import Compiled
 from ..compiled.derived_backward import require_transposable, why_no_backward
 from ..compiled.variants import variants_of
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
-from ..execution.executable import Executable
 from ..execution.pipeline import graph_of
 from ..execution.targets import named_target
 from ..fallback.records import OpaqueCall, Record
+from ..functorch.graphs import CachedGraph
 from ..functorch.unit import TransformableGraph
 from ..settings.config import numerics
 from ..specialize.compiled_backward import known_kinds, opaque_hints
 from ..specialize.linearity import NonLinearJvp
-from ..specialize.pipeline import require_equal
+from ..specialize.pipeline import choose_residuals, require_equal
 from ..specialize.residuals import ResidualPlan
-from ..specialize.specialization import Specialization, chosen_residuals, forward_graph
+from ..specialize.specialization import Specialization, forward_graph
 from ..values.sizes import number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
 from .directions import Sizes, aten_report, fake_bytes, kernels_report
@@ -78,14 +78,15 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))
     if (unfit := _binding_error(compiler, args)) is not None:
         if args:
-            place = method_place(compiler.cls.forward)  # type: ignore[attr-defined]
-            raise ExplainedArgumentsError(function=compiler.cls.__name__, detail=unfit, where=place)
+            place = method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
+            raise ExplainedArgumentsError(function=compiler.user.cls.__name__, detail=unfit, where=place)
         return _explain_class(compiler, where)
     # The methods by their records first; capturing forward, then backward, says more of some.
-    stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.complete(args)])
+    stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.user.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
-    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
+    name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
+    explanation = Explanation(name, where, methods, {}, 0, numerics=rounding)
     if specialization is not None:
         hints, given = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
         explanation.sizes = sizes = {**hints, **given}
@@ -94,8 +95,8 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         describe(explanation, specialization, sizes, has_backward)
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
-        _describe_backward_unit(explanation, unit, *unit.graphs[-1][2::2])
-    explanation.opaque = explanation.opaque or list(compiler.opaque_calls)
+        _describe_backward_unit(explanation, unit, unit.graphs.entries[-1])
+    explanation.opaque = explanation.opaque or list(compiler.ledger.opaque_calls)
     if explanation.opaque:
         derived = [name for name, record in methods.items() if record.status == "derived"]
         methods |= {name: Record("absent", NO_RULE, explanation.opaque[0].where) for name in derived}
@@ -108,9 +109,9 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
 
 def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
     """The reason why forward cannot be called with these arguments, or None."""
-    sources = getattr(compiler.cls, "_fusegrad_sources", None)
-    method: Any = compiler.cls.forward if sources is None else sources[0]  # type: ignore[attr-defined]
-    ctx = () if sources is not None or uses_setup_context(compiler.cls) else (None,)
+    function = compiler.user.plain_function
+    method: Any = function or compiler.user.method("forward")
+    ctx = () if function is not None or compiler.user.setup_style else (None,)
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # of compiled code
@@ -125,23 +126,25 @@ def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
 def _explain_class(compiler: Compiled, where: str) -> Explanation:
     """Explain a class by its calls so far, without arguments."""
     methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
-    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
-    explanation.opaque, explanation.variants = list(compiler.opaque_calls), variants_of(compiler)
+    name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
+    explanation = Explanation(name, where, methods, {}, 0, numerics=rounding)
+    explanation.opaque, explanation.variants = list(compiler.ledger.opaque_calls), variants_of(compiler)
     return explanation
 
 
 def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None:
     """The backward of a class whose forward runs as written, once it was captured."""
-    units = getattr(vars(compiler).get("eager_forward"), "units", {}).values()
+    _, forward = compiler.eager_forward or (None, None)
+    units = getattr(forward, "units", {}).values()
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
 def _describe_backward_unit(
-    explanation: Explanation, unit: TransformableGraph, executable: Executable, session: Session
+    explanation: Explanation, unit: TransformableGraph, entry: CachedGraph
 ) -> None:
     """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
-    trace = executable.trace
-    sizes = {s: hint_of(session, s) for s in executable.binder.sources}
+    trace = entry.executable.trace
+    sizes = {s: hint_of(entry.session, s) for s in entry.executable.binder.sources}
     explanation.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
     try:
         graph = None if explanation.target == "cpu" else graph_of(trace, unit.name)
@@ -168,15 +171,15 @@ def _forward(
         return None
     # Captured on stand-ins; real tensors are compared as at a first call, so that a refusal there is on record here.
     try:
-        specialization = compiler.capture_only(stand_ins)
+        specialization = compiler.captures.only(stand_ins)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
             map(is_spec, real)
         ):
-            require_equal(specialization, compiler.complete(real))
+            require_equal(specialization, compiler.user.complete(real))
     except OpaqueMet as met:
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
-        methods["forward"] = compiler.record_of("forward", error)
+        methods["forward"] = compiler.ledger.record_of("forward", error)
         without_rules_over_opaque(compiler, methods)
         return None
     return specialization
@@ -187,8 +190,8 @@ def _known_split(
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    split = [s for found in compiler.known.values() for s in found if s.captured.opaque]
-    known = [s for s in split if s.captured.accepts(stand_ins)]
+    split = [s for found in compiler.table.by_facts.values() for s in found if s.captured.opaque]
+    known = [s for s in split if _accepts(s.captured, stand_ins)]
     fitting = next((s for s in known if s.captured.guard(tensors)), None)
     if fitting is None:
         reason = f"{met.facts['reason']}: its segments are known after a call"
@@ -206,35 +209,46 @@ def opaque_calls(specialization: Specialization, has_backward: bool) -> list[Opa
 
 
 def _backward_is_captured(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> bool:
-    if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.cls) is None:
+    if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.user.cls) is None:
         return False
     # A derived backward is asked for first: it has to be a transpose before it can be captured.
     try:
-        if compiler.derives_backward:
-            require_transposable(compiler, specialization)
+        if compiler.user.derives_backward:
+            require_transposable(compiler.user.original, compiler.keys.opaque, specialization)
         specialization.backward.entry(known_kinds(specialization.backward))
     except NonLinearJvp as error:
         methods["backward"] = Record("absent", f"jvp is not linear: {error.facts['why']}", error.facts["where"])
         return False
     except CaptureError as error:
-        if compiler.derives_backward:
-            methods["backward"] = Record("absent", *why_no_backward(compiler.user_class, error))
+        if compiler.user.derives_backward:
+            methods["backward"] = Record("absent", *why_no_backward(compiler.user.original, error))
             return False
         if isinstance(error, OpaqueMet):
             reason = f"{error.facts['reason']}: its segments are known after a call"
             methods["backward"] = Record("compiled", reason, error.where)
             return False
-        methods["backward"] = compiler.record_of("backward", error)
+        methods["backward"] = compiler.ledger.record_of("backward", error)
         without_rules_over_opaque(compiler, methods)
         return False
     return True
+
+
+def _accepts(captured: CapturedFunction, args: Sequence[Any]) -> bool:
+    """Whether arguments are of the kind that a function was captured for, sizes apart."""
+    slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    if slots != captured.slots or len(args) != len(captured.arguments):
+        return False
+    pairs = zip((args[i] for i in slots), captured.forward.fakes, strict=True)
+    constants = [a for i, a in enumerate(args) if i not in slots]
+    own = [a for i, a in enumerate(captured.arguments) if i not in slots]
+    return constants == own and all(a.dtype == f.dtype and a.dim() == f.dim() for a, f in pairs)
 
 
 def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     captured = spec.captured
     target = named_target(explanation.target, explanation.numerics)
-    plan = chosen_residuals(spec, sizes) if has_backward else None
+    plan = choose_residuals(spec, sizes) if has_backward else None
     explanation.kept = residual_rows(spec, plan, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)
     # Forward with the residuals as hidden outputs; backward reads them, so it comes second.

@@ -10,6 +10,7 @@ from ...ir import Value
 from ...ir.passes.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import ValueRef
 from ...tracer.dtypes import TO_TORCH
+from ..capture.captured import name_at
 from ..specialize.residuals import DerivedResidualPlan, ResidualPlan
 from ..specialize.specialization import Specialization
 from ..values.sizes import Sizes, number
@@ -54,7 +55,7 @@ def _saved_row(spec: Specialization, place: ValueRef, sizes: Sizes) -> ResidualR
     for n in shape:
         count *= n
     kind = f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]"
-    return ResidualRow(spec.captured.name_at(place), kind, count, AS_WRITTEN)
+    return ResidualRow(name_at(spec.captured, place), kind, count, AS_WRITTEN)
 
 
 def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...tracer.capture.capture import capture_lock
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.trace import CaptureError
 from ..capture.captured import Report, capture_function
 from ..capture.first_call_check import check_forward
+from ..settings.config import KERNEL_BACKENDS
+from ..values.sizes import BoundSizes
 from .randomness import require_none as require_no_draws
-from .specialization import Specialization
+from .residuals import ResidualPlan, choose
+from .specialization import Specialization, predicted_backward
 
 
 def specialize(
@@ -41,8 +45,35 @@ def specialize(
     require_equal(spec, args, tape)
     # ATen to primitives, simplified: what lowering learns about sizes belongs to the guard of the call.
     spec.executable(backend)
-    # Residuals, fusion and kernels depend on sizes and device: `Specialization.chosen`, `KernelPlan.cut`.
     return spec
+
+
+def prepare(
+    spec: Specialization, backend: str, sizes: BoundSizes, keeps_own_residuals: bool = False
+) -> ResidualPlan | None:
+    """The steps that depend on sizes and device, before the first run on `backend`: kernels, and what backward gets.
+
+    keeps_own_residuals: those of the user, where something looks at them, or their own backward runs.
+    """
+    residual_plan = None
+    if backend in KERNEL_BACKENDS and not keeps_own_residuals:
+        # The commonest backward is captured first: what forward hands over is chosen for both together, once.
+        with capture_lock:
+            if not spec.is_decided:
+                spec.decide(choose_residuals(spec, sizes))
+                spec.captured.guard = spec.captured.current_guard()  # what backward assumed is in both graphs
+        residual_plan = spec.residual_plan
+    # Groups are fused, kernels generated and proved; where opaque nodes come between, their results tell the sizes.
+    executable = spec.executable(backend, residual_plan)
+    if not spec.captured.opaque:
+        executable.prepare(sizes)
+    return residual_plan
+
+
+def choose_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> ResidualPlan | None:
+    """Cheaper residuals for the commonest backward; None where the user's own are kept."""
+    backward = predicted_backward(spec)
+    return None if backward is None else choose(spec.captured, backward, sizes)
 
 
 def require_equal(spec: Specialization, args: Sequence[Any], tape: Tape | None = None) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def require_none(specialization: Specialization) -> None:
     """Raise CaptureError where a plain function draws random numbers, by itself or in a Function that it calls."""
     captured = specialization.captured
-    if not hasattr(captured.cls, "_fusegrad_sources"):
+    if not captured.is_plain:
         return
     nodes = captured.forward.trace.graph_module.graph.nodes
     if (node := first_draw(nodes)) is None and any(map(_is_call, nodes)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from ...ir import Graph
 from ...tracer.capture.capture import capture_lock
 from ...tracer.reads.reads import Reads
-from ...tracer.trace import CaptureError, Trace
+from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
-from ..capture.captured_backward import predicted_kinds
+from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..capture.opaque_replay import running_with_tape, take_offered_tape
 from ..capture.outputs import finish_outputs
 from ..execution.executable import Executable
@@ -22,7 +22,7 @@ from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
 from ..values.sizes import BoundSizes
 from .compiled_backward import Backward
-from .residuals import ResidualPlan, choose, executable_key, may_be_exchanged
+from .residuals import ResidualPlan, executable_key, may_be_exchanged
 
 Tensor = torch.Tensor
 Sizes = BoundSizes
@@ -38,74 +38,44 @@ class Specialization:
         self.of_whole = of_whole
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
-        self._chosen: ResidualPlan | None = None
-        self._decided = False
+        self.residual_plan: ResidualPlan | None = None
+        self.is_decided = False
         self.proved: set[Any] = set()  # of what backward is derived from
         self.keeper: Any = None  # where it is kept on disk
 
-    def executable(self, backend: str) -> Executable:
-        """forward on `backend`, prepared once."""
-        if backend not in self.executables:
-            with capture_lock:
-                self._add_executable(backend)
-        return self.executables[backend]
-
-    def _add_executable(self, backend: str) -> None:
-        if backend in self.executables:  # another thread was first
-            return
-        captured = self.captured
-        skip = captured.skip if backend in KERNEL_BACKENDS else frozenset()
-        why_not = GIVEN_BACK if captured.returns_input_memory else ""
-        self.executables[backend] = self._executable_of(captured.forward.trace, backend, skip, why_not=why_not)
-        captured.guard = captured.current_guard()  # lowering may have learnt more about sizes
-
-    def _executable_of(self, trace: Trace, backend: str, skip: frozenset[int], **options: Any) -> Executable:
-        report = partial(self.captured.report, "forward")
-        return Executable(trace, f"{self.captured.name}_forward", backend, skip, report, **options)
-
-    def chosen(self, backend: str, sizes: Sizes) -> ResidualPlan | None:
-        """Cheaper residuals than the user's, on a kernel backend; decided once, at the first sizes."""
-        if backend not in KERNEL_BACKENDS:
-            return None
-        if not self._decided:
-            with capture_lock:
-                self._choose(sizes)
-        return self._chosen
-
-    def _choose(self, sizes: Sizes) -> None:
-        if not self._decided:
-            self.decide(chosen_residuals(self, sizes))
-            self.captured.guard = self.captured.current_guard()  # what backward assumed is in both graphs
-
-    def decide(self, chosen: ResidualPlan | None) -> None:
-        """Keep these residuals, or the user's own."""
-        self._chosen, self._decided = chosen, True
-
-    def known_choice(self) -> ResidualPlan | None:
-        """What was decided on residuals so far."""
-        return self._chosen
-
-    def chosen_executable(self, backend: str, chosen: ResidualPlan) -> Executable:
-        """forward on `backend`, with the chosen values as its hidden outputs."""
-        key = executable_key(backend, chosen)
+    def executable(self, backend: str, residual_plan: ResidualPlan | None = None) -> Executable:
+        """forward on `backend`, lowered once: with the user's residuals as its hidden outputs, or with the plan's."""
+        key = executable_key(backend, residual_plan)
         if key not in self.executables:
             with capture_lock:
-                self._add_chosen(key, backend, chosen)
+                if key not in self.executables:  # no other thread was first
+                    self.executables[key] = self._executable(backend, residual_plan)
         return self.executables[key]
 
-    def _add_chosen(self, key: str, backend: str, chosen: ResidualPlan) -> None:
-        if key not in self.executables:
-            captured, graph = self.captured, optimize(chosen.program.forward)
-            self.executables[key] = self._executable_of(captured.forward.trace, backend, captured.skip, graph=graph)
+    def _executable(self, backend: str, residual_plan: ResidualPlan | None) -> Executable:
+        captured = self.captured
+        graph = None if residual_plan is None else optimize(residual_plan.program.forward)
+        skip = captured.skip if backend in KERNEL_BACKENDS else frozenset()
+        why_not = GIVEN_BACK if captured.returns_input_memory else ""
+        executable = Executable(
+            captured.forward.trace, f"{captured.name}_forward", backend, skip,
+            partial(captured.report, "forward"), graph=graph, why_not=why_not,
+        )  # fmt: skip
+        captured.guard = captured.current_guard()  # lowering may have learnt more about sizes
+        return executable
+
+    def decide(self, residual_plan: ResidualPlan | None) -> None:
+        """Keep these residuals, or the user's own."""
+        self.residual_plan, self.is_decided = residual_plan, True
 
     def run_forward(
-        self, args: Sequence[Any], backend: str, chosen: ResidualPlan | None = None, sizes: Sizes | None = None
+        self, args: Sequence[Any], backend: str, residual_plan: ResidualPlan | None = None, sizes: Sizes | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(the user's tensor outputs, the hidden ones) on real tensors."""
         captured = self.captured
         inputs = captured.tensors_of(args)
         sizes = captured.sizes(args) if sizes is None else sizes
-        executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
+        executable = self.executable(backend, residual_plan)
         lifted = [r.get() for r in captured.lifted if r is not None]
         given = inputs
         if captured.unversioned_inputs:  # written to by way of `.data`: their versions stay
@@ -129,21 +99,20 @@ class Specialization:
                 unit.reads = captured.reads
 
 
-def chosen_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> ResidualPlan | None:
-    """Cheaper residuals for the commonest backward, which is captured for that; None where the user's own are kept."""
+def predicted_backward(spec: Specialization) -> BackwardEntry | None:
+    """The commonest backward, captured; None where it cannot be, or where nothing may be exchanged for it."""
     captured = spec.captured
     if not may_be_exchanged(captured):
         return None
     try:
         capture = partial(spec.backward.entry, predicted_kinds(captured))
-        backward = or_fall_back(capture, partial(captured.report, "backward"), "saved as written")
+        return or_fall_back(capture, partial(captured.report, "backward"), "saved as written")
     except CaptureError:
         return None
-    return None if backward is None else choose(captured, backward, sizes)
 
 
-def forward_graph(spec: Specialization, chosen: ResidualPlan | None) -> Graph:
-    """forward lowered, with the residuals that were chosen, or the user's own."""
-    if chosen is not None:
-        return optimize(chosen.program.forward)
+def forward_graph(spec: Specialization, residual_plan: ResidualPlan | None) -> Graph:
+    """forward lowered, with the residuals of a plan, or the user's own."""
+    if residual_plan is not None:
+        return optimize(residual_plan.program.forward)
     return graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")

@@ -203,7 +203,7 @@ def test_library_calls_and_kernels(loaded: Any) -> None:
     seen(loaded("Drawn"), "Drawn", story)
     with fusegrad.config.patch(backend="interpret"):
         seen(loaded("Norm"), "Norm", lambda c: [c.apply(leaf(5, 8), leaf(8, seed=1), 1e-6)])
-    records = loaded("Norm")._fusegrad.records
+    records = loaded("Norm")._fusegrad.ledger.records
     assert {m: r.status for m, r in records.items()} == {"forward": "compiled", "backward": "compiled"}
 
 

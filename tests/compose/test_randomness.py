@@ -174,4 +174,4 @@ def test_torch_says_so_of_a_class_in_the_old_style_too(draw) -> None:
     fast = fusegrad.compile(Noisy)
     with pytest.raises(RuntimeError, match="randomness error mode"):
         vmap(fast.apply)(X)
-    assert all(r.code is None for r in fast._fusegrad.records.values())
+    assert all(r.code is None for r in fast._fusegrad.ledger.records.values())

@@ -12,7 +12,7 @@ from compose.functions import CASES
 from torch.func import grad, jvp, vmap
 
 import fusegrad
-from fusegrad.runtime.functorch.own_rules import NestedForwardMode
+from fusegrad.runtime.functorch.rules.user_jvp import NestedForwardMode
 
 BY_NAME = {c.name: c for c in CASES}
 X = torch.tensor(0.7, dtype=torch.float64)

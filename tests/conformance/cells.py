@@ -149,7 +149,7 @@ def as_written(classes: Mapping[str, type]) -> list[str]:
     """`Class.method: reason (where)` for every method that ran as its author wrote it."""
     found = []
     for name, fast in classes.items():
-        records = fast._fusegrad.records  # type: ignore[attr-defined]
+        records = fast._fusegrad.ledger.records  # type: ignore[attr-defined]
         found += [f"{name}.{m}: {r.reason} ({r.where})" for m, r in records.items() if r.status == "opaque"]
     return found
 
@@ -159,7 +159,7 @@ def ours(name: str, composition: str, wanted: Any, backend: str) -> tuple[Outcom
     classes = compiled_classes(backend)
     result = outcome(name, composition, wanted, classes)
     opaque = as_written(classes)
-    records = [r.status for fast in classes.values() for r in fast._fusegrad.records.values()]  # type: ignore[attr-defined]
+    records = [r.status for fast in classes.values() for r in fast._fusegrad.ledger.records.values()]  # type: ignore[attr-defined]
     kinds = {s == "opaque" for s in records}
     return Outcome(result.status, result.message, _HOW[frozenset(kinds)]), opaque
 

@@ -63,7 +63,7 @@ def same(
         warnings.simplefilter("ignore", fusegrad.FallbackWarning)
         for mine in (outcome(story, fast), outcome(story, fast)):
             assert_same(mine, theirs, 1e-4 if backend == "interpret" else tolerance, flags)
-    records = fast._fusegrad.records
+    records = fast._fusegrad.ledger.records
     written = {m: r.reason for m, r in records.items() if r.status == "opaque"}
     assert set(written) - set(may) == set(opaque), written
     return fast

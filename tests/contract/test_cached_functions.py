@@ -151,8 +151,8 @@ def test_a_cached_function_is_eagers(name: str, backend: str) -> None:
             torch.testing.assert_close(mine, theirs, rtol=0 if backend == "reference" else 1e-6, atol=1e-6)
         story(fast)
     assert all(type(t) is Tensor for t in kept())
-    written = {m for m, r in fast._fusegrad.records.items() if r.status == "opaque"}
-    written |= {call.method for call in fast._fusegrad.opaque_calls}
+    written = {m for m, r in fast._fusegrad.ledger.records.items() if r.status == "opaque"}
+    written |= {call.method for call in fast._fusegrad.ledger.opaque_calls}
     assert written == ({"forward", "backward"} if name in AS_WRITTEN else set())
     assert "of_all" in vars(Tables) and "of_all" not in vars(More) and isinstance(vars(Tables)["of_all"], staticmethod)
 
@@ -166,7 +166,7 @@ def test_under_torch_func_from_the_first_call_on(name: str) -> None:
     for _ in range(2):
         found = torch.func.vmap(torch.func.grad(lambda x: fast.apply(x).sum()))(xs)
         torch.testing.assert_close(found, torch.stack([call(torch.ones(2, 4)) for _ in xs]))
-    assert "torch.func" not in fast._fusegrad.records
+    assert "torch.func" not in fast._fusegrad.ledger.records
     assert all(type(t) is Tensor for t in kept())
 
 

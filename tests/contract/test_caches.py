@@ -116,5 +116,5 @@ def test_a_cache_that_the_method_shows_leaves_the_rest_compiled(way: str) -> Non
         for _ in range(3):
             x = torch.rand(3, 4, requires_grad=True)
             fast.apply(x).sum().backward()
-    records = fast._fusegrad.records
+    records = fast._fusegrad.ledger.records
     assert records["forward"].status == records["backward"].status == "compiled"

@@ -788,7 +788,7 @@ def test_6_a_plain_function_that_is_a_partial_over_tensors(backend) -> None:
         torch.testing.assert_close(y.detach(), w + 0.25 * (x.detach() - w))
         assert x.grad.tolist() == [0.25] * 3
         w.mul_(2)
-    assert all(r.status == "compiled" for r in fast._fusegrad.records.values())
+    assert all(r.status == "compiled" for r in fast._fusegrad.ledger.records.values())
 
 
 CHANGES: dict[str, tuple[Any, Any]] = {
@@ -927,7 +927,7 @@ def test_1_an_apply_of_the_users_own_decides_what_is_called(cls, backend):
         return y, y.grad_fn.name(), torch.autograd.grad(y.sum(), x), tangents, vmap(cls.apply)(without)
 
     fast = same(cls, story, backend)
-    assert fast._fusegrad.records["forward"].status == "compiled"
+    assert fast._fusegrad.ledger.records["forward"].status == "compiled"
 
 
 def test_1_a_subclass_of_a_compiled_class_may_have_an_apply_of_its_own():

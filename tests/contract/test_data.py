@@ -304,7 +304,7 @@ def test_questions_beside_opaque_calls(backend) -> None:
         x = data(seed, Mixed)
         for mine, theirs in zip(outcome(fast, x, 1.0), outcome(Mixed, x, 1.0), strict=True):
             assert torch.equal(mine, theirs) or (backend == "interpret" and torch.allclose(mine, theirs, 1e-5, 1e-5))
-    assert fast._fusegrad.records["forward"].status == "compiled" and not fast._fusegrad.refused
+    assert fast._fusegrad.ledger.records["forward"].status == "compiled" and not fast._fusegrad.table.refused
 
 
 # ------------------------------------------------------------------ types of tensors, which are no functions for torch
@@ -343,4 +343,4 @@ def test_a_tensor_that_a_type_makes_is_a_constant_of_the_graph(how) -> None:
         mine, theirs = (c.apply(x, k) for c in (fast, Scaled))
         assert torch.equal(mine, theirs)
         assert torch.equal(*(torch.autograd.grad(o, x, g)[0] for o in (mine, theirs)))
-    assert {r.status for m, r in fast._fusegrad.records.items() if m in ("forward", "backward")} == {"compiled"}
+    assert {r.status for m, r in fast._fusegrad.ledger.records.items() if m in ("forward", "backward")} == {"compiled"}

@@ -137,7 +137,7 @@ def test_no_derivative_of_forward_draws_other_random_numbers() -> None:
     with pytest.warns(fusegrad.FallbackWarning, match="draws random numbers"):
         with pytest.raises(NotImplementedError, match="jvp"):
             torch.func.jvp(fast.apply, (x,), (torch.ones(4),))
-    assert fast._fusegrad.records["torch.func"].code == "FG025"
+    assert fast._fusegrad.ledger.records["torch.func"].code == "FG025"
 
 
 # ------------------------------------------------------------------ what autograd sees of a plain function
@@ -197,7 +197,7 @@ def test_what_autograd_would_not_see_of_a_plain_function_runs_as_written(name) -
     fast, x = fusegrad.compile(function), torch.randn(3, requires_grad=True)
     with pytest.warns(fusegrad.FallbackWarning, match=why):
         found = fast(*arguments(x))
-    assert flags(found) == flags(function(*arguments(x))) and fast._fusegrad.records["forward"].code == "FG039"
+    assert flags(found) == flags(function(*arguments(x))) and fast._fusegrad.ledger.records["forward"].code == "FG039"
     found = fast(*arguments(x))
     (found["y"] if isinstance(found, dict) else found).sum().backward()
     assert x.grad is not None

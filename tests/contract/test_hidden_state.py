@@ -267,7 +267,7 @@ def test_what_is_outside_is_as_it_is_at_the_call(name, where) -> None:
         warnings.simplefilter("ignore", fusegrad.FallbackWarning)
         found = told(fast)
     np.testing.assert_allclose([t.sum() for t in found], [t.sum() for t in expected], rtol=1e-5, atol=1e-6)
-    assert not [r.reason for r in fast._fusegrad.records.values() if r.code == "FG071"]
+    assert not [r.reason for r in fast._fusegrad.ledger.records.values() if r.code == "FG071"]
 
 
 @pytest.mark.parametrize("name", ["window", "few", "number"])
@@ -290,7 +290,7 @@ def test_a_cache_holds_what_eager_puts_there(name, backend) -> None:
 def test_a_cache_of_numbers_is_no_reason_to_run_as_written() -> None:
     fast = fusegrad.compile(class_with(LINES["a cache of numbers"], "forward"), backend="reference")
     told(fast)
-    assert [str(r.status) for m, r in fast._fusegrad.records.items() if m == "forward"] == ["compiled"]
+    assert [str(r.status) for m, r in fast._fusegrad.ledger.records.items() if m == "forward"] == ["compiled"]
 
 
 def today() -> int:

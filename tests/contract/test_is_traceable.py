@@ -45,7 +45,7 @@ SCALE = 2.0
 # ------------------------------------------------------------------ declaring
 def declared(cls: type, **options: Any) -> dict[str, bool | None]:
     made = fusegrad.compile(cls, **options)
-    return {role: d.value for role, d in made._fusegrad.methods.declared.items()}
+    return {role: d.value for role, d in made._fusegrad.user.methods.declared.items()}
 
 
 @pytest.mark.parametrize(

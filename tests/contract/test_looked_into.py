@@ -108,9 +108,9 @@ def test_a_ctx_that_was_changed_is_on_record(written, reason) -> None:
             y = fast.apply(leaf(3), 2.0)
             _write(y.grad_fn, written)
             y.sum().backward()
-    record = fast._fusegrad.records.get("attributes of grad_fn")
+    record = fast._fusegrad.ledger.records.get("attributes of grad_fn")
     assert (record and record.code) == reason
-    assert fast._fusegrad.records["forward"].status == "compiled"
+    assert fast._fusegrad.ledger.records["forward"].status == "compiled"
 
 
 # ------------------------------------------------------------------ anomaly mode
@@ -150,7 +150,7 @@ def test_anomaly_mode_names_what_it_names_in_eager(since) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fast = same(NaN, story, may=("anomaly mode",))
-    assert fast._fusegrad.records["anomaly mode"].code == "FG008"
+    assert fast._fusegrad.ledger.records["anomaly mode"].code == "FG008"
 
 
 def test_anomaly_mode_shows_the_line_of_the_call() -> None:

@@ -158,8 +158,9 @@ def test_no_generator_is_torchs(backend: str) -> None:
             y = cls.apply(x)
             told.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
         assert all(map(torch.equal, *told))
-    records = fast._fusegrad.records
-    assert [records[m].status for m in ("forward", "backward")] == ["compiled"] * 2 and not fast._fusegrad.opaque_calls
+    records = fast._fusegrad.ledger.records
+    assert [records[m].status for m in ("forward", "backward")] == ["compiled"] * 2
+    assert not fast._fusegrad.ledger.opaque_calls
 
 
 class Noised(Function):
@@ -238,6 +239,6 @@ def test_a_function_that_draws_is_in_the_graph_of_a_method_that_asks_for_a_numbe
             values += [y.detach(), *torch.autograd.grad(y, x, torch.linspace(1, 2, 5) + step)]
         told.append([*values, torch.rand(1)])
     assert all(map(torch.equal, *told))
-    assert {method: record.status for method, record in fast._fusegrad.records.items()} == dict.fromkeys(
+    assert {method: record.status for method, record in fast._fusegrad.ledger.records.items()} == dict.fromkeys(
         ("forward", "backward"), "compiled"
     )

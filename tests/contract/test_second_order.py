@@ -391,7 +391,7 @@ def test_14_where_forward_refuses_it_says_why_there_are_no_rules() -> None:
     with pytest.raises(RuntimeError, match="setup_context") as raised:
         func.grad(lambda t: fast.apply(t, t).sum())(plain(3))
     assert "no gradient is implemented for w" in raised.value.__notes__[0]
-    assert "no gradient is implemented for w" in fast._fusegrad.records["torch.func"].reason
+    assert "no gradient is implemented for w" in fast._fusegrad.ledger.records["torch.func"].reason
 
 
 class PassesOn(Function):

@@ -42,7 +42,8 @@ def gradients(cls: Any, *args: Any, times: int = 4) -> Any:
 
 def is_split(fast: Any, *methods: str) -> None:
     """Whether these methods, and no others, have segments that run as written."""
-    assert {call.method for call in fast._fusegrad.opaque_calls} == set(methods), fast._fusegrad.opaque_calls
+    calls = fast._fusegrad.ledger.opaque_calls
+    assert {call.method for call in calls} == set(methods), calls
 
 
 class Prints(Function):
@@ -145,7 +146,7 @@ class Sorted(Function):
 def test_numpy_between_torch(backend):
     fast = same(Sorted, lambda cls: gradients(cls, leaf(3, 5), leaf(5)), backend)
     is_split(fast, "forward")
-    (call,) = fast._fusegrad.opaque_calls
+    (call,) = fast._fusegrad.ledger.opaque_calls
     assert "lines_" in call.node and "numpy" in call.reason
 
 
@@ -691,7 +692,7 @@ class WritesThroughNumpy(Function):
 def test_numpy_writes_to_a_value_in_between(backend):
     fast = same(WritesThroughNumpy, lambda cls: gradients(cls, leaf(3, 4)), backend)
     is_split(fast, "forward", "backward")
-    assert not {"forward", "backward"} & {m for m, r in fast._fusegrad.records.items() if r.status == "opaque"}
+    assert not {"forward", "backward"} & {m for m, r in fast._fusegrad.ledger.records.items() if r.status == "opaque"}
 
 
 class WritesToShared(Function):
@@ -748,4 +749,4 @@ def test_what_catches_and_cannot_be_taken_out_is_the_users_whole():
                 told.append((out, *torch.autograd.grad(out.sum(), given, allow_unused=True)))
             for wanted, mine in zip(*told, strict=True):
                 assert (wanted is None and mine is None) or torch.equal(wanted, mine)
-    assert {r.code for r in fast._fusegrad.records.values()} <= {"FG020", None}
+    assert {r.code for r in fast._fusegrad.ledger.records.values()} <= {"FG020", None}

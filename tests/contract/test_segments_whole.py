@@ -126,9 +126,9 @@ def test_what_uses_it_runs_as_written_and_the_rest_is_captured(cls, backend) -> 
                 of.square().sum().backward()
                 assert x.grad is not None
             torch.testing.assert_close(mine.grad, users.grad)
-    records = fast._fusegrad.records
+    records = fast._fusegrad.ledger.records
     assert {records[m].status for m in records} == {"compiled"}, records
-    assert [call.method for call in fast._fusegrad.opaque_calls] == ["forward"]
+    assert [call.method for call in fast._fusegrad.ledger.opaque_calls] == ["forward"]
 
 
 class Keeps(Function):
@@ -153,7 +153,7 @@ def test_what_is_on_ctx_besides_stays_the_users() -> None:
             torch.testing.assert_close(fast.apply(mine), Keeps.apply(users))
     gradients = [torch.autograd.grad(c.apply(x).sum(), x)[0] for c, x in ((fast, leaf(3, 4)), (Keeps, leaf(3, 4)))]
     assert torch.equal(*gradients)
-    assert fast._fusegrad.records["forward"].status == "opaque"
+    assert fast._fusegrad.ledger.records["forward"].status == "opaque"
 
 
 class Accumulates(Function):

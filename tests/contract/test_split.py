@@ -211,11 +211,11 @@ def agree(fast: Any, cls: Any, backend: str, *args: Any) -> None:
 
 
 def opaque(fast: Any) -> list[tuple[str, str]]:
-    return [(c.node, c.method) for c in fast._fusegrad.opaque_calls]
+    return [(c.node, c.method) for c in fast._fusegrad.ledger.opaque_calls]
 
 
 def captures(fast: Any) -> int:
-    return sum(len(found) for found in fast._fusegrad.known.values())
+    return len(list(fast._fusegrad.table))
 
 
 # ------------------------------------------------------------------ counts, values, kernels
@@ -226,7 +226,7 @@ def test_bodies_run_as_often_as_in_eager(cls, backend) -> None:
     for rows, columns in [(3, 5), (3, 5), (4, 7), (2, 6), (3, 5)]:
         agree(fast, cls, backend, leaf(rows, columns))
     assert captures(fast) == 1
-    assert fast._fusegrad.records["forward"].status == "compiled"
+    assert fast._fusegrad.ledger.records["forward"].status == "compiled"
 
 
 @both
@@ -417,7 +417,7 @@ def test_other_results_than_at_the_capture(backend) -> None:
         HOW[0] = how
         agree(fast, Follows, backend, leaf(3, 4))
     assert captures(fast) <= 7
-    assert fast._fusegrad.records["forward"].status == "compiled"
+    assert fast._fusegrad.ledger.records["forward"].status == "compiled"
 
 
 def test_the_number_of_graphs_is_bounded() -> None:
@@ -610,7 +610,7 @@ def test_a_nested_write_leaves_the_method_as_written() -> None:
     with pytest.warns(FallbackWarning, match="calls `Dirty`, which declares is_traceable = False and writes to"):
         for _ in range(3):
             agree(fast, Outer, "reference", leaf(3, 4))
-    assert fast._fusegrad.records["forward"].status == "opaque"
+    assert fast._fusegrad.ledger.records["forward"].status == "opaque"
 
 
 def test_a_custom_operator_without_a_fake() -> None:
@@ -785,7 +785,7 @@ def test_inside_another_compiled_function(backend) -> None:
     for rows in (3, 3, 4):
         agree(fast, InsideAnother, backend, leaf(rows, 5))
     assert opaque(fast) == [("SortedSoftmax", "forward")]
-    (call,) = fast._fusegrad.opaque_calls
+    (call,) = fast._fusegrad.ledger.opaque_calls
     assert "calls `Sort`, which declares is_traceable = False" in call.reason
 
 

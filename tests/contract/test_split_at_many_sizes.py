@@ -32,7 +32,7 @@ def told_at(cls, *sizes):
 def without_faults(cls, story, backend) -> None:
     """As eager, and by no mistake of ours that eager's answer stands in for."""
     fast = same(cls, story, backend, may=("forward", "backward"), flags=False)
-    assert not [r.reason for r in fast._fusegrad.records.values() if r.code == "FG071"]
+    assert not [r.reason for r in fast._fusegrad.ledger.records.values() if r.code == "FG071"]
 
 
 class AllAreConstants(Function):
@@ -132,7 +132,7 @@ def test_what_is_captured_for_other_sizes_is_on_record() -> None:
     calls = [(fast.apply(x, a), (x, a)) for x, a in ((leaf(n), leaf(n, seed=1)) for n in (7, 7, 2))]
     for y, given in calls:
         torch.autograd.grad(y.sum(), given)
-    assert "other sizes" in fast._fusegrad.records["backward"].reason
+    assert "other sizes" in fast._fusegrad.ledger.records["backward"].reason
 
 
 class ShowsPart(Function):
@@ -160,7 +160,7 @@ def test_a_view_that_a_segment_returns_is_one_to_autograd(backend) -> None:
             for y in (users, mine):
                 with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
                     y.mul_(2)
-    assert fast._fusegrad.records["forward"].status == "compiled"
+    assert fast._fusegrad.ledger.records["forward"].status == "compiled"
 
 
 class TurnsRound(Function):
@@ -191,7 +191,7 @@ def test_a_view_is_one_where_the_call_is_finished_by_hand(backend) -> None:
             users, mine = TurnsRound.apply(leaf(size), leaf(size)), fast.apply(leaf(size), leaf(size))
             assert (mine._is_view(), mine.stride()) == (users._is_view(), users.stride()) == (True, (1,))
             mine.sum().backward()
-    assert fast._fusegrad.records["forward"].status == "compiled"
+    assert fast._fusegrad.ledger.records["forward"].status == "compiled"
 
 
 class CountsInBackward(Function):
@@ -232,4 +232,4 @@ def test_what_has_no_history_has_none_at_other_sizes(backend) -> None:
             (wanted, more, flags), (mine, mores, mine_flags) = told
             assert flags == mine_flags
             torch.testing.assert_close((*mine, *mores), (*wanted, *more))
-    assert "FG071" not in {r.code for r in fast._fusegrad.records.values()}
+    assert "FG071" not in {r.code for r in fast._fusegrad.ledger.records.values()}

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fusegrad
-from fusegrad.runtime.functorch.function import WrittenByEveryLane
+from fusegrad.runtime.functorch.rules.batched_rules import WrittenByEveryLane
 
 Tensor = torch.Tensor
 X = torch.linspace(-1, 2, 5)
@@ -31,7 +31,7 @@ def close(a: Any, b: Any) -> None:
 
 def compiled(fast: Any) -> bool:
     """Nothing of the class was left to the user's own methods."""
-    return all(r.status == "compiled" for r in fast._fusegrad.records.values())
+    return all(r.status == "compiled" for r in fast._fusegrad.ledger.records.values())
 
 
 # ------------------------------------------------------------------ 19
@@ -638,7 +638,7 @@ def test_21_a_write_to_an_argument_beside_a_kept_value_is_left_to_the_user_on_re
             return g * kept
 
     fast = same(Keeps, lambda c: grad(lambda x: written(c, x))(X), opaque=["torch.func"])
-    record = fast._fusegrad.records["torch.func"]
+    record = fast._fusegrad.ledger.records["torch.func"]
     assert "writes to an argument" in record.reason and record.where.startswith(__file__)
     strict = fusegrad.compile(Keeps, fullgraph=True)
     assert isinstance(outcome(lambda c: grad(lambda x: written(c, x))(X), strict), fusegrad.NotTraceableError)
@@ -706,7 +706,8 @@ def test_15_a_bool_output_has_no_gradient_under_transforms_either(backend) -> No
     close(grad(lambda x: f(x, y).sum())(x), y)
     close(jvp(f, (x, y), (y, x))[1], y * y + x * x)
     close(vmap(grad(f))(x, y), y)
-    assert set(fast._fusegrad.records) <= {"forward", "backward"} and fast._fusegrad.opaque("backward") is None
+    assert set(fast._fusegrad.ledger.records) <= {"forward", "backward"}
+    assert fast._fusegrad.keys.opaque("backward") is None
 
 
 def test_a_write_into_what_has_no_batch_axis_is_refused_by_name() -> None:
@@ -755,7 +756,7 @@ def test_21_a_forward_that_keeps_nothing_without_gradients_is_batched(cls) -> No
     assert torch.equal(torch.func.grad(lambda x: torch.func.vmap(fast.apply)(x).sum())(xs), 2 * xs)
     assert torch.equal(torch.func.vmap(torch.func.grad(lambda x: fast.apply(x).sum()))(xs), 2 * xs)
     assert torch.equal(torch.func.jvp(fast.apply, (xs,), (torch.ones_like(xs),))[1], 2 * xs)
-    assert not [r for r in fast._fusegrad.records.values() if r.status == "opaque"]
+    assert not [r for r in fast._fusegrad.ledger.records.values() if r.status == "opaque"]
 
 
 def test_a_forward_that_returns_nothing_beside_a_vmap_that_returns_all() -> None:

@@ -195,7 +195,7 @@ def test_they_are_compiled() -> None:
     """Wrong gradients of what runs as written would prove nothing."""
     for name in WRONGS:
         by_autograd(Call(WRONGS[name], 0), fast(name, "reference"))
-        records = fast(name, "reference").__self__._fusegrad.records  # type: ignore[attr-defined]
+        records = fast(name, "reference").__self__._fusegrad.ledger.records  # type: ignore[attr-defined]
         assert {r.status for r in records.values()} == {"compiled"}, (name, records)
 
 

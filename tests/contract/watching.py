@@ -94,7 +94,7 @@ def same(mine: Any, theirs: Any) -> None:
 
 
 def record(fast: Any, method: str) -> Any:
-    return fast._fusegrad.records[method]
+    return fast._fusegrad.ledger.records[method]
 
 
 def captures() -> int:

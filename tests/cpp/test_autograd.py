@@ -42,7 +42,7 @@ def test_inside_a_method(extension, form, make, flag) -> None:
         warnings.simplefilter("error", FallbackWarning)
         close(classes.gradients(fast.apply, x, 2), classes.gradients(cls.apply, x, 2))
     if flag is not False:
-        assert {r.status for r in fast._fusegrad.records.values()} == {"compiled"}
+        assert {r.status for r in fast._fusegrad.ledger.records.values()} == {"compiled"}
 
 
 @pytest.mark.parametrize("form", [*FORMS, "operator-composite"])
@@ -108,7 +108,7 @@ def test_it_is_called_as_it_is_every_time(extension, form) -> None:
     """One node of the captured graph, not the operations that it is made of."""
     fast = fusegrad.compile(classes.in_forward(function(extension, form), True))
     fast.apply(sample())
-    (specializations,) = fast._fusegrad.known.values()
+    (specializations,) = fast._fusegrad.table.by_facts.values()
     targets = [str(n.target) for n in specializations[0].captured.forward.trace.graph_module.graph.nodes]
     assert not any("clamp" in t for t in targets) and any("relu" in t for t in targets), targets
 
@@ -125,7 +125,7 @@ def test_a_callee_out_of_sight_is_refused_by_name(extension) -> None:
     fast = fusegrad.compile(cls)
     with pytest.warns(FallbackWarning, match="compiled code"):
         close(classes.gradients(fast.apply, sample(), 2), classes.gradients(cls.apply, sample(), 2))
-    assert fast._fusegrad.records["forward"].status == "opaque"
+    assert fast._fusegrad.ledger.records["forward"].status == "opaque"
     promised = fusegrad.compile(classes.saved_result(lambda x: table["relu"](x), True))
     with pytest.raises(NotTraceableError, match="compiled code"):
         promised.apply(sample())
@@ -168,7 +168,7 @@ def test_in_place_with_mark_dirty(extension, form) -> None:
         warnings.simplefilter("ignore", FallbackWarning)
         for n in (2, 3, 2):
             close(results(fast.apply, n), results(cls.apply, n))
-    record = fast._fusegrad.records["forward"]
+    record = fast._fusegrad.ledger.records["forward"]
     if form.startswith("pybind"):  # it says nowhere that it writes
         assert record.status == "opaque" and "writes to its arguments" in record.reason
         assert record.where.startswith(f"{__file__}:")

@@ -137,8 +137,8 @@ def agrees(mesh: Any, cls: type, args: Sequence[Any], each: Sequence[Sequence[An
 
 
 def is_compiled(fast: Any) -> None:
-    found = {m: r.status for m, r in fast._fusegrad.records.items()}
-    assert found == {"forward": "compiled", "backward": "compiled"}, fast._fusegrad.records
+    found = {m: r.status for m, r in fast._fusegrad.ledger.records.items()}
+    assert found == {"forward": "compiled", "backward": "compiled"}, fast._fusegrad.ledger.records
 
 
 @check(2)
@@ -176,7 +176,7 @@ def placements_of_results(mesh: Any) -> None:
     product: Any = fusegrad.compile(functions.Product)
     made = product.apply(*placed((seeded(4, 6), seeded(4, 6)), mesh, [(S1,), (S1,)]))
     assert made.placements == (Partial(),), made.placements
-    reasons = [r.reason for c in (fast, product) for r in c._fusegrad.records.values()]
+    reasons = [r.reason for c in (fast, product) for r in c._fusegrad.ledger.records.values()]
     assert reasons == [None] * 4 or reasons == [None] * 3, reasons
 
 
@@ -200,7 +200,7 @@ def moved_arguments_are_on_record(mesh: Any) -> None:
         fast.apply(x)
     said = [str(w.message) for w in caught if w.category is fusegrad.FallbackWarning]
     assert len(said) == 1 and "`x`" in said[0] and "dim 1" in said[0] and "amax" in said[0], said
-    assert "rank_functions.py" in fast._fusegrad.records["forward"].reason
+    assert "rank_functions.py" in fast._fusegrad.ledger.records["forward"].reason
     strict: Any = fusegrad.compile(functions.Softmax, fullgraph=True)
     refused = raises(PlacementError, lambda: strict.apply(x))
     assert all(word in refused for word in ("Softmax", "`x`", "dim 1", "amax", "redistribute")), refused
@@ -253,7 +253,8 @@ def what_cannot_be_captured_runs_as_written(mesh: Any) -> None:
         fast: Any = fusegrad.compile(cls)
         y = fast.apply(x)
         y.sum().backward()
-        assert isinstance(y, DTensor) and fast._fusegrad.records["forward"].status == "opaque", fast._fusegrad.records
+        records = fast._fusegrad.ledger.records
+        assert isinstance(y, DTensor) and records["forward"].status == "opaque", records
     assert y.placements == (S0,)
     asked = whole(x).sum() > 0
     same([whole(fusegrad.compile(functions.Asks).apply(x))], [whole(x) * (-1 if asked else 2)], "Asks")
@@ -435,7 +436,7 @@ def graphs_of_the_whole_on_parts(mesh: Any) -> None:
         given = placed(args, mesh, [placement, (R,)])
         assert step(*given).placements == placement
         same(results(step, given), results(cls.apply, fresh(args)), cls.__name__)  # type: ignore[attr-defined]
-        assert [r.reason for r in fast._fusegrad.records.values()] == [None, None], fast._fusegrad.records
+        assert [r.reason for r in fast._fusegrad.ledger.records.values()] == [None, None], fast._fusegrad.ledger.records
 
 
 def in_a_graph(fast: Any) -> Any:
@@ -486,8 +487,8 @@ def collectives_within_methods(mesh: Any) -> None:
             x = (step * (seeded(4, 6) + rank)).requires_grad_()
             found = [gradient_of_sines(c.apply(*args(x)), x, step) for c in (cls, fast)]
             same(found[1], found[0], f"{cls.__name__}, step {step}")
-        split = {call.method for call in fast._fusegrad.opaque_calls}
-        written = [name for name, record in fast._fusegrad.records.items() if record.status == "opaque"]
+        split = {call.method for call in fast._fusegrad.ledger.opaque_calls}
+        written = [name for name, record in fast._fusegrad.ledger.records.items() if record.status == "opaque"]
         assert split == {"forward", "backward"} and "forward" not in written and "backward" not in written, cls
 
 

@@ -143,7 +143,7 @@ def in_parallel(network: nn.Module, mesh: Any) -> nn.Module:
 
 def check_tp(mesh: Any) -> None:
     compare(trained(in_parallel(model(True), mesh), lambda network, batch: network(batch).square().mean()))
-    records = {f"{c.__name__}.{m}": r for c in (Norm, Gated) for m, r in c._fusegrad.records.items()}
+    records = {f"{c.__name__}.{m}": r for c in (Norm, Gated) for m, r in c._fusegrad.ledger.records.items()}
     assert all(r.status == "compiled" and r.reason is None for r in records.values()), records
 
 

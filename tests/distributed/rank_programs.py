@@ -70,7 +70,7 @@ def _checked(p: Written, rng: random.Random, mesh: Any, in_a_graph: bool) -> str
 
 
 def _is_compiled(fast: Any) -> bool:
-    return all(record.status != "opaque" for record in fast._fusegrad.records.values())
+    return all(record.status != "opaque" for record in fast._fusegrad.ledger.records.values())
 
 
 def _require_as_written(fast: Any, p: Written, places: Sequence[Any], error: Exception) -> None:

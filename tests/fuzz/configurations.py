@@ -221,7 +221,7 @@ def _row(subject: Subject, case: Case) -> tuple[str, Any]:
 
 
 def _written(subject: Subject) -> tuple[str, ...]:
-    return tuple(str(r.reason) for r in subject.compiler.records.values() if r.status == "opaque")
+    return tuple(str(r.reason) for r in subject.compiler.ledger.records.values() if r.status == "opaque")
 
 
 # ------------------------------------------------------------------ the run

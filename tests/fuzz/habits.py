@@ -274,14 +274,16 @@ def difference(p: Habitual, calls: tuple[Call, ...], backend: str, found: Found 
     expected = told(p, theirs, theirs[p.name].apply, calls)
     got = told(p, ours, fast.apply, calls)
     if found is not None:
-        found.written = [f"{r.code}: {r.reason}"[:90] for r in fast._fusegrad.records.values() if r.status == "opaque"]
+        records = fast._fusegrad.ledger.records.values()
+        found.written = [f"{r.code}: {r.reason}"[:90] for r in records if r.status == "opaque"]
     for i, (call, want, have) in enumerate(zip(calls, expected, got, strict=True)):
         if call.way in TRANSFORMS and want[0][0] == "raises":
             continue  # what eager refuses may be derived
         for (name, e), (other, o) in zip(want, have, strict=False):
             if name != other or not same(e, o):
                 return f"call {i} ({call}): {name} is {short(e)}, compiled {other} is {short(o)}"
-    return next((r.reason for r in fast._fusegrad.records.values() if r.code == "FG071"), None)  # a mistake of ours
+    records = fast._fusegrad.ledger.records.values()
+    return next((r.reason for r in records if r.code == "FG071"), None)  # a mistake of ours
 
 
 def same(a: Any, b: Any) -> bool:

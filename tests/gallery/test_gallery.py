@@ -72,7 +72,8 @@ def test_compiled_is_as_written(entry: Entry, backend: str) -> None:
     with fusegrad.config.patch(backend=backend):
         got = run(entry.function.apply, entry.arguments())
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-    assert {role: record.reason for role, record in entry.function._fusegrad.records.items() if record.reason} == {}
+    records = entry.function._fusegrad.ledger.records
+    assert {role: record.reason for role, record in records.items() if record.reason} == {}
 
 
 @pytest.mark.parametrize("entry", [e for e in CATALOGUE if e.exact], ids=lambda entry: entry.name)

@@ -90,7 +90,7 @@ def _second(apply: Callable[..., Any], args: Sequence[Any]) -> tuple[Tensor | No
 
 def fallen(fast: Any, *directions: str) -> Iterator[str]:
     """Records that say that something did not run as kernels."""
-    for name, record in fast._fusegrad.records.items():
+    for name, record in fast._fusegrad.ledger.records.items():
         if record.status == "opaque" or THROUGH_TORCH in str(getattr(record, "code", "")):
             yield f"{name}: {record.status}: {record.reason}"
         elif record.reason and (not directions or name in directions):

@@ -245,7 +245,7 @@ def agree(cls: Any, backend: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def status(fast: Any, method: str = "forward") -> str:
-    found = fast._fusegrad.records.get(method)
+    found = fast._fusegrad.ledger.records.get(method)
     return found.status if found is not None else "unknown"
 
 

@@ -50,7 +50,7 @@ def swept(case: Case, backend: str, sweep: list[tuple[int, torch.dtype, str, str
         warnings.simplefilter("ignore")
         found = [fault for point in sweep if point[1] in case.floats for fault in compare(case, fast, *point)]
     assert not found, "\n".join(found)
-    reasons = {m: r.reason for m, r in fast._fusegrad.records.items() if r.reason}
+    reasons = {m: r.reason for m, r in fast._fusegrad.ledger.records.items() if r.reason}
     assert not reasons or case.name in DEPENDS_ON_DATA, reasons
 
 

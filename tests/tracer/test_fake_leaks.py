@@ -70,7 +70,7 @@ def test_backward_reads_this_calls_tensors(name) -> None:
         fast.apply(a).sum().backward()
         torch.testing.assert_close(a.grad, a.detach())
     wanted = "compiled" if name in ("object", "partial") else "opaque"  # containers, whose tensors are known
-    assert fast._fusegrad.records["forward"].status == wanted
+    assert fast._fusegrad.ledger.records["forward"].status == wanted
 
 
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
@@ -142,7 +142,7 @@ def test_a_graph_that_forward_records_is_kept_as_in_eager() -> None:
         a = torch.randn(4, requires_grad=True)
         fast.apply(a).sum().backward()
         torch.testing.assert_close(a.grad, 2 * a.detach())
-    assert "history of its own" in fast._fusegrad.records["forward"].reason
+    assert "history of its own" in fast._fusegrad.ledger.records["forward"].reason
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def test_what_is_compiled_again_is_the_same_class_while_anyone_has_it() -> None:
     options = (*functions.Fast._fusegrad_options[:-1], "fast")
     made = again(functions.Scaled, options)
     assert made is again(functions.Scaled, options) is not functions.Fast
-    assert made._fusegrad.numerics == "fast" and pickle.loads(pickle.dumps(made)) is made
+    assert made._fusegrad.options.numerics == "fast" and pickle.loads(pickle.dumps(made)) is made
 
 
 def test_a_patched_class_is_not_sent_as_what_it_was() -> None:
@@ -82,7 +82,7 @@ sys.path.insert(0, {here!r})
 made = [pickle.loads(bytes.fromhex(line)) for line in sys.stdin.read().split()]
 from pickled_functions import gradients
 for layer in made:
-    print(layer.function.__name__, layer.function._fusegrad.backend, *gradients(layer))
+    print(layer.function.__name__, layer.function._fusegrad.options.backend, *gradients(layer))
 """
 
 
@@ -98,7 +98,7 @@ def sent(layers: list[Any], dumps: Any, program: str) -> list[str]:
 
 def test_a_process_that_was_started_anew_compiles_them_again() -> None:
     lines = sent([functions.Layer(fast) for fast in NAMED.values()], pickle.dumps, READ)
-    assert [line.split()[:2] for line in lines] == [[f.__name__, f._fusegrad.backend] for f in NAMED.values()]
+    assert [line.split()[:2] for line in lines] == [[f.__name__, f._fusegrad.options.backend] for f in NAMED.values()]
     for line in lines:
         assert [float(word) for word in line.split()[2:]] == pytest.approx(EXPECTED)
 

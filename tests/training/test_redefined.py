@@ -80,7 +80,7 @@ def test_a_method_that_is_assigned_runs_compiled_and_its_own_class_keeps_its_own
     assert seen(fast.apply) == {(6.0, 3.0)}
     fast.backward = staticmethod(other_backward)
     assert seen(fast.apply) == {(6.0, 7.0)} and seen(Base.apply) == {(6.0, 3.0)}
-    assert fast._fusegrad.records["backward"].status == "compiled"
+    assert fast._fusegrad.ledger.records["backward"].status == "compiled"
     fast.forward = staticmethod(lambda ctx, x: x * 5)
     assert seen(fast.apply) == seen(fusegrad.compile(fast).apply) == {(10.0, 7.0)}
     del fast.backward, fast.forward

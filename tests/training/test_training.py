@@ -107,4 +107,4 @@ def test_subclasses_run_as_written_on_record(kind: str, wrap: Any) -> None:
         assert_same(story(fast), story(KINDS[kind].cls))
     if not KINDS[kind].opaque:
         assert any("tensor subclass" in str(w.message) for w in told)
-        assert "tensor subclass" in fast._fusegrad.records["forward"].reason
+        assert "tensor subclass" in fast._fusegrad.ledger.records["forward"].reason

@@ -59,8 +59,8 @@ def check(cls, *more, apply=None, backend="reference", status="compiled", expect
             raise SystemExit(f"wrong: {mine} {eager} {x.grad} {y.grad}")
     if fast is not None:
         told = fusegrad.explain(fast, torch.ones(3), *more)
-        if not str(told) or fast._fusegrad.records["forward"].status != status:
-            raise SystemExit(f"on record: {fast._fusegrad.records}")
+        if not str(told) or fast._fusegrad.ledger.records["forward"].status != status:
+            raise SystemExit(f"on record: {fast._fusegrad.ledger.records}")
         return fast, str(told)
     return None, ""
 '''

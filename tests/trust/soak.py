@@ -59,7 +59,7 @@ class State:
     @classmethod
     def now(cls, compiled: Any) -> State:
         gc.collect()
-        variants = sum(len(s) for fast in compiled.values() for s in fast._fusegrad.known.values())
+        variants = sum(len(list(fast._fusegrad.table)) for fast in compiled.values())
         tasks, files = (len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd"))
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         resident = pages * os.sysconf("SC_PAGE_SIZE")

@@ -41,7 +41,7 @@ def functions_of(name: str) -> tuple[injection.Injection, dict[str, Any]]:
 
 def test_a_call_without_the_net_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("norm, first call, reference")
-    place = "runtime/compiled/compiled.py:Compiled._key"
+    place = "runtime/compiled/keys.py:Keys.exact"
     monkeypatch.setattr("fusegrad.runtime.dispatch.entry.is_fault", lambda error: False)
     run.one(found[place], place)
     assert len(run.result.raised) == run.result.hits == 1
@@ -49,7 +49,7 @@ def test_a_call_without_the_net_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("norm, first call, reference")
-    place = "runtime/compiled/compiled.py:Compiled._key"
+    place = "runtime/compiled/keys.py:Keys.exact"
     monkeypatch.setattr(
         "fusegrad.runtime.dispatch.compiled_class.answered",
         lambda compiler, args, *_: torch.zeros_like(args[0], requires_grad=True),

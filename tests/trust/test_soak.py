@@ -13,13 +13,13 @@ import trust_functions as functions
 
 import fusegrad
 from fusegrad.runtime.autograd import opaque_forward as opaque
-from fusegrad.runtime.compiled import compiled as function
+from fusegrad.runtime.compiled import captures
 
 
 @pytest.fixture(autouse=True)
 def few_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits are reached sooner."""
-    monkeypatch.setattr(function, "VARIANTS", 6)
+    monkeypatch.setattr(captures, "VARIANTS", 6)
     monkeypatch.setattr(opaque, "BACKWARDS", 6)
 
 
@@ -39,12 +39,12 @@ def test_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_that_are_new_at_every_call_are_neither_captured_nor_remembered_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fusegrad.runtime.compiled.compiled.REMEMBERED", 128)  # 1,024 calls would take long
+    monkeypatch.setattr("fusegrad.runtime.compiled.table.REMEMBERED", 128)  # 1,024 calls would take long
     fast, x = fusegrad.compile(functions.Scale), torch.ones(3)
     for at in range(300):
         assert fast.apply(x, at / 7)[0].item() == torch.tensor(1.0).mul(at / 7).item()
     compiler = fast._fusegrad
-    assert len(compiler.known) == 6 and len(compiler.refused) == len(compiler.exact) == 128
+    assert len(compiler.table.by_facts) == 6 and len(compiler.table.refused) == len(compiler.table.by_call) == 128
 
 
 @pytest.mark.parametrize("cls", [functions.Scale, functions.Opaque], ids=lambda c: c.__name__)

@@ -269,7 +269,7 @@ def tasks(threads: int, found: Found) -> None:
         await asyncio.gather(*(task(at) for at in range(threads)))
 
     asyncio.run(everything())
-    used = {b for f in fast.values() for s in f._fusegrad.known.values() for spec in s for b in spec.executables}
+    used = {b for f in fast.values() for spec in f._fusegrad.table for b in spec.executables}
     if not {"reference"} < used:
         found.wrong.append(f"only {used} was used")
 

@@ -104,7 +104,7 @@ class Row:
     def methods(self) -> dict[str, Any]:
         """What became of each method, and the calls at which it is split."""
         compiler = self.fast._fusegrad
-        records = {m: [r.status, r.reason or "", r.code or ""] for m, r in compiler.records.items()}
+        records = {m: [r.status, r.reason or "", r.code or ""] for m, r in compiler.ledger.records.items()}
         return {"records": records, "split": [call_told(c) for c in getattr(compiler, "opaque_calls", [])]}
 
 

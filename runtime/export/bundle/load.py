@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ....ir import Graph
 from ....ir.text.document import FAULTS, graph_from
+from ...compiled.options import Options
 from ...dispatch.compiled_class import compile_class
 from .archive import MANIFEST, BundleError, BundleWarning, bundle_error, parse_json, read_bundle
 from .contents import Function, function_from, require_fitting
@@ -83,7 +84,7 @@ def function_class(function: Function, graphs: Mapping[str, Graph]) -> type:
     if "clear_saved_tensors_on_access" in function.flags:
         body["clear_saved_tensors_on_access"] = True
     plain = type(function.name, (torch.autograd.Function,), {**body, "__doc__": function.doc, "__module__": __name__})
-    return compile_class(plain, "auto", False, True, None, function.derive_jvp)
+    return compile_class(plain, Options("auto", derive_jvp=function.derive_jvp))
 
 
 def _signature(function: Function, first: tuple[str, ...]) -> inspect.Signature:

@@ -83,9 +83,9 @@ def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...],
     """Capture forward, and backward for the gradients that may come together."""
     is_first = not graphs.files  # where all gradients are asked for
     # Captured as a call with these gradients would be; nothing that another process could not have may be in it.
-    spec = compiler.capture_only(with_needs(args, needs))
+    spec = compiler.captures.only(with_needs(args, needs))
     require_closed(compiler, spec)
-    entries = dict(_backwards(compiler, spec)) if any(needs) and backward_method(compiler.cls) is not None else {}
+    entries = dict(_backwards(compiler, spec)) if any(needs) and backward_method(compiler.user.cls) is not None else {}
     # Lowering one graph may teach another something about sizes: the second round sees all of it.
     for _ in range(2):
         forward = _forward_graph(spec)

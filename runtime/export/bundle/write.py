@@ -53,8 +53,8 @@ def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
     compiler = compiler_of(target_class)
     if hasattr(target_class, "_fusegrad_flat"):
         raise export_error(compiler, "it is compiled with pytree=True, and a bundle holds plain arguments")
-    complete = compiler.complete(tuple(args))
-    if len(complete) != (len(compiler.parameters()) if compiler.setup_style else len(args)):
+    complete = compiler.user.complete(tuple(args))
+    if len(complete) != (len(compiler.user.signature().parameters) if compiler.user.setup_style else len(args)):
         raise export_error(compiler, "it takes tensors inside a container; make them arguments")
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
@@ -71,8 +71,8 @@ def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
 # ------------------------------------------------------------------ the Function
 def _function(compiler: Compiled, args: Sequence[Any], graphs: GraphFiles) -> Function:
     """The Function of a manifest; its graphs go into the files."""
-    compiler.require_capturable()
-    cls = compiler.cls
+    compiler.keys.require_capturable()
+    cls = compiler.user.cls
     method = backward_method(cls)
     if cls.backward is not TorchFunction.backward and cls.vjp is not TorchFunction.vjp:  # type: ignore[attr-defined]
         raise export_error(compiler, "it has both backward and vjp, which autograd refuses")
@@ -82,16 +82,16 @@ def _function(compiler: Compiled, args: Sequence[Any], graphs: GraphFiles) -> Fu
     variants = tuple(variant_of(compiler, args, needs, graphs) for needs in _gradient_subsets(args))
     # setup_context sees arguments and results alone: what is neither can be saved by forward only.
     saves_hidden = any(p is not None and p.kind == "hidden" for v in variants for p in v.residuals)
-    style = "setup_context" if compiler.setup_style and not saves_hidden else "ctx"
+    style = "setup_context" if compiler.user.setup_style and not saves_hidden else "ctx"
     return Function(
         name=cls.__name__, doc=inspect.getdoc(cls) if cls.__doc__ else None, style=style,
-        derive_jvp=compiler.derive_jvp, autocast=autocast_now(), flags=_flags(compiler, method),
+        derive_jvp=compiler.options.derive_jvp, autocast=autocast_now(), flags=_flags(compiler, method),
         arguments=arguments, defaults=_defaults(compiler) if style == "setup_context" else (), variants=variants,
     )  # fmt: skip
 
 
 def _flags(compiler: Compiled, method: Any) -> frozenset[str]:
-    cls: Any = compiler.user_class
+    cls: Any = compiler.user.original
     true = {
         "once_differentiable": method is not None and is_once_differentiable(method),
         "has_backward": method is not None,
@@ -103,8 +103,8 @@ def _flags(compiler: Compiled, method: Any) -> frozenset[str]:
 
 
 def _arguments(compiler: Compiled, args: Sequence[Any]) -> Iterator[Argument]:
-    skip = 0 if uses_setup_context(compiler.cls) else 1
-    names = parameter_names(compiler.cls.forward, len(args), skip, "argument")  # type: ignore[attr-defined]
+    skip = 0 if uses_setup_context(compiler.user.cls) else 1
+    names = parameter_names(compiler.user.cls.forward, len(args), skip, "argument")  # type: ignore[attr-defined]
     for name, value in zip(names, args, strict=True):
         if isinstance(value, Tensor):
             yield Argument(name, from_torch(value.dtype), value.dim())
@@ -121,7 +121,7 @@ def _require_literal(compiler: Compiled, argument: Argument) -> None:
 
 def _defaults(compiler: Compiled) -> tuple[Any, ...]:
     """The defaults of the last parameters that can be written down."""
-    parameters = reversed(compiler.parameters().values())
+    parameters = reversed(tuple(compiler.user.signature().parameters.values()))
     last = takewhile(lambda p: p.default is not p.empty, parameters)
     return tuple(p.default for p in last)[::-1]
 

@@ -73,7 +73,7 @@ def over_lanes(lane: Gathered) -> Batched:
 def _refusal(lane: Gathered) -> str | None:
     """The reason why a Function has no batched class, which takes and returns whole tensors that it may not change."""
     forward = lane.specialization.captured.forward
-    if lane.compiler.writes("vmap"):
+    if lane.compiler.user.overrides("vmap"):
         return "it has a vmap of its own, which is called as it is written"
     if not lane.slots:
         return "it takes no tensor"

@@ -29,7 +29,8 @@ from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
-from ...specialize.specialization import Specialization, chosen_residuals, forward_graph
+from ...specialize.pipeline import choose_residuals
+from ...specialize.specialization import Specialization, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one
@@ -127,7 +128,7 @@ def gather_function(
     target_name = target or DEFAULT_TARGET
     if target_name not in TARGETS:
         raise UnknownTargetError(target=target_name, known=", ".join(TARGETS))
-    complete = compiler.complete(opened)
+    complete = compiler.user.complete(opened)
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
         return _gathered(compiler, stand_ins, target_name, derivatives)
@@ -142,10 +143,10 @@ def gather_function(
 def capture_for_export(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
     """Forward, and backward if there is one, as captured. Raises ExportError where a file could not hold it."""
     compiler = compiler_of(target_class)
-    complete = compiler.complete(arguments(target_class, tuple(args)))
+    complete = compiler.user.complete(arguments(target_class, tuple(args)))
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        spec = compiler.capture_only(stand_ins)
+        spec = compiler.captures.only(stand_ins)
         require_closed(compiler, spec)
         if has_backward(compiler, stand_ins):
             require_closed(compiler, spec, spec.backward.entry(predicted_kinds(spec.captured)))
@@ -156,16 +157,16 @@ def capture_for_export(target_class: Any, args: Sequence[Any]) -> tuple[Compiled
 
 def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
     """True where there is a backward, and something for it to differentiate."""
-    return backward_method(compiler.cls) is not None and any(map(is_float, stand_ins))
+    return backward_method(compiler.user.cls) is not None and any(map(is_float, stand_ins))
 
 
 def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
-    spec = compiler.capture_only(stand_ins)
+    spec = compiler.captures.only(stand_ins)
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
     # Residuals before both graphs: what forward keeps is what backward reads.
-    residual_plan = chosen_residuals(spec, sizes) if differentiates else None
+    residual_plan = choose_residuals(spec, sizes) if differentiates else None
     graph = forward_graph(spec, residual_plan)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = residual_plan.places if residual_plan else spec.captured.residual_places
@@ -184,8 +185,8 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         symbols = tuple(spec.captured.backward_symbols)
         backward = part_of(compiler, after, "backward", target, sizes, entry.passed_gradients, symbols)
     # Names of the user's for the file.
-    skip = 0 if uses_setup_context(compiler.cls) else 1
-    names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
+    skip = 0 if uses_setup_context(compiler.user.cls) else 1
+    names = tuple(parameter_names(compiler.user.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     saved = tuple(p for p in places if p is not None)
     jvp: Part | None = None
     reads: Sequence[ValueRef] = ()
@@ -194,8 +195,8 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         pushing, reads = tangents_of(compiler, spec, full_backward, saved)
         jvp = part_of(compiler, pushing, "jvp", target, sizes, {}, ())
     return Gathered(
-        compiler, compiler.cls, tuple(stand_ins), names, spec, target, sizes,
-        forward, backward, saved, jvp, tuple(reads),
+        compiler, compiler.user.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, saved, jvp,
+        tuple(reads),
     )
 
 
@@ -204,9 +205,9 @@ def part_of(
     passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
     """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
-    derived = method == "jvp" and not compiler.writes("jvp")
-    source = method_place(getattr(compiler.cls, "backward" if derived else method))
-    device = named_target(target, numerics(compiler.numerics))
+    derived = method == "jvp" and not compiler.user.overrides("jvp")
+    source = method_place(getattr(compiler.user.cls, "backward" if derived else method))
+    device = named_target(target, numerics(compiler.options.numerics))
     generated = generate(graph, device, sizes, graph.name)
     for step in generated.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
@@ -252,9 +253,9 @@ def require_closed(compiler: Compiled, spec: Specialization, entry: BackwardEntr
 
 def export_error(compiler: Compiled, reason: str, source: str | None = None) -> ExportError:
     """The error for something that a file cannot hold."""
-    place = source or method_place(compiler.cls.forward)  # type: ignore[attr-defined]
+    place = source or method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
     return ExportError(
-        function=compiler.cls.__name__, reason=reason, where=place,
+        function=compiler.user.cls.__name__, reason=reason, where=place,
         fix="use the class through fusegrad, or change what the reason names.",
     )  # fmt: skip
 

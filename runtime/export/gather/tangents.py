@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....ir import Graph, Value, building
-from ....ir.prims import PRIMS
+from ....ir import Graph, Value
 from ....ir.program import ValueRef
 from ....ir.transforms.linearity import NonLinearError
-from ....ir.transforms.ops import DIFFERENTIABLE, inline, zeros
-from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
 from ....tracer.methods import as_tuple
+from ...capture.captured import name_at
 from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
 from ...compiled.compiled import Compiled
 from ...execution.pipeline import graph_of, optimize
-from ...functorch.transposed_jvp import type_of
+from ...functorch.transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
 
@@ -56,9 +54,9 @@ def tangents_of(
     """
     if any(o.kind not in ("tensor", "object") for o in spec.captured.forward.outputs):
         raise NoTangents("an output is an argument, or a view of one, and its tangent would have to be one too")
-    if compiler.writes("jvp"):
+    if compiler.user.overrides("jvp"):
         return _own(spec)
-    if backward is None or compiler.derive_jvp != "backward":
+    if backward is None or compiler.options.derive_jvp != "backward":
         raise NoTangents("forward mode is no transpose of a backward here; write a `jvp` staticmethod")
     require_linear(spec, moving(spec))
     return _transposed(spec, backward, len(kept)), kept
@@ -76,7 +74,7 @@ def _own(spec: Specialization) -> tuple[Graph, Sequence[ValueRef]]:
     trace = guarded_trace(captured.session, _body(spec, places, arguments), [*kept, *likes], captured.reads)
     if trace.lifted or trace.opaque:
         raise NoTangents("jvp reads or calls what is outside")
-    trace.names = [*map(captured.name_at, present), *(f"{captured.names[i]}_dot" for i in arguments)]
+    trace.names = [*(name_at(captured, place) for place in present), *(f"{captured.names[i]}_dot" for i in arguments)]
     graph = graph_of(trace, f"{captured.name}_jvp")
     moves = [m for m, o in zip(output_moves(spec), forward.outputs, strict=True) if o.kind != "object"]
     graph.outputs = [o for o, m in zip(graph.outputs, moves, strict=True) if m]
@@ -103,27 +101,14 @@ def _body(spec: Specialization, places: Sequence[ValueRef | None], arguments: Se
 
 # ------------------------------------------------------------------ transposed
 def _transposed(spec: Specialization, backward: Graph, kept: int) -> Graph:
-    if backward.mutations or any(PRIMS[v.prim].family in ("extern", "pick") for v in backward.order()):
+    if not has_transpose(backward):
         raise NoTangents("backward calls a library, whose transpose is not written down")
+    gradients, tangents = len(backward.inputs) - kept, {i: tangent_of(spec, i) for i in moving(spec)}
     try:
-        return optimize(_pushing(spec, backward.copy(), kept))
+        graph = transpose_to_jvp(backward, f"{spec.captured.name}_jvp", kept, gradients, tangents)
+        return optimize(graph.returning(_that_move(spec, [o for o in graph.outputs if o is not None])))
     except NonLinearError as error:
         raise NoTangents(f"backward has no transpose: {error}") from error
-
-
-def _pushing(spec: Specialization, backward: Graph, kept: int) -> Graph:
-    gradients = backward.inputs[kept:]
-    linear = [v.params["index"] for v in gradients if v.dtype in DIFFERENTIABLE]
-    given = {i: o for i in moving(spec) if (o := backward.outputs[i]) is not None}
-    transposed = transpose(backward.returning(list(given.values())), linear)
-    out = Graph(f"{spec.captured.name}_jvp")
-    residuals = [out.input(v.aval, v.params["name"], v.params["strides"]) for v in backward.inputs[:kept]]
-    tangents = {i: out.input(type_of(spec, i), f"{spec.captured.names[i]}_dot") for i in moving(spec)}
-    with building(out):
-        still = [zeros(v.aval) for v in gradients if v.dtype not in DIFFERENTIABLE]
-        pushed = iter(inline(transposed, [*residuals, *still, *(tangents[i] for i in given)]))
-        made = [_or_zeros(next(pushed), v) for v in gradients if v.dtype in DIFFERENTIABLE]
-        return out.returning(_that_move(spec, made))
 
 
 def _that_move(spec: Specialization, made: Sequence[Value]) -> list[Value]:
@@ -138,7 +123,3 @@ def _that_move(spec: Specialization, made: Sequence[Value]) -> list[Value]:
             tangent = next(supply)
             found += [tangent] if moves else []
     return found
-
-
-def _or_zeros(tangent: Value | None, like: Value) -> Value:
-    return zeros(like.aval) if tangent is None else tangent

@@ -56,7 +56,7 @@ def _is_same(compiler: Compiled, spec: Specialization, args: Sequence[Any], ones
     if any(g.xreplace(sizes) is sympy.false for g in conditions):
         return False
     try:
-        again = specialize(compiler.cls, _resized(spec, args, at_one), captured.reads, captured.dynamic)
+        again = specialize(compiler.user.cls, _resized(spec, args, at_one), captured.reads, captured.dynamic)
         numbers = Numbering()
         return _program(again, numbers, _renaming(again, spec)) == _program(spec, numbers, at_one)
     except (CaptureError, LoweringError, KeyError):

@@ -56,7 +56,7 @@ def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
 def _derivative_tests(exported: Gathered, batched: Batched | None) -> str:
     """The test of jvp: by the class as written where it has one, else by its transpose; and that of vmap."""
     names = {"name": exported.name, "written": f"{exported.name}AsWritten"}
-    jvp = "" if exported.jvp is None else OWN_JVP if exported.compiler.writes("jvp") else TRANSPOSED_JVP
+    jvp = "" if exported.jvp is None else OWN_JVP if exported.compiler.user.overrides("jvp") else TRANSPOSED_JVP
     return jvp.format(**names) + ("" if batched is None else LANES_TEST.format(**names))
 
 

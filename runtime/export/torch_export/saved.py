@@ -10,14 +10,14 @@ import importlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ....ir.errors import FusegradError, ParseError
 from ...capture.graph_mode import outside_graph
-from ...dynamo.forward_operator import Forward, Origin, Root, unit_operator
+from ...dynamo.forward_operator import OperatorRules, Origin, Root, unit_operator
 from ...dynamo.operators import NAMESPACE, known
 from ...functorch.unit import TransformableGraph
 from ...persistence.literals import NoLiteral, constant_document, constant_from
@@ -91,8 +91,8 @@ def _layout(tensor: Tensor) -> list[Any]:
 
 def _qualified_place(root: Root, path: str, name: str) -> str:
     """ "module:qualname", where another process finds the compiled class or function."""
-    cls = root.compiler.user_class
-    module, qualname = cls.__module__, getattr(cls, "_fusegrad_sources", (cls,))[0].__qualname__
+    cls = root.compiler.user.original
+    module, qualname = cls.__module__, (root.compiler.user.plain_function or cls).__qualname__
     if module == "__main__" or "<locals>" in qualname or _compiler_at(module, qualname) is not root.compiler:
         fix = "decorate it in a module, under its own name, so that the loading process can import it from there."
         raise _program_error(path, name, f"{module}.{qualname} cannot be imported by another process", fix)
@@ -144,7 +144,7 @@ def _register_operator(document: Doc, path: str) -> None:
     with outside_graph():
         spec = compiler.specialization(arguments)
     if spec is not None:
-        forward = Forward(compiler, spec, document["backend"], document["copies"], recorded=True, alone=True)
+        forward = OperatorRules(compiler, spec, document["backend"], document["copies"], recorded=True, alone=True)
         if steps:
             unit_operator(unit_of(forward, steps), examples)
     if name not in known:
@@ -160,12 +160,11 @@ def _value(data: Any, at: str) -> Any:
     return tensor.zero_().requires_grad_(needs)
 
 
-def unit_of(forward: Forward, steps: Sequence[Any]) -> TransformableGraph:
+def unit_of(forward: OperatorRules, steps: Sequence[Any]) -> TransformableGraph:
     """The unit that these steps derive."""
     unit, remaining = forward.unit(steps)
     for kind, *facts in remaining:
-        derive: dict[str, Callable[..., TransformableGraph]] = {"vjp": unit.vjp, "jvp": unit.jvp, "batch": unit.batch}
-        unit = derive[kind](*facts)
+        unit = unit.derive(kind, *facts)
     return unit
 
 

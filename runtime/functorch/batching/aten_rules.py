@@ -1,8 +1,9 @@
-"""A captured graph in terms that torch's vmap can follow while sizes are symbols: one capture for every batch size.
+"""ATen operations as functions that torch's vmap follows while sizes are symbols: one capture for every batch size.
 
-torch's own batching rules refuse to write a batched value into memory without a batch axis, and many of them read sizes
-as numbers: what they make holds for one batch size. Here memory gets its axis where it is made, and such operations are
-called on whole batches, the batch axis in front:  cat([x, y], 0)  ->  cat([X, Y], 1)
+Many of torch's own batching rules read sizes as numbers: what they make holds for one batch size. Here such operations
+are called on whole batches, the batch axis in front:  cat([x, y], 0)  ->  cat([X, Y], 1)
+
+`IN_LANES` is the table of all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import keyword
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,86 +28,12 @@ aten = torch.ops.aten
 Rule = Callable[..., Any]
 
 
-# ------------------------------------------------------------------ memory that is written to
-def give_memory_its_axis(graph: torch.fx.Graph) -> None:
-    """Memory that the graph makes and writes to is made per lane, where what is written into it differs by lane."""
-    roots = _roots(graph)
-    writes = [n for n in graph.nodes if _is_write(n)]
-    reach = _reached(graph, roots, writes)
-    for root in dict.fromkeys(roots[w.args[0]] for w in writes):
-        sources = sorted(reach[root], key=lambda n: str(n.name))
-        if root.op == "placeholder" or not sources:
-            continue
-        with graph.inserting_after(root):
-            own = graph.call_function(per_lane, (root, *sources))
-        root.replace_all_uses_with(own)
-        own.args = (root, *sources)
-
-
-def _is_write(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable and node.args and isinstance(node.args[0], torch.fx.Node))
-
-
-def _roots(graph: torch.fx.Graph) -> dict[Any, torch.fx.Node]:
-    """The node that made the memory of each node."""
-    roots: dict[Any, torch.fx.Node] = {}
-    for node in graph.nodes:
-        shown = _shown(node)
-        roots[node] = node if shown is None else roots[shown]
-    return roots
-
-
-def _shown(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The argument whose memory a node's result is."""
-    if node.target is operator.getitem:
-        return node.args[0] if _shown(node.args[0]) is not None else None  # type: ignore[arg-type,return-value]
-    schema = getattr(node.target, "_schema", None)
-    aliases = schema is not None and any(r.alias_info is not None for r in schema.returns)
-    return node.args[0] if aliases and node.args and isinstance(node.args[0], torch.fx.Node) else None
-
-
-def _reached(
-    graph: torch.fx.Graph, roots: dict[Any, torch.fx.Node], writes: Sequence[torch.fx.Node]
-) -> dict[torch.fx.Node, set[torch.fx.Node]]:
-    """Per memory the inputs that its content may depend on."""
-    reach = {n: {n} if n.op == "placeholder" else set() for n in graph.nodes}
-    before = -1
-    while before != (before := sum(map(len, reach.values()))):
-        for node in graph.nodes:
-            for argument in node.all_input_nodes:
-                reach[roots[node]] |= reach[roots[argument]]
-        for node in writes:
-            reach[roots[node.args[0]]] |= reach[node]
-    return reach
-
-
-def per_lane(made: Tensor, *sources: Any) -> Tensor:
-    """The tensor in memory of its own for every lane, if one of the sources differs by lane."""
-    like = next((s for s in sources if is_batched_here(s)), None)
-    if like is None or is_batched_here(made):
-        return made
-    return room_for(like, made.shape, made.stride(), dtype=made.dtype, device=made.device).copy_(made)
-
-
-def room_for(like: Tensor, sizes: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
-    """Memory to be written to, laid out as told: torch's own rule for it wants sizes that are no symbols."""
-    order = sorted(range(len(sizes)), key=lambda axis: (-hint_of(strides[axis]), axis))
-    room = like.new_empty([sizes[axis] for axis in order], **options)
-    return room.permute(sorted(range(len(order)), key=order.__getitem__)) if order != sorted(order) else room
-
-
-# ------------------------------------------------------------------ operations on whole batches
+# ------------------------------------------------------------------ ways to make an operation one that vmap follows
 def in_lanes(target: Any) -> Callable[..., Any] | None:
     """The operation as a function that vmap follows; None where torch's own rule does."""
-    if target in RULES or target in DECOMPOSED or target in _ASSERTIONS:
-        return _followed(target)
-    if target in FILLING:
-        return _filled_by(FILLING[target])
-    if keyword.iskeyword(getattr(target, "_overloadname", "")):
+    if (function := IN_LANES.get(target)) is None and keyword.iskeyword(getattr(target, "_overloadname", "")):
         return _by_a_name(target)
-    functional = WRITING.get(target)
-    return None if functional is None else _written_back(functional)
+    return function
 
 
 @functools.cache
@@ -116,23 +42,25 @@ def _by_a_name(op: Any) -> Callable[..., Any]:
     return _named(lambda *args, **options: op(*args, **options), op)
 
 
-@functools.cache
-def _written_back(op: Any) -> Callable[..., Any]:
-    made = _followed(op)
-    return _named(lambda target, *args, **options: target.copy_(made(target, *args, **options)), f"{op}_")
+def _decomposed(op: Any) -> Callable[..., Any]:
+    return _named(lambda *args, **options: decomposition_table[op](*args, **options), op)
 
 
-@functools.cache
+def _asserted_of_all(op: Any) -> Callable[..., Any]:
+    return _named(lambda value, *message: op(unwrapped(value).all(), *message), op)
+
+
 def _filled_by(fill: Any) -> Callable[..., Any]:
     return _named(lambda like, *args, **options: fill(torch.empty_like(like), *args, **options), fill)
 
 
-@functools.cache
-def _followed(op: Any) -> Callable[..., Any]:
-    if op in _ASSERTIONS:
-        return _named(lambda value, *message: op(unwrapped(value).all(), *message), op)
-    if op in DECOMPOSED:
-        return _named(lambda *args, **options: decomposition_table[op](*args, **options), op)
+def _written_back(op: Any) -> Callable[..., Any]:
+    function = _by_rule(op)
+    return _named(lambda target, *args, **options: target.copy_(function(target, *args, **options)), f"{op}_")
+
+
+def _by_rule(op: Any) -> Callable[..., Any]:
+    """The operation where no argument has a batch axis; else its rule in `RULES`."""
     declared = op._schema.arguments
     names = [a.name for a in declared if a.kwarg_only]
 
@@ -151,6 +79,19 @@ def _named(call: Callable[..., Any], op: Any) -> Callable[..., Any]:
     return call
 
 
+def room_for(like: Tensor, sizes: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
+    """Memory to be written to, with these strides: torch's own rule for it wants sizes that are no symbols."""
+    order = sorted(range(len(sizes)), key=lambda axis: (-hint_of(strides[axis]), axis))
+    room = like.new_empty([sizes[axis] for axis in order], **options)
+    return room.permute(sorted(range(len(order)), key=order.__getitem__)) if order != sorted(order) else room
+
+
+def _copied(base: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """A write to all of `base`, by operations that torch differentiates and maps, as it does not `copy`."""
+    return source.to(base.device, base.dtype).expand(base.shape).clone()
+
+
+# ------------------------------------------------------------------ operations on whole batches
 @functools.cache
 def _function_of(op: Any, keywords: int) -> Any:
     """A Function without derivatives, whose vmap is the rule: the graph that it is in is never differentiated."""
@@ -382,4 +323,24 @@ FILLING: dict[Any, Any] = {
 }
 """A draw that writes nothing -> the one that fills a tensor: these alone obey vmap's `randomness`."""
 
-_ASSERTIONS = (aten._assert_async.msg, aten._assert_async.default)
+IN_PYTHON: dict[Any, Callable[..., Any]] = {
+    aten.sym_size.int: lambda t, i: t.shape[i],
+    aten.sym_stride.int: lambda t, i: t.stride(i),
+    aten.sym_numel.default: lambda t: t.numel(),
+    aten.sym_storage_offset.default: lambda t: t.storage_offset(),
+}
+"""Operations that read a size: they have no batching rule, and Python asks each lane."""
+for _read in IN_PYTHON.values():
+    _read.__module__ = __name__  # torch.fx prints it into the code of a graph
+
+IN_LANES: dict[Any, Callable[..., Any]] = {
+    **IN_PYTHON,
+    aten.copy.default: _copied,
+    aten.new_empty_strided.default: room_for,
+    **{op: _by_rule(op) for op in RULES},
+    **{op: _decomposed(op) for op in DECOMPOSED},
+    **{op: _written_back(functional) for op, functional in WRITING.items()},
+    **{op: _filled_by(fill) for op, fill in FILLING.items()},
+    **{op: _asserted_of_all(op) for op in (aten._assert_async.msg, aten._assert_async.default)},
+}
+"""Every operation that torch's vmap does not follow while sizes are symbols, as a function that it does."""

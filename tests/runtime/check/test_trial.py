@@ -19,8 +19,9 @@ from fusegrad.runtime.capture import outputs
 from fusegrad.runtime.check.modes import MODES
 from fusegrad.runtime.check.subject import CheckArgumentError
 from fusegrad.runtime.compiled import backward
-from fusegrad.runtime.functorch import function as runtime_whole
 from fusegrad.runtime.functorch import unit as runtime_unit
+from fusegrad.runtime.functorch.batching import batched_unit
+from fusegrad.runtime.functorch.rules import forward_mode
 from fusegrad.runtime.specialize.specialization import Specialization
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "suite"))
@@ -344,8 +345,8 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Any, str]] = {
     "one tensor twice": (backward, "run", one_tensor_twice, Scaled, "w is x"),
     "an error": (Specialization, "run_forward", fails_at_17, Scaled, "raises ValueError: seventeen, eager does not"),
     "stale": (Specialization, "run_forward", stale, Scaled, "second call"),
-    "vmap in_dims=1": (runtime_unit.BatchedUnit, "execute", second_axis, Scaled, "vmap in_dims=1"),
-    "tangents": (runtime_whole.FunctionRules, "jvp", doubled_tangents, Scaled, "jvp"),
+    "vmap in_dims=1": (batched_unit.BatchedUnit, "execute", second_axis, Scaled, "vmap in_dims=1"),
+    "tangents": (forward_mode, "jvp", doubled_tangents, Scaled, "jvp"),
     "double backward": (runtime_unit.TransformableGraph, "pullback", doubled_tangents, Scaled, "double backward"),
 }
 MODES_OF = {

@@ -40,7 +40,7 @@ def told(cls: Any, by: float, *more: Any, dtype: torch.dtype = torch.float32) ->
 
 
 def captured(fast: Any) -> int:
-    return len(fast._fusegrad.known)
+    return len(fast._fusegrad.table.by_facts)
 
 
 def test_a_number_that_is_new_at_every_call_is_captured_a_few_times() -> None:
@@ -108,7 +108,7 @@ def test_classes_that_the_same_lines_make_share_what_they_cost(monkeypatch: pyte
     for one, cls in zip(fast, made, strict=True):
         assert told(one, 2.0) == told(cls, 2.0)
     assert [captured(one) for one in fast] == [1, 1, 1, 0, 0]  # about 100 each, but for the first
-    assert code_of(fast[-1]._fusegrad.records["forward"].reason) == "FG055"
+    assert code_of(fast[-1]._fusegrad.ledger.records["forward"].reason) == "FG055"
     for _ in range(3):  # one that is kept, and called often
         assert told(fast[-1], 2.0) == told(made[-1], 2.0)
     assert captured(fast[-1]) == 1
@@ -134,7 +134,7 @@ def test_further_kinds_are_captured_at_once(turns: int) -> None:
     for number, dtype in enumerate(DTYPES, 1):
         assert told(fast, 2.0, turns, dtype=dtype) == told(Repeated, 2.0, turns, dtype=dtype)
         assert captured(fast) == number
-    record = fast._fusegrad.records["forward"]
+    record = fast._fusegrad.ledger.records["forward"]
     assert (record.status, record.reason) == ("compiled", None)
 
 
@@ -173,7 +173,7 @@ def test_kinds_are_tried_at_growing_intervals_while_captures_fail(monkeypatch: p
     fast, x = fusegrad.compile(RefusesLong, traceable=None), torch.ones(3)
     calls = [attempts(fast, x, f"refused {n}") for n in range(4)]
     assert calls == [1, 1, 2, 4], "what failed once may be captured for another kind"
-    assert "only on real tensors" in fast._fusegrad.records["forward"].reason
+    assert "only on real tensors" in fast._fusegrad.ledger.records["forward"].reason
     assert "FG056" in str(fusegrad.explain(fast))
     assert attempts(fast, x, "other") == 8, "no kind is given up"
     assert captured(fast) == 1
@@ -287,7 +287,7 @@ def test_what_was_in_the_way_with_one_number_is_not_met_again_with_another(monke
         assert told(fast, by) == told(AsksForSome, by)
         tried.append(fusegrad.stats()["captures"] - before)
     assert tried == [2, 1, 1, 1, 1]
-    whole = [not s.captured.opaque for found in fast._fusegrad.known.values() for s in found]
+    whole = [not s.captured.opaque for s in fast._fusegrad.table]
     assert whole == [False, False, False, True, True]
     assert told(fast, 20.0) == told(AsksForSome, 20.0)
     assert captured(fast) == 5

@@ -488,6 +488,6 @@ def test_what_functions_read_is_bounded_for_all_values_of_a_call_together(monkey
                 x = torch.full((3,), float(n), requires_grad=True)
                 assert torch.equal(fast.apply(x, {}.keys(), *readers), x * 6)
         compiler = fast._fusegrad
-        assert compiler.records["forward"].status == "opaque"
-        assert compiler.unbounded is unbounded
+        assert compiler.ledger.records["forward"].status == "opaque"
+        assert compiler.keys.is_unbounded is unbounded
         assert compiler._is_hopeless() is unbounded  # at once: no later call looks at all of it again

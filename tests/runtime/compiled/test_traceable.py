@@ -241,9 +241,9 @@ def test_an_opaque_method_gives_eagers_results_one_warning_and_its_reason(cls) -
                 assert_same(mine, theirs, bitwise=True)
     texts = [str(w.message) for w in caught if issubclass(w.category, fusegrad.FallbackWarning)]
     assert len([t for t in texts if ".forward" in t]) == 1 and len(texts) <= 2
-    record = fast._fusegrad.records["forward"]
+    record = fast._fusegrad.ledger.records["forward"]
     assert record.status == ("compiled" if cls in SEGMENTED else "opaque")
-    told = fast._fusegrad.opaque_calls[0] if cls in SEGMENTED else record
+    told = fast._fusegrad.ledger.opaque_calls[0] if cls in SEGMENTED else record
     if OPAQUE[cls] is not None:
         assert OPAQUE[cls] in f"it {told.reason}" and told.reason in texts[0]
     filename, first, last = place(cls)

@@ -120,7 +120,7 @@ def test_values_and_gradients_of_each_leaf(cls: type, backend: str, order: int) 
     mine_grads = gradients(lambda a, b: called(fast, a, b), x, params, order)
     for mine, theirs in zip(mine_grads, gradients(expected, x, params, order), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    assert not [r for r in fast._fusegrad.records.values() if r.reason]
+    assert not [r for r in fast._fusegrad.ledger.records.values() if r.reason]
 
 
 def test_results_have_the_users_structure() -> None:

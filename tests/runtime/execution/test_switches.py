@@ -143,7 +143,7 @@ def compiled(target: Any, shapes: tuple[tuple[int, ...], ...], backend: str = "i
 
 def executables(fast: Any) -> list[Executable]:
     """What forward and backward run."""
-    specs = [s for known in compiler_of(fast).known.values() for s in known]
+    specs = [s for s in compiler_of(fast).table]
     entries = [e for s in specs for e in s.backward.entries.values()]
     return [x for made in (*specs, *entries) for x in made.executables.values()]
 
@@ -212,15 +212,15 @@ def test_no_capture_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         fast.apply(torch.ones(3, 3, dtype=dtype))
         with config.patch(disable="patience"):
             left_out.apply(torch.ones(3, 3, dtype=dtype))
-    assert len(compiler_of(fast).known) == 1
-    assert len(compiler_of(left_out).known) == 2
+    assert len(compiler_of(fast).table.by_facts) == 1
+    assert len(compiler_of(left_out).table.by_facts) == 2
 
 
 def test_no_call_is_written_out() -> None:
     def written(fast: Any) -> int:
         for _ in range(5):
             called(Rms, SQUARE, fast.apply)
-        return int(compiler_of(fast).ready.written_count)
+        return int(compiler_of(fast).inline_cache.written_count)
 
     assert written(fusegrad.compile(Rms)) > 0
     with config.patch(disable="ready"):
@@ -236,7 +236,7 @@ def test_one_class_under_both() -> None:
         called(Scaled, SQUARE, fast.apply)
         with config.patch(disable=("fuse", "siblings")):
             called(Scaled, SQUARE, fast.apply)
-    (whole, apart) = (s for known in compiler_of(fast).known.values() for s in known)
+    (whole, apart) = (s for s in compiler_of(fast).table)
     steps = [[len(p.steps or ()) for e in s.executables.values() for p in e.plans.values()] for s in (whole, apart)]
     assert max(steps[0]) < max(steps[1])
 
@@ -247,7 +247,7 @@ def test_backward_outside_of_the_block_is_that_of_its_forward() -> None:
     with config.patch(disable="algebra"):
         y = fast.apply(x)
     y.sum().backward()
-    (spec,) = (s for known in compiler_of(fast).known.values() for s in known)
+    (spec,) = (s for s in compiler_of(fast).table)
     (entry,) = spec.backward.entries.values()
     made = [*spec.executables.values(), *entry.executables.values()]
     assert [set(e.switches.off) for e in made] == [{"algebra"}] * len(made)

@@ -17,12 +17,13 @@ from fusegrad.runtime.autograd import backward, node
 from fusegrad.runtime.capture import captured, first_call_check
 from fusegrad.runtime.capture.captured import CapturedFunction
 from fusegrad.runtime.capture.outputs import rebuild_output
-from fusegrad.runtime.compiled import compiled as function
+from fusegrad.runtime.compiled import keys
 from fusegrad.runtime.execution.executable import Executable
 from fusegrad.runtime.fallback import answer as fallback
 from fusegrad.runtime.fast_path import entry_codegen as written
-from fusegrad.runtime.functorch import call, unit
-from fusegrad.runtime.functorch import function as whole
+from fusegrad.runtime.functorch import backward_unit, call, unit
+from fusegrad.runtime.functorch.batching import batched_unit
+from fusegrad.runtime.functorch.rules import functorch_function
 
 Tensor = torch.Tensor
 BACKENDS = ("reference", "interpret")
@@ -94,8 +95,8 @@ def both_ways(call: Callable[..., Tensor], args: tuple[Tensor, ...]) -> list[Ten
 
 
 PLACES = {
-    "the scan": (function.Compiled, "_scan"),
-    "the key": (function, "exact_key"),
+    "the scan": (keys.Keys, "scan"),
+    "the key": (keys, "exact_key"),
     "the capture": (captured, "capture_forward"),
     "the comparison": (first_call_check, "differs"),
     "the choice of an executable": (Executable, "_choose"),
@@ -135,7 +136,7 @@ def test_it_is_told_once_on_record_and_in_a_file(monkeypatch: pytest.MonkeyPatch
     assert str(seen[0].filename) == __file__
     (file,) = (tmp_path / "faults").iterdir()
     assert "no such value" in file.read_text() and "float32 [4, 3] cpu" in file.read_text()
-    record = fast._fusegrad.records["forward"]
+    record = fast._fusegrad.ledger.records["forward"]
     assert record.status == "opaque" and record.code == "FG071" and str(file) in record.reason
     assert "internal error: LookupError" in str(fusegrad.explain(fast, *args))
 
@@ -147,7 +148,7 @@ def test_a_file_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch, 
     fast, args = fusegrad.compile(Gated), pair()
     monkeypatch.setattr(first_call_check, "differs", failing)
     torch.testing.assert_close(both_ways(fast.apply, args), both_ways(Gated.apply, args))
-    assert "internal error" in fast._fusegrad.records["forward"].reason
+    assert "internal error" in fast._fusegrad.ledger.records["forward"].reason
 
 
 @told
@@ -163,7 +164,7 @@ def test_the_same_call_does_not_fail_twice(monkeypatch: pytest.MonkeyPatch) -> N
 @told
 def test_after_a_few_faults_a_class_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(function, "exact_key", lambda *_: calls.append(1) or failing())
+    monkeypatch.setattr(keys, "exact_key", lambda *_: calls.append(1) or failing())
     fast, args = fusegrad.compile(Gated), pair()
     for _ in range(20):
         fast.apply(*args)
@@ -193,7 +194,7 @@ def test_an_error_of_the_users_is_theirs(backend: str) -> None:
     with pytest.raises(IndexError) as raised:
         fast.apply(x, torch.tensor([0, 5]))
     assert raised.value.__context__ is None and raised.value.__cause__ is None
-    assert not fast._fusegrad.faults
+    assert not fast._fusegrad.ledger.faults
 
 
 @told
@@ -248,10 +249,10 @@ FUNC: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {
 }
 RULES = {
     "units": (unit.TransformableGraph, "captured"),
-    "batches": (unit.BatchedUnit, "execute"),
-    "rules": (whole.FunctorchFunction, "run_forward"),
-    "backward": (unit.BackwardUnit, "execute"),
-    "tangents": (whole.FunctorchFunction, "tangent_unit"),
+    "batches": (batched_unit.BatchedUnit, "execute"),
+    "rules": (functorch_function.FunctorchFunction, "run_forward"),
+    "backward": (backward_unit.BackwardUnit, "execute"),
+    "tangents": (functorch_function.FunctorchFunction, "tangent_unit"),
 }
 
 
@@ -360,4 +361,4 @@ def test_a_fault_is_on_record_where_eager_refuses_the_transform(monkeypatch: pyt
     with pytest.warns(fusegrad.FallbackWarning, match="internal error"):
         with pytest.raises(RuntimeError, match="setup_context"):
             torch.func.vmap(fast.apply)(torch.ones(3))
-    assert fast._fusegrad.records["torch.func"].code == "FG071"
+    assert fast._fusegrad.ledger.records["torch.func"].code == "FG071"

@@ -10,7 +10,9 @@ from torch.autograd import Function
 from torch.func import grad, vmap
 
 import fusegrad
-from fusegrad.runtime.functorch.unit import TransformableGraph, batchable, present_under_vmap
+from fusegrad.runtime.functorch.batching.batchable import batchable
+from fusegrad.runtime.functorch.batching.lanes import present_under_vmap
+from fusegrad.runtime.functorch.unit import TransformableGraph
 from fusegrad.tracer.capture.capture import Session, with_known_sizes
 from fusegrad.tracer.reads.reads import scan
 
@@ -129,7 +131,7 @@ def test_a_buffer_of_the_methods_own_is_one_per_lane_and_captured_once() -> None
         torch.testing.assert_close(run(x), torch.stack([grad(loss(plain))(row) for row in x]))
         assert before in (None, fusegrad.stats()["captures"])
         before = fusegrad.stats()["captures"]
-    assert {r.status for r in fast._fusegrad.records.values()} == {"compiled"}
+    assert {r.status for r in fast._fusegrad.ledger.records.values()} == {"compiled"}
 
 
 class Histogram(Function):

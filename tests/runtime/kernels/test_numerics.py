@@ -101,17 +101,18 @@ def test_the_compiler_is_told() -> None:
 def test_the_environment_and_patch_win_over_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = fusegrad.compile(Steps, backend="interpret", numerics="fast")
     args = numbers(torch.float32)
-    assert fast._fusegrad.backend_for(args) == "interpret fast"
+    assert fast._fusegrad.options.backend_for(args) == "interpret fast"
     with config.patch(numerics="eager"):
-        assert fast._fusegrad.backend_for(args) == "interpret"
+        assert fast._fusegrad.options.backend_for(args) == "interpret"
     monkeypatch.setattr(config, "_NUMERICS", "eager")
     config._settings_of.cache_clear()
     try:
-        assert fast._fusegrad.backend_for(args) == "interpret"
+        assert fast._fusegrad.options.backend_for(args) == "interpret"
     finally:
         monkeypatch.undo()
         config._settings_of.cache_clear()
-    assert fusegrad.compile(Steps, backend="reference", numerics="fast")._fusegrad.backend_for(args) == "reference"
+    fast = fusegrad.compile(Steps, backend="reference", numerics="fast")
+    assert fast._fusegrad.options.backend_for(args) == "reference"
 
 
 def test_other_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,4 +172,4 @@ def test_kernels_that_draw_random_numbers_are_proved() -> None:
     fast = fusegrad.compile(Drawn, backend="interpret", fullgraph=True)
     x = torch.randn(8, 32, requires_grad=True)
     fast.apply(x, torch.tensor(7)).sum().backward()
-    assert {role: r.reason for role, r in fast._fusegrad.records.items() if r.reason} == {}
+    assert {role: r.reason for role, r in fast._fusegrad.ledger.records.items() if r.reason} == {}

@@ -154,7 +154,7 @@ def test_often_called_it_is_written_out_as_any_other(tmp_path: Path) -> None:
         mine = results(fast.apply)
     torch.testing.assert_close(mine, results(cls.apply))
     assert fusegrad.stats()["captures"] == before
-    assert fast._fusegrad.ready.latest(tuple(operands())) is not None
+    assert fast._fusegrad.inline_cache.latest(tuple(operands())) is not None
 
 
 COMPOSITIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -218,7 +218,7 @@ def test_every_fact_of_a_capture_is_in_a_table_or_captured_again(tmp_path: Path)
     called(written(tmp_path).Gate)
     fast = fusegrad.compile(written(tmp_path).Gate, backend="interpret")
     results(fast.apply)
-    ((spec,),) = fast._fusegrad.known.values()
+    ((spec,),) = fast._fusegrad.table.by_facts.values()
     (entry,) = spec.backward.entries.values()
     for kind, stored in ((ForwardCapture, spec.captured.forward), (BackwardEntry, entry)):
         assert vars(stored).keys() | AGAIN >= {f.name for f in fields(kind)}
@@ -230,7 +230,7 @@ def test_what_comes_from_disk_has_every_attribute(tmp_path: Path) -> None:
     for _ in range(2):
         fast = fusegrad.compile(written(tmp_path).Gate, backend="interpret")
         results(fast.apply)
-        ((spec,),) = fast._fusegrad.known.values()
+        ((spec,),) = fast._fusegrad.table.by_facts.values()
         found.append((vars(spec).keys(), vars(next(iter(spec.executables.values()))).keys()))
     (spec_now, run_now), (spec_stored, run_stored) = found
     assert spec_now - spec_stored - {"session", "since"} == set()
@@ -250,7 +250,7 @@ def test_a_step_that_is_left_out_stays_so_on_disk(tmp_path: Path) -> None:
         mine = torch.autograd.grad(out.sum(), args)
         for got, want in zip(mine, torch.autograd.grad(written(tmp_path).Gate.apply(*args).sum(), args), strict=True):
             torch.testing.assert_close(got, want)
-        ((spec,),) = fast._fusegrad.known.values()
+        ((spec,),) = fast._fusegrad.table.by_facts.values()
         entries = spec.backward.entries.values()
         made = [*spec.executables.values(), *(x for e in entries for x in e.executables.values())]
         assert {e.switches.off for e in made} == {frozenset({"fuse", "algebra"})}
@@ -577,4 +577,4 @@ def test_what_is_on_ctx_is_known_where_the_world_has_changed_since(tmp_path: Pat
         finally:
             torch.set_default_dtype(torch.float32)
     torch.testing.assert_close(found[0], found[1])
-    assert "what it reads is no longer what it was" in str(fast._fusegrad.records)
+    assert "what it reads is no longer what it was" in str(fast._fusegrad.ledger.records)

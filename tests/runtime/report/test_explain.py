@@ -124,7 +124,7 @@ def test_arguments_of_every_kind(make) -> None:
 def test_nothing_runs_and_nothing_is_kept(monkeypatch) -> None:
     fast = fusegrad.compile(Softmax)
     fusegrad.explain(fast, "f32[1000000,100000]")
-    assert not fast._fusegrad.known and not fast._fusegrad.records
+    assert not fast._fusegrad.table.by_facts and not fast._fusegrad.ledger.records
 
 
 def test_inputs_that_need_no_gradient() -> None:

@@ -24,17 +24,17 @@ def test_defaults(monkeypatch) -> None:
 def test_the_environment_wins_over_compile_and_patch_over_both(monkeypatch) -> None:
     monkeypatch.setenv("FUSEGRAD_BACKEND", "interpret")
     fast = fusegrad.compile(Softmax, backend="reference")
-    assert fast._fusegrad.backend_for([leaf(2)]) == "interpret"
+    assert fast._fusegrad.options.backend_for([leaf(2)]) == "interpret"
     with config.patch(backend="reference"):
-        assert fast._fusegrad.backend_for([leaf(2)]) == "reference"
+        assert fast._fusegrad.options.backend_for([leaf(2)]) == "reference"
     with config.patch(backend=None):
-        assert fast._fusegrad.backend_for([leaf(2)]) == "reference"
+        assert fast._fusegrad.options.backend_for([leaf(2)]) == "reference"
     monkeypatch.setenv("FUSEGRAD_BACKEND", "")
     assert config.backend_name("auto") == "auto"
 
 
 def test_auto_is_the_reference_for_cpu_tensors() -> None:
-    assert fusegrad.compile(Softmax)._fusegrad.backend_for([leaf(2)]) == "reference"
+    assert fusegrad.compile(Softmax)._fusegrad.options.backend_for([leaf(2)]) == "reference"
 
 
 def test_a_backend_may_change_between_calls() -> None:

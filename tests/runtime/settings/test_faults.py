@@ -77,7 +77,7 @@ def test_it_is_told_once_and_is_on_record(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(3):
             fast.apply(*args)
     assert sum(issubclass(w.category, fusegrad.FallbackWarning) for w in seen) == 1
-    assert "internal error: ValueError" in fast._fusegrad.records["forward"].reason
+    assert "internal error: ValueError" in fast._fusegrad.ledger.records["forward"].reason
 
 
 def test_debug_raises_the_mistake_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,9 @@ def args_of(cls: type) -> tuple[torch.Tensor, ...]:
 
 
 def chosen(fast: type) -> list[ValueRef] | None:
-    (specialization,) = [s for found in fast._fusegrad.known.values() for s in found]
-    return None if specialization._chosen is None else [p for p in specialization._chosen.places if p is not None]
+    (specialization,) = [s for s in fast._fusegrad.table]
+    plan = specialization.residual_plan
+    return None if plan is None else [p for p in plan.places if p is not None]
 
 
 def saved_bytes(y: torch.Tensor) -> int:

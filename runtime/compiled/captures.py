@@ -1,0 +1,161 @@
+"""The captures of one class: tried at the first call of a kind, stored ones first, and each failure on record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...ir.errors import users_line
+from ...tracer.capture.capture import DataMet, OpaqueMet
+from ...tracer.methods import backward_method
+from ...tracer.opaque.opaque import Tape
+from ...tracer.trace import CaptureError
+from ..capture.captured_backward import predicted_kinds
+from ..capture.guards import is_plain, unkeyed_state
+from ..fallback.ledger import Ledger
+from ..fallback.records import Attempt, NotCaptured
+from ..specialize.pipeline import specialize
+from ..specialize.specialization import Specialization
+from .budget import Budget
+from .keys import Keys
+from .options import Options
+from .table import SpecializationTable
+from .user_class import UserClass
+from .variants import log_captured_again, log_variant
+
+VARIANTS = 64
+"""Keys other than sizes (dtypes, constants, ...) that a class is captured for; beyond them its own methods run."""
+Stored = Callable[[Sequence[Any]], tuple[Specialization | None, Any]]
+"""What another process captured for such a call, and what keeps this one's capture for others."""
+
+
+class Captures:
+    """What makes the specializations of one class and enters them in its table."""
+
+    def __init__(
+        self,
+        options: Options,
+        user: UserClass,
+        keys: Keys,
+        table: SpecializationTable,
+        ledger: Ledger,
+        budget: Budget,
+        stored: Stored,
+    ) -> None:
+        self.options, self.user, self.keys, self.table = options, user, keys, table
+        self.ledger, self.budget, self.stored = ledger, budget, stored
+
+    def enter(self, key: Any, facts: Any, args: Sequence[Any]) -> tuple[Specialization, Any]:
+        """A new specialization, in the table, and its exact key. Raises NotCaptured.
+
+        What cannot be captured is taken out of the methods, as far as that helps.
+        """
+        while True:
+            try:
+                return self._entered(key, facts, args), self.keys.exact(args)
+            except NotCaptured as missing:
+                error = missing.attempt.error
+                if isinstance(error, OpaqueMet) or not self.keys.take_out("forward", error):
+                    raise
+                self.table.refused.pop(facts, None)
+                key, facts = self.keys.exact(args), self.keys.facts(args)
+
+    def _entered(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
+        """A specialization for arguments like these; raises NotCaptured, and no error of the user's comes with ours."""
+        attempt = self._attempt(facts, args)
+        if isinstance(attempt, CaptureError):
+            raise NotCaptured(Attempt(attempt, key, facts))
+        facts = self.keys.facts(args)  # a capture that came to functions of other packages compares what these read
+        self.table.add(facts, attempt)
+        self.ledger.note_compiled("forward")
+        log_variant(self, facts, attempt)
+        return attempt
+
+    def _attempt(self, facts: Any, args: Sequence[Any]) -> Specialization | CaptureError:
+        try:
+            if facts in self.table.opaque_nodes:
+                raise self.table.opaque_nodes[facts].bare()
+            log_captured_again(self, facts, args)
+            with self.budget.attempt():
+                return self._capture(args)
+        except CaptureError as error:
+            opaque = isinstance(error, OpaqueMet) and not isinstance(error, DataMet)
+            if self.options.fullgraph if opaque else self.ledger.must_capture("forward"):
+                self.ledger.refuse("forward", error)
+            if isinstance(error, OpaqueMet):
+                self.table.add_opaque_node(facts, error)
+            else:
+                self.table.refused[facts] = error.bare()  # at once: other threads wait for this attempt
+            return error.bare()
+
+    def enter_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
+        """A specialization with opaque nodes, whose results are on the tape; chosen first from now on."""
+        with self.budget.attempt():
+            specialization = self._capture(args, tape)
+        self.table.add(self.keys.facts(args), specialization, first=True)
+        self.ledger.note_compiled("forward")
+        self.table.set_for_call(self.keys.exact(args), specialization)
+        return specialization
+
+    def only(self, args: Sequence[Any], of_whole: bool = False) -> Specialization:
+        """A specialization that nothing runs, for reports, exports and sharding rules. Raises CaptureError.
+
+        of_whole: its graphs serve at the sizes of parts as well.
+        """
+        self.keys.require_capturable()
+        return specialize(self.user.cls, args, self.keys.reads_now(), self.options.dynamic, of_whole=of_whole)
+
+    def _capture(self, args: Sequence[Any], tape: Tape | None = None) -> Specialization:
+        self._require_supported(args)
+        self.keys.require_capturable()
+        self.keys.require_comparable(args)
+        stored, keeper = self.stored(args) if tape is None else (None, None)
+        try:
+            specialization = stored or self._specialize(args, tape)
+            specialization.keeper, specialization.backward.counted = keeper, self.budget.of_backward
+            # Where backward may not fall back its failure has to show at the call, not in the engine.
+            if (error := self.keys.opaque("backward")) is not None:
+                self.ledger.note_opaque("backward", error)
+            elif self.ledger.must_capture("backward"):
+                self._capture_predicted_backward(specialization)
+        except BaseException:
+            if keeper is not None:
+                keeper.release()
+            raise
+        if keeper is not None and (specialization.captured.opaque or specialization.captured.writes_inputs):
+            keeper.release()  # it will not be kept
+        return specialization
+
+    def _require_supported(self, args: Sequence[Any]) -> None:
+        """Raises CaptureError where the table is full, or an argument is nothing that a graph stands for."""
+        if len(self.table.by_facts) >= VARIANTS:
+            reason = (
+                f"it is captured for {VARIANTS} combinations of constants and dtypes already; "
+                "pass a number that changes at every call as a 0-d tensor"
+            )
+            raise CaptureError(reason=reason, where=users_line())
+        if not all(is_plain(a) for a in args if isinstance(a, torch.Tensor)):
+            raise CaptureError(reason="an argument is a tensor subclass or not strided", where=users_line())
+        for why in (unkeyed_state(args), self.keys.why_unkeyed(args)):
+            if why is not None:
+                raise CaptureError(reason=why, where=users_line())
+
+    def _specialize(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
+        """The whole pipeline, for a backend that runs."""
+        backend, reads = self.options.backend_for(args), self.keys.reads_now()
+        made = specialize(self.user.cls, args, reads, self.options.dynamic, backend, self.ledger.report, tape)
+        self.budget.spend(self.keys.facts(args), args)
+        return made
+
+    def _capture_predicted_backward(self, specialization: Specialization) -> None:
+        """Backward for gradients as forward's results are, where falling back is not allowed."""
+        captured = specialization.captured
+        if backward_method(self.user.original) is None or not any(captured.forward.needs_input_grad):
+            return
+        try:
+            specialization.backward.entry(predicted_kinds(captured))
+        except CaptureError as error:
+            if self.options.fullgraph or isinstance(error, DataMet) or not isinstance(error, OpaqueMet):
+                self.ledger.refuse("backward", error)
