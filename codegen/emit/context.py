@@ -7,13 +7,14 @@ from ..kernel import Target
 from ..program.axes import Program, Sink, Term, below
 from ..program.sizes import Hints
 from ..schedule.schedule import Schedule
-from .loops import Expr, Let, Scope, call, literal, name
-from .mathematics import EXACT, TL, held
+from .mathematics import EXACT, TL, register_dtype
 from .names import LABELS, Names, SizeArguments, identifier
 from .prelude import HELPERS
+from .statements import Expr, Scope, call, literal
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
+PROGRAM_ID = Expr("tl.program_id(0)", names=frozenset(["tl"]))
 VARIABLES = ("pid", "part", "strip", "group", "members", "k", "item")
 """Names that the text gives to the same things in all kernels."""
 
@@ -28,13 +29,15 @@ class Context:
         self.top = self.body = Scope(0)
         self._quoted: set[str] = set()
 
+    def number_program(self) -> Expr:
+        """The number of the program, under its name."""
+        return self.top.define("pid", PROGRAM_ID)
+
     def let(self, scope: Scope, wish: str, value: Expr) -> Expr:
         """The value under a name of its own, unless it is a name."""
         if value.text.isidentifier():
             return value
-        label = self.names.fresh(wish)
-        scope.body.append(Let(label, value))
-        return name(label)
+        return scope.define(self.names.fresh(wish), value)
 
     def comment(self, term: Term | Sink) -> str:
         """`file:line  text` of the user's source, the first time that a line is met."""
@@ -52,7 +55,7 @@ class Context:
             return not (term.args[0].dtype == "b1" or term.args[0].dtype == term.dtype)
         return not self.target.fast and term.op not in EXACT
 
-    def rounded_reduction(self, term: Term, value: Expr) -> Expr:
+    def round_reduction(self, term: Term, value: Expr) -> Expr:
         """A complete reduction as its dtype can hold it."""
         if term.dtype in LOW_FLOATS and self.needs_rounding(term):
             return call("rounded", value, literal(TL[term.dtype]))
@@ -79,4 +82,4 @@ def default_name(term: Term) -> str:
 def as_tensor(term: Term, value: Expr) -> Expr:
     """A value that no tensor stands beside: constants become tensors."""
     is_literal = term.op == "const" and not value.names
-    return call("tl.full", literal("[]"), value, literal(TL[held(term.dtype)])) if is_literal else value
+    return call("tl.full", literal("[]"), value, literal(TL[register_dtype(term.dtype)])) if is_literal else value

@@ -30,9 +30,8 @@ from .access.loads import Loads, padding_of
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
-from .context import Context
+from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
-from .loops import Accumulate, Expr, For, Let, Scope, Statement, binary, check, literal, name, prune, read_names, render
 from .names import Names
 from .prelude import HELPERS
 from .reductions.direct_partials import DirectPartials
@@ -42,6 +41,19 @@ from .reductions.lane_accumulators import LaneAccumulators
 from .reductions.partial_slots import PartialSlots
 from .reductions.strips import RowWords
 from .row_passes import RowPasses
+from .statements import (
+    Accumulate,
+    For,
+    Scope,
+    Statement,
+    binary,
+    check,
+    literal,
+    name,
+    prune,
+    read_names,
+    render,
+)
 from .stores import Stores
 from .values import Values
 from .walk import Walk
@@ -104,7 +116,7 @@ def kernel_of(program: Program, plan: Schedule, target: Target, hints: Hints, la
         _emit_grid(emitter)
     else:
         _emit_walk(emitter)
-    return assembled(emitter, emitter.traffic())
+    return assemble(emitter, emitter.traffic())
 
 
 # ------------------------------------------------------------------ the tree of the kernel
@@ -117,8 +129,8 @@ def _emit_grid(emitter: Emitter) -> None:
         emitter.walk.require_nonzero(a.size for a in plan.grid)
     axes = [a for a in plan.grid if not coords.is_one_block(a)]
     if axes:
-        pid = Expr("tl.program_id(0)", names=frozenset(["tl"]))
-        emitter.nests.set_from_flat(axes, pid if len(axes) == 1 else _defined(context, "pid", pid), context.top, 0)
+        pid = PROGRAM_ID if len(axes) == 1 else context.number_program()
+        emitter.nests.set_from_flat(axes, pid, context.top, 0)
     _set_aligned_rows(emitter, context.top)
     emitter.passes.emit()
 
@@ -165,13 +177,8 @@ def _set_aligned_rows(emitter: Emitter, scope: Scope) -> None:
         emitter.rows.set_row(axis, scope)
 
 
-def _defined(context: Context, label: str, value: Expr) -> Expr:
-    context.top.body.append(Let(label, value))
-    return name(label)
-
-
 # ------------------------------------------------------------------ the text
-def assembled(emitter: Emitter, traffic: Traffic) -> Kernel:
+def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     """The kernel of a complete tree: what no store needs is dropped, every name and mask is checked."""
     context, plan = emitter.context, emitter.context.plan
     sizes, label = context.sizes, context.label

@@ -11,7 +11,7 @@ from .access.aligned_rows import AlignedRows
 from .access.coordinates import Coord, Coordinates
 from .access.tile_axes import TileAxes
 from .context import FINISH, Context
-from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name
+from .statements import Expr, For, Let, Scope, Statement, binary, call, literal, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class LoopNests:
     coords: Coordinates
     rows: AlignedRows
 
-    def open(self, axes: Sequence[Axis], around: Scope, level: int, deeper: int) -> list[Loop]:
+    def open(self, axes: Sequence[Axis], outer: Scope, level: int, deeper: int) -> list[Loop]:
         """A nest of loops along axes, outermost first; the first has this level, the others are `deeper` each."""
         nest: list[Loop] = []
         for axis in axes:
-            scope = Scope(level + deeper * len(nest), nest[-1].scope if nest else around)
+            scope = Scope(level + deeper * len(nest), nest[-1].scope if nest else outer)
             stages = 1 if axis is not axes[-1] or not deeper else self.context.plan.stages
             nest.append(self._loop_along(axis, scope, stages))
         return nest
@@ -65,8 +65,7 @@ class LoopNests:
             if position:
                 number = binary("%", flat, self.tile.count(axis))
                 remaining = self.context.names.fresh("rest")
-                scope.body.append(Let(remaining, binary("//", flat, self.tile.count(axis))))
-                flat = name(remaining)
+                flat = scope.define(remaining, binary("//", flat, self.tile.count(axis)))
             if self.rows.covers(axis):
                 aligned = number
             elif axis in self.tile.dims:
@@ -94,11 +93,11 @@ class LoopNests:
         if is_aligned := self.rows.covers(axis) and scope.level < FINISH:
             shift = self.rows.shift()
             first, end = binary("-", first, shift), binary("+", length, shift)
-        scope.body.append(Let(label, first))
+        begin = scope.define(label, first)
         if is_aligned:
-            self.rows.set_chunk(axis, name(label), scope)
+            self.rows.set_chunk(axis, begin, scope)
         elif has_lanes:
-            self.coords.set_lanes(axis, label, scope, scope.level)
+            self.coords.set_lanes(axis, begin, scope, scope.level)
         else:
-            self.coords[axis] = Coord(name(label), None, None, scope.level)
+            self.coords[axis] = Coord(begin, None, None, scope.level)
         return Loop(variable, call("tl.range", literal(0), end, step, **pipelined), scope)

@@ -1,4 +1,4 @@
-"""What every elementwise primitive is in Triton, as a table. Low floats are held in float32; the caller rounds."""
+"""A table of the elementwise primitives in Triton. Low floats are held in float32; the caller rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sympy
 
 from ...ir.errors import FusegradError
 from ...ir.types import FLOAT8, LOW_FLOATS, UNSIGNED
-from .loops import Expr, binary, call, literal, method, unary
+from .statements import Expr, binary, call, literal, method, unary
 
 TL = {
     "b1": "tl.int1", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64", "u8": "tl.uint8",
@@ -25,27 +25,27 @@ NARROW = frozenset({*LOW_FLOATS, *FLOAT8})
 BITS = {name: int(name[1:]) for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")}
 
 
-def held(dtype: str) -> str:
+def register_dtype(dtype: str) -> str:
     """The dtype that registers hold: float32 for low floats."""
     return "f32" if dtype in NARROW else dtype
 
 
-def loaded(bits: Expr, dtype: str) -> Expr:
-    """What was read from memory, as registers hold it. Eight-bit floats are bytes to Triton: no target has them all."""
+def widen(bits: Expr, dtype: str) -> Expr:
+    """A value of memory as registers hold it. Eight-bit floats are bytes to Triton: no target has them all."""
     if dtype in FLOAT8:
         return call(f"from_{dtype}", bits)
     return method(bits, "to(tl.float32)") if dtype in LOW_FLOATS else bits
 
 
-def narrowed(value: Expr, dtype: str) -> Expr:
+def narrow(value: Expr, dtype: str) -> Expr:
     """A float32 value as memory holds it in a low float dtype: rounded to nearest, ties to even."""
     return call(f"to_{dtype}", value) if dtype in FLOAT8 else method(value, f"to({TL[dtype]})")
 
 
-def rounded(value: Expr, dtype: str) -> Expr:
+def round_to(value: Expr, dtype: str) -> Expr:
     """The float32 value that a low float dtype can hold."""
     if dtype in FLOAT8:
-        return loaded(narrowed(value, dtype), dtype)
+        return widen(narrow(value, dtype), dtype)
     return call("rounded", value, literal(TL[dtype]))
 
 
@@ -56,7 +56,7 @@ def number(value: Any, dtype: str) -> str:
     if dtype in FLOATING:
         value = _as_low(float(value), dtype)
         if value == 0 and math.copysign(1.0, value) < 0:  # Triton makes any zero constant a positive one
-            return f"(tl.full([], 0.0, {TL[held(dtype)]}) * -1.0)"
+            return f"(tl.full([], 0.0, {TL[register_dtype(dtype)]}) * -1.0)"
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     if dtype in FLOAT8:
         return "0.0" if value == 0 else _refuse_constant(value, dtype)
@@ -104,9 +104,9 @@ def cast(x: Expr, source: str, target: str) -> Expr:
     """torch's conversion between dtypes as registers hold them; the caller rounds to low floats."""
     if target == "b1":
         return x if source == "b1" else binary("!=", x, literal("0.0" if source in FLOATING else 0))
-    if held(source) == held(target):
+    if register_dtype(source) == register_dtype(target):
         return x
-    return method(x, f"to({TL[held(target)]})")
+    return method(x, f"to({TL[register_dtype(target)]})")
 
 
 Rule = Callable[..., Expr]
@@ -141,8 +141,8 @@ def _floats_only(name: str) -> Rule:
 
 def _by_kind(floats: Rule, integers: Rule, booleans: Rule | None = None) -> Rule:
     def rule(d: str, *xs: Expr) -> Expr:
-        chosen = floats if d in FLOATING else booleans if d == "b1" and booleans else integers
-        return chosen(d, *xs)
+        rule_of_kind = floats if d in FLOATING else booleans if d == "b1" and booleans else integers
+        return rule_of_kind(d, *xs)
 
     return rule
 
@@ -163,12 +163,12 @@ def _library(name: str) -> Rule:
 
 def _divided(d: str, x: Expr, y: Expr) -> Expr:
     """IEEE's quotient: Triton's x / y of float32 is off by up to two units in the last place."""
-    return binary("/", x, y) if held(d) == "f64" else call("tl.div_rn", x, y)
+    return binary("/", x, y) if register_dtype(d) == "f64" else call("tl.div_rn", x, y)
 
 
 def _root(d: str, x: Expr) -> Expr:
     """IEEE's square root: tl.sqrt of float32 is an approximation that takes subnormal numbers for zeros."""
-    return call("tl.sqrt" if held(d) == "f64" else "tl.sqrt_rn", x)
+    return call("tl.sqrt" if register_dtype(d) == "f64" else "tl.sqrt_rn", x)
 
 
 def _shifted(operator: str) -> Rule:
@@ -193,7 +193,7 @@ def _power(d: str, x: Expr, y: Expr) -> Expr:
 
 def _tensor(d: str, x: Expr) -> Expr:
     """A literal as a tensor: helpers convert their operands."""
-    return x if x.names else call("tl.full", literal("()"), x, literal(TL[held(d)]))
+    return x if x.names else call("tl.full", literal("()"), x, literal(TL[register_dtype(d)]))
 
 
 _absolute: Rule = lambda d, x: x if d in UNSIGNED or d == "b1" else call("tl.abs", x)  # noqa: E731
@@ -281,7 +281,7 @@ def of_sizes(value: sympy.Expr, symbol: Callable[[sympy.Symbol], Expr]) -> Expr:
 
 
 def is_counted(value: sympy.Expr) -> bool:
-    """Whether a whole number is made as sizes are, so that it may be one."""
+    """True where an expression has only functions that sizes have, so that its value may be one."""
     return all(f.func in (sympy.floor, sympy.ceiling, sympy.Max, sympy.Min) for f in value.atoms(sympy.Function))
 
 

@@ -17,7 +17,7 @@ from ...ir.types import Size
 from ..program.axes import Program
 from ..program.sizes import Hints, nonnegative, tidy
 from ..program.sizes import number as evaluated
-from .loops import Expr, literal, name
+from .statements import Expr, literal, name
 
 LABELS = {
     "PROGRAMS", "ITEMS", "TOTAL", "GROUP", "GROUPS", "FAN", "STRIPS", "PRECISION",
@@ -45,22 +45,22 @@ class Names:
     """Hands out each name once: x, x_2, x_3 .."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
-        self._taken = set(RESERVED) | set(reserved)
+        self._used = set(RESERVED) | set(reserved)
 
     def fresh(self, wish: str | None, otherwise: str = "v") -> str:
         base = identifier(wish) or otherwise
-        chosen, number = base, 2
-        while chosen in self._taken:
-            chosen, number = f"{base}_{number}", number + 1
-        self._taken.add(chosen)
-        return chosen
+        label, number = base, 2
+        while label in self._used:
+            label, number = f"{base}_{number}", number + 1
+        self._used.add(label)
+        return label
 
     def release(self, texts: Iterable[str]) -> None:
         """Names of a block that is closed: its neighbours may use them again."""
-        self._taken.difference_update(texts)
+        self._used.difference_update(texts)
 
-    def taken(self, text: str) -> bool:
-        return text in self._taken
+    def is_used(self, text: str) -> bool:
+        return text in self._used
 
 
 class SizeArguments:
@@ -80,8 +80,8 @@ class SizeArguments:
         """A size as text: a number, the name of an axis's size, or a scalar argument."""
         size = tidy(size)
         if isinstance(size, int):
-            known = next((n for n, v in self.constants.items() if v == size and v > 16 and len(n) == 1), None)
-            return name(known) if known else literal(size)
+            constant = next((n for n, v in self.constants.items() if v == size and v > 16 and len(n) == 1), None)
+            return name(constant) if constant else literal(size)
         if size not in self.scalars:
             self.scalars[size] = self.names.fresh(wish)
         return name(self.scalars[size])
@@ -102,17 +102,17 @@ class SizeArguments:
 
     def require_countable(self, size: Size) -> None:
         """Lengths that are counted in blocks: 32 bits hold a block more, or they are 64 bits wide as they are."""
-        now = evaluated(size, self.hints)
-        if LONGEST <= now <= MOST:
-            raise Unfusible(self.program.sinks[0].node, f"a length of {now} is the end of what 32 bits count")
+        current = evaluated(size, self.hints)
+        if LONGEST <= current <= MOST:
+            raise Unfusible(self.program.sinks[0].node, f"a length of {current} is the end of what 32 bits count")
         if not isinstance(size, int):
-            short = now < LONGEST
-            self.guards[sympy.Lt(size, LONGEST) if short else sympy.Gt(size, MOST)] = None
+            is_short = current < LONGEST
+            self.guards[sympy.Lt(size, LONGEST) if is_short else sympy.Gt(size, MOST)] = None
 
     def require_below(self, number: Size, end: int) -> None:
         """32 bits count so many; where there are more, no kernel does."""
-        if (now := evaluated(number, self.hints)) >= end:
-            raise Unfusible(self.program.sinks[0].node, f"32 bits count too few of its parts: {now}")
+        if (current := evaluated(number, self.hints)) >= end:
+            raise Unfusible(self.program.sinks[0].node, f"32 bits count too few of its parts: {current}")
         if not isinstance(number, int):
             self.guards[sympy.Lt(number, end)] = None
 

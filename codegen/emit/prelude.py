@@ -278,17 +278,17 @@ HELPERS = _split()
 
 def helpers_in(sources: Iterable[str]) -> list[str]:
     """The texts of the helpers that the sources call, directly or not, in the order above."""
-    wanted: set[str] = set()
+    needed: set[str] = set()
     todo = list(sources)
     while todo:
         code = re.sub(r'#.*|""".*?"""|"[^"]*"', "", todo.pop())
         words = set(re.findall(r"(?<![\w.])[a-z_]\w*", code))
-        found = (words & HELPERS.keys()) - wanted
-        wanted |= found
-        todo.extend(HELPERS[n] for n in sorted(found))
-    return [text for name, text in HELPERS.items() if name in wanted]
+        calls = (words & HELPERS.keys()) - needed
+        needed |= calls
+        todo.extend(HELPERS[n] for n in sorted(calls))
+    return [text for name, text in HELPERS.items() if name in needed]
 
 
 def libraries_in(texts: Iterable[str]) -> list[str]:
-    """What a module with these texts imports besides Triton's language."""
+    """The imports of a module with these texts besides Triton's language."""
     return ["from triton.language.extra import libdevice"] if any("libdevice." in text for text in texts) else []

@@ -25,7 +25,7 @@ OPEN = (64, 64, 32)
 
 
 class Tile(NamedTuple):
-    """What one program computes: rows x cols of the result, `depth` of the sum per turn, by so many warps of 32."""
+    """The part of one program: rows x cols of the result, `depth` of the sum per turn, by so many warps of 32."""
 
     rows: int
     cols: int
@@ -43,7 +43,7 @@ TILES = {
 # ------------------------------------------------------------------ which axis is what
 @dataclass(frozen=True)
 class Roles:
-    """left[row, k] x right[k, col], for every point of `rest`; `total` is their product."""
+    """left[row, k] x right[k, col], for every point of `batch`; `total` is their product."""
 
     total: Term
     left: Term
@@ -51,11 +51,11 @@ class Roles:
     row: Axis
     col: Axis
     k: Axis
-    rest: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
 
     @property
     def dtype(self) -> str:
-        """What is multiplied: low floats that were only widened lose nothing by being multiplied as what they were."""
+        """The dtype of the operands: low floats that were only widened lose nothing as what they were."""
         sources = {source_of(t).dtype for t in (self.left, self.right)}
         return sources.pop() if len(sources) == 1 else self.total.dtype
 
@@ -71,9 +71,9 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
     total = next((t for t in program.terms if _is_product(t)), None)
     if total is None or total.args[0].op != "mul":
         refuse(node, "nothing is left of it")
-    others = [t for t in program.terms if t.op in (*REDUCTIONS, *SCANS) and t is not total]
+    further = [t for t in program.terms if t.op in (*REDUCTIONS, *SCANS) and t is not total]
     everywhere = all(set(s.axes) == total.axes and s.mode == "store" for s in program.sinks)
-    if others or not everywhere:
+    if further or not everywhere:
         refuse(node, "something beside it is not computed element by element")
     left, right = total.args[0].args
     if ITEMSIZE[total.dtype] not in TILES:
@@ -86,8 +86,8 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
         refuse(node, "it is no product of matrices")
     row = max(rows, key=lambda a: number(a.size, hints))
     col = max(cols, key=lambda a: (a in close, number(a.size, hints)))
-    rest = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
-    return Roles(total, left, right, row, col, total.param[0], rest)
+    batch = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
+    return Roles(total, left, right, row, col, total.param[0], batch)
 
 
 def _is_product(term: Term) -> bool:
@@ -102,10 +102,10 @@ def refuse(node: Value, why: str) -> NoReturn:
 def schedule_of(roles: Roles, tile: Tile, target: Target, hints: Hints) -> Schedule:
     """Roles as a schedule; its `tile` is that of the result."""
     return Schedule(
-        row=(), chunked=False, walk=(), grid=(*roles.rest, roles.row, roles.col),
+        row=(), chunked=False, walk=(), grid=(*roles.batch, roles.row, roles.col),
         tile={roles.row: tile.rows, roles.col: tile.cols}, inner=frozenset(), final=(), after=frozenset(),
         phase={}, items=None, programs=None, warps=max(min(tile.warps, 4), tile.warps * 32 // target.warp),
-        stages=_stages(roles, tile, target, hints), order=(*roles.rest, roles.row, roles.k, roles.col),
+        stages=_stages(roles, tile, target, hints), order=(*roles.batch, roles.row, roles.k, roles.col),
         hoisted=True, online={}, direct={},
     )  # fmt: skip
 
@@ -119,13 +119,13 @@ def tile_of(roles: Roles, target: Target, hints: Hints) -> Tile:
     open_ = [not isinstance(a.size, int) and target.kind != "interpret" for a in axes]
     least = [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
     sizes = [number(a.size, hints) for a in axes]
-    batch = math.prod(max(1, number(a.size, hints)) for a in roles.rest)
+    points = math.prod(max(1, number(a.size, hints)) for a in roles.batch)
     fitted = [_fit_tile(t, sizes, least) for t in TILES[ITEMSIZE[roles.dtype]]]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
-    busy = (i for i, t in enumerate(fitted) if -(-sizes[0] // t.rows) * -(-sizes[1] // t.cols) * batch >= target.units)
+    busy = (i for i, t in enumerate(fitted) if -(-sizes[0] // t.rows) * -(-sizes[1] // t.cols) * points >= target.units)
     at = next(busy, len(fitted) - 1) - target.leaning.lanes
-    found = fitted[min(max(at, 0), len(fitted) - 1)]
-    return found._replace(warps=max(1, int(found.warps * 2.0**target.leaning.warps)))
+    tile = fitted[min(max(at, 0), len(fitted) - 1)]
+    return tile._replace(warps=max(1, int(tile.warps * 2.0**target.leaning.warps)))
 
 
 def _fit_tile(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:
@@ -140,5 +140,5 @@ def _stages(roles: Roles, tile: Tile, target: Target, hints: Hints) -> int:
     """Turns whose loads are in flight, as far as shared memory holds them."""
     turns = -(-number(roles.k.size, hints) // tile.depth)
     turn = (tile.rows + tile.cols) * tile.depth * ITEMSIZE[roles.dtype]
-    wanted = min((2 if target.kind == "hip" else 3) + target.leaning.stages, turns)
-    return next((n for n in range(wanted, 1, -1) if n * turn <= target.shared * 3 // 4), 1)
+    most = min((2 if target.kind == "hip" else 3) + target.leaning.stages, turns)
+    return next((n for n in range(most, 1, -1) if n * turn <= target.shared * 3 // 4), 1)

@@ -26,11 +26,11 @@ from ..schedule.schedule import Schedule
 from .access.coordinates import Coord
 from .access.traffic import Traffic, add_bytes
 from .context import name_of
-from .emit import Emitter, assembled
-from .loops import Accumulate, Expr, For, Let, Scope, binary, call, literal, name, total
-from .mathematics import narrowed
+from .emit import Emitter, assemble
+from .mathematics import narrow
 from .names import Names
 from .product_schedule import Roles, Tile, refuse, roles_of, schedule_of, source_of, tile_of
+from .statements import Accumulate, Expr, For, Let, Scope, binary, call, literal, name, total
 
 GROUP = 8
 """Rows of tiles that run together: their operands are in L2."""
@@ -70,9 +70,8 @@ class ProductLoop:
         """The program's number as batch, row and column of tiles."""
         top, coords = self.context.top, self.emitter.coords
         axes = [a for a in (self.roles.row, self.roles.col) if not coords.is_one_block(a)]
-        top.body.append(Let("pid", Expr("tl.program_id(0)", names=frozenset(["tl"]))))
-        number_ = name("pid")
-        if self.roles.rest:
+        number_ = self.context.number_program()
+        if self.roles.batch:
             number_ = self._set_batch(number_, total("*", [self.tile.count(a) for a in axes]))
         numbers = self._grouped(number_) if len(axes) == 2 else (number_,) * len(axes)
         for axis, block in zip(axes, numbers, strict=True):
@@ -85,7 +84,7 @@ class ProductLoop:
         if tiles is not None:
             tiles = let(top, "tiles", tiles)
             tile, flat = let(top, "tile", binary("%", number_, tiles)), binary("//", number_, tiles)
-        for position, axis in reversed(list(enumerate(self.roles.rest))):
+        for position, axis in reversed(list(enumerate(self.roles.batch))):
             element = binary("%", flat, self.tile.count(axis)) if position else flat
             self.emitter.coords.set_element(axis, element, top, 0)
             flat = binary("//", flat, self.tile.count(axis))
@@ -127,10 +126,10 @@ class ProductLoop:
 
     def _prologue(self, term: Term, scope: Scope) -> Expr:
         """A prologue; lanes beyond the end add nothing, whatever it makes of the zeros that were read there."""
-        value, mask = self.emitter.values.computed(term, scope), self.emitter.coords[self.roles.k].mask
+        value, mask = self.emitter.values.compute(term, scope), self.emitter.coords[self.roles.k].mask
         if mask is not None and self.emitter.folding.pad(term, self.roles.k) != 0.0:
             value = call("tl.where", mask, value, literal("0.0"))
-        return narrowed(value, self.roles.dtype) if self.roles.dtype in LOW_FLOATS else value
+        return narrow(value, self.roles.dtype) if self.roles.dtype in LOW_FLOATS else value
 
     def _emit_dot(self, left: Expr, right: Expr, turn: Scope) -> None:
         """acc = tl.dot(left, right, acc), in a loop unless one turn is all."""
@@ -160,7 +159,7 @@ def name_product_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Ax
     spare = iter("BCDEFGHIJLOPQRSTUVWXYZ")
     letters = {roles.row: "M", roles.col: "N", roles.k: "K"}
     words = {roles.row: "row", roles.col: "col", roles.k: "k"}
-    for axis in (roles.row, roles.col, roles.k, *roles.rest):
+    for axis in (roles.row, roles.col, roles.k, *roles.batch):
         letter = letters.setdefault(axis, "") or next(spare)
         letters[axis], axis.name = letter, words.get(axis, letter.lower())
         names.fresh(letter)
@@ -172,10 +171,10 @@ def name_product_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Ax
 def traffic_of_product(emitter: Emitter, roles: Roles, tile: Tile) -> Traffic:
     """Operands are read once from memory; each further block of the other side reads them again, from L2."""
     traffic = emitter.traffic()
-    for operand, other, side in ((roles.left, roles.col, tile.cols), (roles.right, roles.row, tile.rows)):
+    for operand, opposite, side in ((roles.left, roles.col, tile.cols), (roles.right, roles.row, tile.rows)):
         for load in (t for t in below([operand]) if t.op == "load" and roles.k in t.axes):
             once = tidy(product(a.size for a in load.axes) * ITEMSIZE[load.dtype])
-            if (again := tidy(once * (blocks(other.size, side) - 1))) != 0:
+            if (again := tidy(once * (blocks(opposite.size, side) - 1))) != 0:
                 add_bytes(traffic.cached, emitter.buffers.labels[load.param.ref], again)
     return traffic
 
@@ -187,7 +186,7 @@ def kernel_of_product(program: Program, roles: Roles, target: Target, hints: Hin
     sides = {roles.row: tile.rows, roles.col: tile.cols, roles.k: tile.depth}
     emitter = Emitter(program, plan, target, hints, label, partial(name_product_axes, roles), sides)
     ProductLoop(emitter, roles, tile).emit()
-    return assembled(emitter, traffic_of_product(emitter, roles, tile))
+    return assemble(emitter, traffic_of_product(emitter, roles, tile))
 
 
 def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernels:

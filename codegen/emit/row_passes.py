@@ -11,9 +11,9 @@ from .access.levels import Levels
 from .access.loads import Loads
 from .context import Context
 from .loop_nests import LoopNests
-from .loops import Accumulate, Statement, call
 from .reductions.final_reduction import FinalReductions
 from .reductions.lane_accumulators import LaneAccumulators
+from .statements import Accumulate, Statement, call
 from .stores import Stores
 
 PACKED = {"cuda": "packed", "hip": "packed_vector"}
@@ -88,9 +88,9 @@ class RowPasses:
         before = self.coords.before(axes)
         # Loops over what a sum with slots of its own keeps are the outer ones: it is complete behind the others
         direct = next((plan.direct[w] for w in work if isinstance(w, Term) and w in plan.direct), ())
-        kept = [a for a in direct if a in axes]
+        kept_axes = [a for a in direct if a in axes]
         self.levels.clear()
-        outermost_first = sorted((a for a in plan.order if a in axes), key=lambda a: a not in kept)
+        outermost_first = sorted((a for a in plan.order if a in axes), key=lambda a: a not in kept_axes)
         nest = self.nests.open(outermost_first, body, body.level + 1, 1)
         chunk = nest[-1].scope if nest else body
         ends: list[Statement] = []
@@ -98,15 +98,15 @@ class RowPasses:
             if isinstance(item, Sink):
                 self.stores.store(item, chunk)
             elif item in plan.direct:
-                around = nest[len(kept) - 1].scope if kept else body
-                ends += self.finals.directs.accumulate(item, around, chunk)
+                outer = nest[len(kept_axes) - 1].scope if kept_axes else body
+                ends += self.finals.directs.accumulate(item, outer, chunk)
             elif item in plan.final:
                 self.finals.accumulate(item, chunk)
             else:
                 self.lanes.accumulate(item, chunk)
         if nest:
-            body.body.append(self.nests.close(nest, ends, len(kept)))
-        if not kept:
+            body.body.append(self.nests.close(nest, ends, len(kept_axes)))
+        if not kept_axes:
             body.body.extend(ends)
         self.coords.restore(axes, before)
         self.levels.clear()
@@ -114,7 +114,7 @@ class RowPasses:
 
     # ------------------------------------------------------------------ rows that strips share, rows that stay packed
     def _emit_strip(self, sinks: Sequence[Sink]) -> None:
-        """What is reduced along the whole row, once for all strips; then this program's strip of the rest."""
+        """Reductions along the whole row, once for all strips; then this program\'s strip of the outputs."""
         body, plan = self.context.body, self.context.plan
         self.loads.evict = "evict_last"
         inner = [t for t in self.context.program.terms if t in plan.inner]

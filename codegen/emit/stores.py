@@ -11,8 +11,8 @@ from .access.levels import Levels
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes
 from .context import Context
-from .loops import Expr, If, Scope, Store, binary, call, total, unary
 from .mathematics import FLOATING
+from .statements import Expr, If, Scope, Store, binary, call, total, unary
 from .values import Values
 
 SHORT = 24
@@ -44,7 +44,7 @@ class Stores:
             self._store_pair(*pair, scope.home(self.levels.deepest(terms, pair[0].axes)))
 
     def _store_one(self, sink: Sink, scope: Scope) -> None:
-        value = self.values.stored(sink, scope)
+        value = self.values.value_to_store(sink, scope)
         indices = self.values.indices(sink.place.values, scope)
         groups = self.coords.groups_of(sink.place, sink.mode == "store")
         pointer = self.addresses.pointer(sink.ref, sink.place, indices, scope, sink.axes, groups)
@@ -58,17 +58,17 @@ class Stores:
         if groups is None:
             scope.body.append(Store(pointer, value, total("&", masks), names_of(masks), is_atomic, comment))
         else:
-            inside = groups.written or masks[0]
+            inside = groups.stored or masks[0]
             self._store_groups(pointer, self.context.let(scope, "out", value), groups, inside, scope, comment)
 
     def _store_groups(
         self, pointer: Expr, value: Expr, groups: Groups, inside: Expr, scope: Scope, comment: str
     ) -> None:
         """Whole groups of 16 bytes at once; the ends of a row, element by element."""
-        whole = scope.memo.get("whole") or self.context.let(scope, "whole", groups.whole)
-        scope.memo["whole"] = whole
-        ends = binary("&", inside, unary("~", whole))
-        scope.body.append(Store(pointer, value, whole, whole.names, False, comment))
+        whole_groups = scope.memo.get("whole") or self.context.let(scope, "whole", groups.whole)
+        scope.memo["whole"] = whole_groups
+        ends = binary("&", inside, unary("~", whole_groups))
+        scope.body.append(Store(pointer, value, whole_groups, whole_groups.names, False, comment))
         edges = Store(pointer, value, ends, inside.names)
         scope.body.append(If(groups.edge, [edges]) if groups.edge is not None else edges)
 
@@ -83,7 +83,7 @@ class Stores:
 
     def _side_of_pair(self, sink: Sink, wish: str, scope: Scope) -> Expr:
         """The value in all lanes of the sink, under a name if it is long."""
-        value = self.values.stored(sink, scope)
+        value = self.values.value_to_store(sink, scope)
         if self.tile.lanes(sink.value.axes) != self.tile.lanes(sink.axes):
             value = self.tile.broadcast(value, sink.axes)
         return value if len(value.text) <= SHORT else self.context.let(scope, wish, value)

@@ -20,23 +20,23 @@ from .access.loads import Loads
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes
 from .context import Context, as_tensor, default_name, name_of
-from .loops import Expr, Let, Scope, call, literal, method, name
 from .mathematics import (
     NARROW,
     TL,
     cast,
     fast_rules,
-    held,
     is_counted,
-    loaded,
-    narrowed,
+    narrow,
     number,
     of_sizes,
     packed_rules,
-    rounded,
+    register_dtype,
+    round_to,
     rules,
+    widen,
 )
 from .reductions.folding import Folding
+from .statements import Expr, Scope, call, literal, method
 
 LONG = 72
 """A single use is written inline up to this many columns."""
@@ -73,23 +73,23 @@ class Values:
             return computed
         home = scope.home(self.levels.of(term))
         if term in self.context.plan.packed:
-            return loaded(self._packed_row(term, home), term.dtype)
-        value = self.computed(term, home)
+            return widen(self._packed_row(term, home), term.dtype)
+        value = self.compute(term, home)
         if term.dtype in NARROW and self.context.needs_rounding(term):
-            value = rounded(value, term.dtype)
+            value = round_to(value, term.dtype)
         return self._named(term, value, home, scope)
 
-    def computed(self, term: Term, scope: Scope) -> Expr:
+    def compute(self, term: Term, scope: Scope) -> Expr:
         """The term computed out of its arguments, neither rounded nor named."""
         if term in self.accumulated:
             return self.accumulated[term]
         if term.op == "load":
             paired = self.pairs.load(term, scope)
-            return loaded(self.read(term, scope), term.dtype) if paired is None else paired
+            return widen(self.read(term, scope), term.dtype) if paired is None else paired
         if term.op == "index":
             return self.addresses.number(term.param)
         if term.op in REDUCTIONS:
-            return self.folding.fold(term, self.reduced(term, scope))
+            return self.folding.fold(term, self.argument_of_reduction(term, scope))
         args = [self.value(a, scope) for a in term.args]
         if term.op in SCANS:
             return self.folding.scan(term, args[0], scope)
@@ -111,20 +111,20 @@ class Values:
         """The values that an address depends on."""
         return [(self.value(term, scope), coefficient, term) for term, coefficient in terms]
 
-    def reduced(self, term: Term, scope: Scope) -> Expr:
+    def argument_of_reduction(self, term: Term, scope: Scope) -> Expr:
         """The argument of a reduction, neutral in the lanes outside."""
         return self.folding.neutral(term, self.value(term.args[0], scope))
 
-    def stored(self, sink: Sink, scope: Scope) -> Expr:
+    def value_to_store(self, sink: Sink, scope: Scope) -> Expr:
         """The value of a sink in the dtype of the memory; the store itself rounds a value computed for it alone."""
         term, is_low = sink.value, sink.dtype in NARROW
         is_free = self._uses.get(term, 0) <= 1 and scope.find(term) is None
         is_alone = is_free and scope.home(self.levels.of(term)) is scope and term.op not in ("load", "const")
         if is_low and term.dtype == sink.dtype and is_alone and self.context.needs_rounding(term):
-            value = self.computed(term, scope)
+            value = self.compute(term, scope)
         else:
             value = as_tensor(term, self.value(term, scope))
-        return narrowed(value, sink.dtype) if is_low else cast(value, term.dtype, sink.dtype)
+        return narrow(value, sink.dtype) if is_low else cast(value, term.dtype, sink.dtype)
 
     # ------------------------------------------------------------------ names
     def _named(self, term: Term, value: Expr, home: Scope, scope: Scope) -> Expr:
@@ -142,16 +142,14 @@ class Values:
         if is_inline and len(value.text) <= (LONG_NAMED if user else LONG):
             return value
         label = self.context.names.fresh(user, default_name(term))
-        home.body.append(Let(label, value, self.context.comment(term)))
-        home.memo[term] = name(label)
+        home.memo[term] = home.define(label, value, self.context.comment(term))
         return home.memo[term]
 
     def _packed_row(self, term: Term, home: Scope) -> Expr:
         """A row as it is in memory."""
         if (tile := home.find(("tile", term))) is None:
             label = self.context.names.fresh(name_of(term), default_name(term))
-            tile = home.memo["tile", term] = name(label)
-            home.body.append(Let(label, self.read(term, home)))
+            tile = home.memo["tile", term] = home.define(label, self.read(term, home))
         return tile
 
     # ------------------------------------------------------------------ constants and operations
@@ -164,8 +162,8 @@ class Values:
         value = tidy(value)
         is_whole = isinstance(value, int) or (value.is_integer and is_counted(value))
         text = self.context.sizes.text(value) if is_whole else self._of_sizes(value, term)
-        text = call("tl.cast", text, literal(TL[held(term.dtype)]))
-        return rounded(text, term.dtype) if term.dtype in NARROW else text
+        text = call("tl.cast", text, literal(TL[register_dtype(term.dtype)]))
+        return round_to(text, term.dtype) if term.dtype in NARROW else text
 
     def _of_sizes(self, value: sympy.Expr, term: Term) -> Expr:
         try:

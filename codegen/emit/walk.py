@@ -12,7 +12,7 @@ from ..program.axes import Axis
 from ..program.sizes import blocks, same, tidy
 from .access.coordinates import Coord, Coordinates
 from .context import Context
-from .loops import Expr, Let, add, binary, call, literal, name
+from .statements import Expr, add, binary, call, literal, name
 
 
 @dataclass(eq=False)
@@ -41,13 +41,10 @@ class Walk:
 
     def begin(self) -> tuple[Expr, Expr]:
         """The program's number as (strip, part of its items); with one strip, both are the number."""
-        body, programs, pid = self.context.top.body, self.programs(), name("pid")
-        body.append(Let("pid", Expr("tl.program_id(0)", names=frozenset(["tl"]))))
+        top, programs, pid = self.context.top, self.programs(), self.context.number_program()
         if not self.coords.has_strips():
             return pid, pid
-        body.append(Let("strip", binary("//", pid, programs)))
-        body.append(Let("part", binary("%", pid, programs)))
-        return name("strip"), name("part")
+        return top.define("strip", binary("//", pid, programs)), top.define("part", binary("%", pid, programs))
 
     def loop(self, part: Expr) -> tuple[str, Expr]:
         """The variable and range of the loop over a program's share of the items."""

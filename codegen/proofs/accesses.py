@@ -21,7 +21,7 @@ from .bounds import World
 from .claims import Answer, Claim, Fault, Memory, Proof, Subject, is_multiple
 from .overlaps import overlaps
 from .polynomials import ONE, ZERO, Poly, TooLong
-from .reading import RULES, Access, Int, Need, Opaque, Reader, Unread, Value, parse_function
+from .reading import RULES, Access, Int, Need, Opaque, Reader, UnreadableText, Value, parse_function
 from .symbols import NoSize, Sizes
 
 LARGEST = 2**31 - 1
@@ -40,7 +40,7 @@ def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = T
     """Read its text, then ask for every claim. `apart`: that stores of different programs do not meet, too."""
     try:
         subject = read_kernel(kernel, graph, kernels)
-    except (Unread, NoSize, TooLong) as error:
+    except (UnreadableText, NoSize, TooLong) as error:
         return Proof(kernel.name, faults=(Fault("text", 0, str(error)),))
     # In range: without a proof, an access is a fault.
     claims = [_claim(subject, access) for access in subject.read.accesses]
@@ -68,7 +68,7 @@ def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
         sizes.assume(guard)
     pointers = [p for p in kernel.arguments if isinstance(p, Pointer)]
     memory = {p.name: _memory(p.buffer, graph, kernels, kernel, sizes) for p in pointers}
-    scalars = {s.name: sizes.whole(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
+    scalars = {s.name: sizes.integer(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
     programs = sizes(kernel.grid)
     _assume_programs(world, programs)
     # The function's arguments as values, and a walk through its body.
@@ -78,7 +78,7 @@ def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
     dtypes = {p.name: p.dtype for p in pointers}
     reader = Reader(RULES, arithmetic, arguments, dtypes, programs, sizes.is_multiple)
     reader.block(parse_function(kernel.source).body)
-    return Subject(kernel, world, sizes, memory, scalars, reader)
+    return Subject(kernel, world, memory, scalars, reader)
 
 
 def _assume_programs(world: World, programs: Poly) -> None:
@@ -106,27 +106,24 @@ def _memory(ref: Ref, graph: Graph, kernels: Kernels, kernel: Kernel, sizes: Siz
 
 
 def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> Memory:
-    dims, steps = tuple(map(sizes.whole, shape)), tuple(map(sizes.whole, strides))
+    dims, steps = tuple(map(sizes.integer, shape)), tuple(map(sizes.integer, strides))
     extent = ONE
     for n, s in zip(dims, steps, strict=True):
         extent = extent + (n - 1) * s
-    return Memory(extent, dims, steps)
+    return Memory(extent, dims)
 
 
 # ------------------------------------------------------------------ claims
 def _claim(subject: Subject, access: Access) -> Claim:
-    memory = subject.memory[access.pointer]
-    answer, condition = _answer(subject, access, memory)
-    return Claim(access.line, access.text, access.kind, answer, condition)
-
-
-def _answer(subject: Subject, access: Access, memory: Memory) -> tuple[Answer, str]:
+    memory, condition = subject.memory[access.pointer], ""
+    answer: Answer = "unproved"
     if is_inside(subject.world, access.offset, memory, access.facts):
-        return "proved", ""
-    if access.kind == "load" and access.pointer in subject.kernel.aligned and _in_group(subject, access, memory):
-        return "group", ""
-    condition = _condition(subject, access, memory)
-    return ("data", condition) if condition else ("unproved", "")
+        answer = "proved"
+    elif access.kind == "load" and access.pointer in subject.kernel.aligned and _in_group(subject, access, memory):
+        answer = "group"
+    elif condition := _condition(subject, access, memory):
+        answer = "data"
+    return Claim(access.line, access.text, access.kind, answer, condition)
 
 
 def is_inside(world: World, offset: Poly, memory: Memory, facts: Sequence[Poly]) -> bool:
@@ -135,11 +132,11 @@ def is_inside(world: World, offset: Poly, memory: Memory, facts: Sequence[Poly])
     return (
         world.holds(memory.extent - 1 - offset, facts)
         and world.holds(offset, facts)
-        and all(world.holds(n - 1, facts) or _empties(world, memory, n, facts) for n in memory.shape)
+        and all(world.holds(n - 1, facts) or _is_empty_without(world, memory, n, facts) for n in memory.shape)
     )
 
 
-def _empties(world: World, memory: Memory, n: Poly, facts: Sequence[Poly]) -> bool:
+def _is_empty_without(world: World, memory: Memory, n: Poly, facts: Sequence[Poly]) -> bool:
     """Where a dimension is zero, the extent is, too."""
     if not all(len(m) == 1 and c > 0 and m[0] in world.atoms.positive for m, c in n.terms.items()):
         return False

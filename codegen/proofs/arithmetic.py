@@ -43,7 +43,7 @@ class Arithmetic:
         if self.world.holds(d - 1 - x):
             return ZERO, x
         # Without a common factor the same quotient has one name, whatever it was written as.
-        if (reduced := self._reduced(x, d)) is not None:
+        if (reduced := self._without_common_factor(x, d)) is not None:
             small_x, small_d, shared = reduced
             result = self.divide(small_x, small_d)
             return result and (result[0], result[1] * shared)
@@ -61,12 +61,12 @@ class Arithmetic:
             return self._ceilings[x, d]
         if not self.world.holds(d - 1) or not self.world.holds(x):
             return None
-        if (reduced := self._reduced(x, d)) is not None:
+        if (reduced := self._without_common_factor(x, d)) is not None:
             return self.ceiling(*reduced[:2])
         self._ceilings[x, d] = result = self._ceiling(x, d)
         return result
 
-    def _reduced(self, x: Poly, d: Poly) -> tuple[Poly, Poly, Poly] | None:
+    def _without_common_factor(self, x: Poly, d: Poly) -> tuple[Poly, Poly, Poly] | None:
         """(x / factor, d / factor, factor) where both have a factor in common."""
         in_x = common_atoms(x)
         common = tuple(a for a in common_atoms(d) if a in in_x and a in self.atoms.positive)

@@ -110,14 +110,6 @@ class Atoms:
         return some and self.is_plain(poly)
 
     # ------------------------------------------------------------------ facts
-    def bound_above(self, atom: int, bound: Bound) -> None:
-        self.bounds.upper.setdefault(atom, []).append(bound)
-        self.bounds.answers.clear()
-
-    def bound_below(self, atom: int, bound: Bound) -> None:
-        self.bounds.lower.setdefault(atom, []).append(bound)
-        self.bounds.answers.clear()
-
     def assume(self, fact: Poly) -> None:
         """fact >= 0, everywhere."""
         self._add_fact(self.bounds, fact)

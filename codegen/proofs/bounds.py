@@ -30,7 +30,7 @@ class World:
 
     def bound_above(self, atom: int, factor: Poly, value: Poly) -> None:
         """factor * atom <= value"""
-        self.atoms.bound_above(atom, Bound(factor, value, self._is_strict(factor)))
+        self._bound(self.atoms.bounds.upper, atom, factor, value)
 
     def bound_below(self, atom: int, factor: Poly, value: Poly) -> None:
         """factor * atom >= value"""
@@ -38,11 +38,12 @@ class World:
             self.atoms.positive.add(atom)
             if self.atoms.is_plain(value - 1):
                 self.atoms.natural.add(atom)
-        self.atoms.bound_below(atom, Bound(factor, value, self._is_strict(factor)))
+        self._bound(self.atoms.bounds.lower, atom, factor, value)
 
-    def _is_strict(self, factor: Poly) -> bool:
-        """At least one."""
-        return self.atoms.is_natural(factor) or self.holds(factor - 1)
+    def _bound(self, side: dict[int, list[Bound]], atom: int, factor: Poly, value: Poly) -> None:
+        strict = self.atoms.is_natural(factor) or self.holds(factor - 1)
+        side.setdefault(atom, []).append(Bound(factor, value, strict))
+        self.atoms.bounds.answers.clear()
 
     def holds(self, goal: Poly, facts: Iterable[Poly] = ()) -> bool:
         """goal >= 0 for all values of the atoms under which the facts hold."""
@@ -53,14 +54,13 @@ class World:
         if any(self.atoms.is_plain(goal - fact) or _is_false(fact) for fact in facts):
             return True
         bounds = self.atoms.under(facts)
-        with self.budget.for_question():
-            try:
-                for later in (False, True):  # few proofs need bounds by later atoms, all of them take longer with those
-                    self.budget.refill()
+        try:
+            for later in (False, True):  # few proofs need bounds by later atoms, all of them take longer with those
+                with self.budget.question():
                     if Search(self.atoms, self.budget, bounds, later).proves(goal):
                         return True
-            except TooLong:
-                pass
+        except TooLong:
+            pass
         return False
 
 

@@ -9,7 +9,6 @@ from ..kernel import Kernel
 from .bounds import World
 from .polynomials import Poly, exact_quotient
 from .reading import Read, Reader
-from .symbols import Sizes
 
 Answer = Literal["proved", "group", "data", "unproved"]
 
@@ -61,7 +60,6 @@ class Memory:
 
     extent: Poly
     shape: tuple[Poly, ...]
-    strides: tuple[Poly, ...]
 
 
 @dataclass
@@ -70,7 +68,6 @@ class Subject:
 
     kernel: Kernel
     world: World
-    sizes: Sizes
     memory: dict[str, Memory]
     scalars: dict[str, Poly]
     reader: Reader

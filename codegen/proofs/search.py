@@ -54,13 +54,10 @@ class Budget:
         self._kernel -= 1
         return True
 
-    def refill(self) -> None:
-        self._question = STEPS
-
     @contextmanager
-    def for_question(self) -> Iterator[None]:
-        """Within the block: a question, which may be part of another one."""
-        outer = self._question
+    def question(self) -> Iterator[None]:
+        """Within the block: one question, which may be part of another one."""
+        outer, self._question = self._question, STEPS
         try:
             yield
         finally:
@@ -85,7 +82,7 @@ class Search:
 
     def proves(self, goal: Poly, depth: int = 0) -> bool:
         """By any way down from the goal, the simplest goals first."""
-        goal = self._reduced(goal)
+        goal = self._without_common_factor(goal)
         answer = self._answer(goal)
         if answer is not None or depth > DEPTH:
             return bool(answer)
@@ -105,7 +102,7 @@ class Search:
                     return True
                 continue
             # Goals with less of an atom: one that is seen to hold ends the search, one that fails leads nowhere.
-            for subgoal in map(self._reduced, self._subgoals(current, depth)):
+            for subgoal in map(self._without_common_factor, self._subgoals(current, depth)):
                 if subgoal in visited or not has_readable_coefficients(subgoal):
                     continue
                 visited.add(subgoal)
@@ -130,7 +127,7 @@ class Search:
             return self.bounds.answers[goal, self.later]
         return False if any(value_at(goal, s) < 0 for s in self.bounds.samples) else None
 
-    def _reduced(self, goal: Poly) -> Poly:
+    def _without_common_factor(self, goal: Poly) -> Poly:
         """The same question without a common factor."""
         n = content(goal)
         if n > 1:
@@ -157,7 +154,7 @@ class Search:
         for bound in self.bounds.lowers(atom) if sign > 0 else self.bounds.uppers(atom):
             if not self.later and any(a > atom for a in bound.value.atoms | bound.factor.atoms):
                 continue
-            if sign and (subgoal := _eliminated(factor, remainder, bound)) is not None:
+            if sign and (subgoal := _eliminate(factor, remainder, bound)) is not None:
                 yield subgoal
             if mixed.terms and (times := _quotients_of_terms(harm, bound.factor)).terms:
                 yield remainder + times * bound.value + (factor - times * bound.factor) * Poly.atom(atom)
@@ -209,7 +206,7 @@ def _pivots(goal: Poly) -> dict[int, None]:
     return dict.fromkeys((goal.top, worst))
 
 
-def _eliminated(factor: Poly, remainder: Poly, bound: Bound) -> Poly | None:
+def _eliminate(factor: Poly, remainder: Poly, bound: Bound) -> Poly | None:
     """factor * atom + remainder >= 0 by a bound of the atom on the side that matters."""
     if bound.factor == ONE:
         return remainder + factor * bound.value

@@ -45,7 +45,7 @@ class Sizes:
             self._polynomials[size] = self._read(size)
         return self._polynomials[size]
 
-    def whole(self, size: Size) -> Poly:
+    def integer(self, size: Size) -> Poly:
         """A size that is an integer: of s0 * s1 / 4 nothing is known but that it is one, and four times it s0 * s1."""
         poly = self(size)
         if is_integral(poly) or is_integral(poly := divide_terms(poly, 1)):

@@ -159,7 +159,7 @@ class Search:
     def _explain(self, nothing: Bisection, case: Case, steps: Steps, difference: Difference) -> Bisection:
         number, steps, difference, last = self.bisect_steps(case, steps, difference)
         culprit = self._culprit(case, last, steps, difference)
-        total, row = len(self.run(case, None)[0].passed), Row(self.backend, case.mode, case.what, "DIFFERS")
+        total, row = len(self.run(case, None)[0].passed), Row(self.backend, case.mode, case.label, "DIFFERS")
         script = _script(reproduce(self.subject, case, row, difference)[2], culprit)
         return replace(nothing, difference=str(difference), culprit=culprit, number=number, steps=total, runs=self.runs,
                        script=script)  # fmt: skip

@@ -30,15 +30,17 @@ class Plan:
     varied: str = "backward"
 
     def __iter__(self) -> Iterator[Case]:
+        # Every mode: at the user's own sizes where it is cheap, at tiny ones where it makes whole jacobians.
         small = self.smaller(self.own, SMALL)
         tiny = self.smaller(small, TINY)
         for mode in self.modes:
             xs = tiny if mode in DERIVABLE else self.own if mode in ("forward", "backward") else small
             yield Case(mode, shapes(xs), xs)
-        yield from self.partial_gradients(small)
+        # Then one mode on everything that can be varied, one thing at a time.
+        yield from self.gradient_cases(small)
         yield from (Case(self.varied, name, tuple(all_cast(small, DTYPES[name]))) for name in self.other_dtypes())
-        yield from self.laid_out(small)
-        yield from self.resized(small)
+        yield from self.layout_cases(small)
+        yield from self.size_cases(small)
 
     def eager_works(self, xs: Sequence[Tensor]) -> bool:
         gs = self.subject.gradients(xs, Weights())
@@ -58,7 +60,7 @@ class Plan:
             xs = better or xs
         return xs
 
-    def partial_gradients(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
+    def gradient_cases(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
         """One output alone, one argument alone, one tensor as two arguments."""
         gs = self.subject.gradients(xs, Weights())
         ends = [i for i, g in enumerate(gs) if g is not None]
@@ -78,7 +80,7 @@ class Plan:
         narrow = () if any(x.is_complex() for x in self.own) else ("f16", "bf16")
         return [n for n in self.dtypes if own != {DTYPES[n]} and (n in narrow or n in ("f32", "f64"))]
 
-    def laid_out(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
+    def layout_cases(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
         """Every layout on all arguments, some in turns, and every layout on the gradients."""
         k = len(self.layouts)
         mixes = [[self.layouts[(s + i) % k] for i in range(len(xs))] for s in range(min(k, 3))] if len(xs) > 1 else []
@@ -90,7 +92,7 @@ class Plan:
             if any(with_layout(g, name) is not None for g in gs):
                 yield Case(self.varied, f"grad_output {name}", xs, Weights(name))
 
-    def resized(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
+    def size_cases(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
         for n in lengths(xs)[:4]:
             for m in self.sizes:
                 if n and m != n:

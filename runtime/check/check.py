@@ -47,8 +47,6 @@ class CheckError(FusegradError, AssertionError):
 
 
 # ------------------------------------------------------------------ the report
-
-
 @dataclass
 class Report:
     """The result of `check`. Prints as a table."""
@@ -86,9 +84,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     ulps = [f"{e:.2g}" for e in row.errors] if row.errors is not None else ["", ""]
     result = f"{row.result} ({row.detail})" if row.detail else row.result
     return (row.backend, row.mode, row.case, row.runs, *ulps, result)
-
-
-# ------------------------------------------------------------------ one case
 
 
 # ------------------------------------------------------------------ check
@@ -175,8 +170,8 @@ def _fill_report(report: Report, plan: Plan, backend: str, start: float) -> Any:
     return first
 
 
-def valid_names(target: Any, option: str, chosen: Sequence[str] | None, valid: Any, default: Any = None) -> list[str]:
-    names = list(chosen if chosen is not None else default or valid)
+def valid_names(target: Any, option: str, names: Sequence[str] | None, valid: Any, default: Any = None) -> list[str]:
+    names = list(names if names is not None else default or valid)
     if unknown := [n for n in names if n not in valid]:
         detail = f"{option}: there is no {unknown[0]!r}"
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=f"use some of {', '.join(valid)}")
@@ -194,7 +189,7 @@ def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: 
         script,
         function=subject.name,
         mode=case.mode,
-        case=case.what if smaller is case else f"{case.what} (seen at {shapes(smaller.xs)} too)",
+        case=case.label if smaller is case else f"{case.label} (seen at {shapes(smaller.xs)} too)",
         backend=row.backend,
         difference=difference,
         where=method_place(method),

@@ -40,7 +40,7 @@ class Difference:
     """The first thing in which two runs differ."""
 
     name: str
-    what: str
+    fact: str
     index: tuple[int, ...] | None = None
     got: Any = None
     expected: Any = None
@@ -48,9 +48,9 @@ class Difference:
 
     def __str__(self) -> str:
         if self.index is None:
-            return f"{self.name}: {self.what}"
+            return f"{self.name}: {self.fact}"
         wide = "" if self.wide is None else f", float64 {self.wide!r}"
-        return f"{self.name}{list(self.index)}: {self.what}; got {self.got!r}, expected {self.expected!r}{wide}"
+        return f"{self.name}{list(self.index)}: {self.fact}; got {self.got!r}, expected {self.expected!r}{wide}"
 
 
 def first_difference(ours: Outcome, eager: Outcome, wide: Outcome | None, by: Tolerance) -> Difference | None:

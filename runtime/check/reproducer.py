@@ -145,19 +145,20 @@ from fusegrad.runtime.dispatch.pytree import bound, call_flat
 
 
 def theirs(*args, **kwargs):  # the user's methods, uncompiled, around flat tensors
-    own = fast.__self__._fusegrad
-    return call_flat(own.cls.apply if own.derives_backward else own.users, bound(subject, args, kwargs))"""
+    user = fast.__self__._fusegrad.user
+    return call_flat(user.cls.apply if user.derives_backward else user.run, bound(subject, args, kwargs))"""
 
 
 def script(subject: Subject, case: Case, backend: str, difference: Difference) -> str:
     """The text; it runs where the class can be imported, or where its source is all that it needs."""
+    # Where eager has no rule, the script has the toolkit of single calls in its place.
     gs = subject.gradients(case.xs, case.weights)
     derived = case.mode in DERIVABLE and _eager_raises(subject, case, gs)
     function = MODES[case.mode]
     roots = [function, modes.Transforms, *([mathematics.Mathematics] if derived else [])]
     tensors = "\n".join([_list("xs", case.xs), _list("gs", gs)])
     return SCRIPT.format(
-        title=f"check({subject.name}): {case.mode}, {case.what}, backend {backend}",
+        title=f"check({subject.name}): {case.mode}, {case.label}, backend {backend}",
         torch=torch.__version__,
         subject=_subject(subject, backend),
         tensors=tensors,
@@ -262,6 +263,7 @@ def _importable(module: str) -> bool:
 
 def _sources(roots: Sequence[Any]) -> list[str]:
     """The source of functions and classes, and of everything of this package that they use."""
+    # By name, so that each is there once; Python looks names up when it calls, so that the order is free.
     definitions: dict[str, Any] = {}
     waiting = list(roots)
     while waiting:
@@ -270,6 +272,7 @@ def _sources(roots: Sequence[Any]) -> list[str]:
             continue
         definitions[item.__name__] = item
         waiting += [used for name in _names_in(item) if (used := _own_definition(name, item.__module__)) is not None]
+    # Constants first, and classes last: their bodies run where they stand.
     constants = [f"{n} = {getattr(m, n)}" for m, n in ((modes, "BATCH"), (mathematics, "STEP"))]
     functions = [inspect.getsource(v).rstrip() for v in definitions.values() if not isinstance(v, type)]
     classes = [inspect.getsource(v).rstrip() for v in definitions.values() if isinstance(v, type)]

@@ -36,7 +36,7 @@ def run_case(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
     """Runs a case in both forms and compares."""
     gs = subject.gradients(case.xs, case.weights)
     subject.renew()
-    row = Row("", case.mode, case.what, "ok")
+    row = Row("", case.mode, case.label, "ok")
     if (reason := _inapplicable(case, gs)) is not None:
         return replace(row, result=reason[0], detail=reason[1]), None
     ours = subject.run(subject.fast, case.mode, case.xs, gs)

@@ -25,7 +25,7 @@ from .variations import copies_of, with_layout
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
-KEPT_CAPTURES = 32  # then the class is compiled afresh: a user's class is not called in so many ways
+MOST_CAPTURES = 32  # then the class is compiled afresh: a user's class is not called in so many ways
 
 
 class CheckArgumentError(FusegradError, ValueError):
@@ -47,7 +47,7 @@ class Case:
     """One trial: a mode on tensors."""
 
     mode: str
-    what: str
+    label: str
     xs: tuple[Tensor, ...]
     weights: Weights = Weights()
 
@@ -78,7 +78,7 @@ class Subject:
 
     def renew(self) -> None:
         """A new compilation, once the old one has seen many kinds of calls."""
-        if len(self.compiler.table.by_facts) > KEPT_CAPTURES:
+        if len(self.compiler.table.by_facts) > MOST_CAPTURES:
             self.fast, self.compiler = self.compile_again()
 
     def on_tensors(self, apply: Apply) -> Apply:
@@ -216,10 +216,10 @@ def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
 
     apply = compiler.user.cls.apply if compiler.user.derives_backward else compiler.user.run  # type: ignore[attr-defined]
 
-    def nested(*args: Any, **kwargs: Any) -> Any:
+    def call_nested(*args: Any, **kwargs: Any) -> Any:
         return call_flat(apply, bound(user, args, kwargs))
 
-    eager = (nested if options["pytree"] else apply) if is_class else user
+    eager = (call_nested if options["pytree"] else apply) if is_class else user
     return user, options, eager
 
 

@@ -99,6 +99,7 @@ def with_sizes(xs: Sequence[Tensor], sizes: Mapping[int, int]) -> list[Tensor]:
 
 
 def _with_sizes(x: Tensor, sizes: Mapping[int, int], limit: int | None) -> Tensor:
+    # Numbers again from the start where an axis grows; ones where it had none.
     picked = x.detach()
     for axis, n in enumerate(x.shape):
         if (new := sizes.get(n, n)) != n:

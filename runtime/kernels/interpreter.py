@@ -200,6 +200,7 @@ def run(kernel: Kernel, module_text: str, arguments: Sequence[torch.Tensor | int
             raise UnsupportedBackendError(
                 backend="interpret", what=kernel.name, reason=reason, fix="move the tensors to the CPU."
             )
+    # One launch at a time: Triton's language is exchanged for the whole process.
     with _LOCK:
         _self_test()
         _run(kernel, module_text, arguments, grid, tensors)

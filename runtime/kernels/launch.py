@@ -52,19 +52,19 @@ class _OnDevice:
         kind = tuple(map(self.kind_of, arguments))
         bound = self.bound.get(kind)
         if bound is None or not self._is_current() or _private().launches_are_watched():
-            self._looked_up(arguments, grid, kind)
+            self._look_up(arguments, grid, kind)
             return
         try:
             bound(grid, current_stream(current_device()), arguments)
         except TypeError:  # refused before anything was launched: this Triton's launcher takes other arguments
             self.binds = False
             self.bound.clear()
-            self._looked_up(arguments, grid, kind)
+            self._look_up(arguments, grid, kind)
 
     def _is_current(self) -> bool:
         return self.device.index is None or self.device.index == current_device()
 
-    def _looked_up(self, arguments: Sequence[Argument], grid: int, kind: tuple[int, ...]) -> None:
+    def _look_up(self, arguments: Sequence[Argument], grid: int, kind: tuple[int, ...]) -> None:
         with torch.cuda.device(self.device):
             compiled = self.function[(grid,)](*arguments, **self.facts)
         if compiled is None or not self.binds or self.device.index is None:

@@ -164,6 +164,7 @@ def _measure(
     advance: screen.Advance,
 ) -> None:  # fmt: skip
     """forward without a graph, then backward of a forward that is kept. What fails says so in its row."""
+    # Backward of a forward that is kept: its graph is made once, and only its own time counts.
     direction = "forward"
     advance(f"{name} forward")
     try:

@@ -144,6 +144,7 @@ BINARIES = ("kernel", "warps", "registers", "spills", "shared", "occupancy", "ac
 
 def blocks(profile: Profile) -> list[Block]:
     """The tables: what was measured, then what is modelled, then what was compiled."""
+    # Measured figures first and modelled ones after them, each under a title that says which they are.
     device, measured = profile.device, f"measured on {profile.machine}, backend {profile.backend}"
     if profile.copy_bandwidth:
         measured += f"; a copy moves {profile.copy_bandwidth / 1e9:,.0f} GB/s"

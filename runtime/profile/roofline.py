@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import sympy
-
 from ...codegen import Kernels
 from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
@@ -14,10 +12,8 @@ from ...ir.prims import PRIMS
 from ...ir.types import Size, product
 from ..report.directions import DirectionReport
 from ..report.explanation import Explanation
-from ..values.sizes import number
+from ..values.sizes import Sizes, number
 from .devices import Device
-
-Sizes = dict[sympy.Symbol, int]
 
 
 @dataclass(frozen=True)

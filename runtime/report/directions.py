@@ -20,10 +20,9 @@ from ..execution.fusion_report import FusionBreak, GroupReport, fusion_breaks_of
 from ..execution.generated import Generated
 from ..execution.kernel_plan import is_opaque
 from ..execution.pipeline import generate, graph_of, text_of
-from ..values.sizes import number
+from ..values.sizes import Sizes, number
 
 Tensor = torch.Tensor
-Sizes = dict[sympy.Symbol, int]
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ from ..specialize.linearity import NonLinearJvp
 from ..specialize.pipeline import choose_residuals, require_equal
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, forward_graph
-from ..values.sizes import number
+from ..values.sizes import Sizes, number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
-from .directions import Sizes, aten_report, fake_bytes, kernels_report
+from .directions import aten_report, fake_bytes, kernels_report
 from .explanation import Explanation
 from .methods import NO_RULE, method_records, record_of_calls, without_rules_over_opaque
 from .residuals import residual_rows
@@ -73,25 +73,24 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     ExplainedArgumentsError.
     """
     compiler, args = compiler_of(target_class), arguments(target_class, args)
-    where = target or DEFAULT_TARGET
-    if where != "cpu" and where not in TARGETS:
-        raise UnknownTargetError(target=where, known=", ".join(TARGETS))
+    target_name = target or DEFAULT_TARGET
+    if target_name != "cpu" and target_name not in TARGETS:
+        raise UnknownTargetError(target=target_name, known=", ".join(TARGETS))
     if (unfit := _binding_error(compiler, args)) is not None:
         if args:
             place = method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
             raise ExplainedArgumentsError(function=compiler.user.cls.__name__, detail=unfit, where=place)
-        return _explain_class(compiler, where)
+        return _explain_class(compiler, target_name)
     # The methods by their records first; capturing forward, then backward, says more of some.
     stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.user.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
-    name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
-    explanation = Explanation(name, where, methods, {}, 0, numerics=rounding)
+    explanation = _explanation(compiler, target_name, methods)
     if specialization is not None:
-        hints, given = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
-        explanation.sizes = sizes = {**hints, **given}
+        hints, known_sizes = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
+        explanation.sizes = sizes = {**hints, **known_sizes}
         has_backward = _backward_is_captured(compiler, specialization, methods)
-        describe = _on_cpu if where == "cpu" else _on_gpu
+        describe = _on_cpu if target_name == "cpu" else _on_gpu
         describe(explanation, specialization, sizes, has_backward)
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
@@ -123,11 +122,16 @@ def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
     return None
 
 
-def _explain_class(compiler: Compiled, where: str) -> Explanation:
+def _explanation(compiler: Compiled, target: str, methods: dict[str, Record]) -> Explanation:
+    """Without directions so far."""
+    name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
+    return Explanation(name, target, methods, {}, 0, numerics=rounding)
+
+
+def _explain_class(compiler: Compiled, target: str) -> Explanation:
     """Explain a class by its calls so far, without arguments."""
     methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
-    name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
-    explanation = Explanation(name, where, methods, {}, 0, numerics=rounding)
+    explanation = _explanation(compiler, target, methods)
     explanation.opaque, explanation.variants = list(compiler.ledger.opaque_calls), variants_of(compiler)
     return explanation
 
@@ -139,9 +143,7 @@ def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
-def _describe_backward_unit(
-    explanation: Explanation, unit: TransformableGraph, entry: CachedGraph
-) -> None:
+def _describe_backward_unit(explanation: Explanation, unit: TransformableGraph, entry: CachedGraph) -> None:
     """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
     trace = entry.executable.trace
     sizes = {s: hint_of(entry.session, s) for s in entry.executable.binder.sources}
@@ -186,17 +188,21 @@ def _forward(
 
 
 def _known_split(
-    compiler: Compiled, stand_ins: Sequence[Any], met: OpaqueMet, methods: dict[str, Record]
+    compiler: Compiled, stand_ins: Sequence[Any], opaque: OpaqueMet, methods: dict[str, Record]
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    split = [s for found in compiler.table.by_facts.values() for s in found if s.captured.opaque]
-    known = [s for s in split if _accepts(s.captured, stand_ins)]
-    fitting = next((s for s in known if s.captured.guard(tensors)), None)
+    tables = compiler.table.by_facts.values()
+    split = [s for specializations in tables for s in specializations if s.captured.opaque]
+    accepting = [s for s in split if _accepts(s.captured, stand_ins)]
+    fitting = next((s for s in accepting if s.captured.guard(tensors)), None)
     if fitting is None:
-        reason = f"{met.facts['reason']}: its segments are known after a call"
-        methods["forward"] = Record("compiled", reason, met.where)
+        methods["forward"] = _known_after_a_call(opaque)
     return fitting
+
+
+def _known_after_a_call(opaque: OpaqueMet) -> Record:
+    return Record("compiled", f"{opaque.facts['reason']}: its segments are known after a call", opaque.where)
 
 
 def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
@@ -224,8 +230,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
             methods["backward"] = Record("absent", *why_no_backward(compiler.user.original, error))
             return False
         if isinstance(error, OpaqueMet):
-            reason = f"{error.facts['reason']}: its segments are known after a call"
-            methods["backward"] = Record("compiled", reason, error.where)
+            methods["backward"] = _known_after_a_call(error)
             return False
         methods["backward"] = compiler.ledger.record_of("backward", error)
         without_rules_over_opaque(compiler, methods)
@@ -234,7 +239,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
 
 
 def _accepts(captured: CapturedFunction, args: Sequence[Any]) -> bool:
-    """Whether arguments are of the kind that a function was captured for, sizes apart."""
+    """True for arguments of the kind that a function was captured for, sizes apart."""
     slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     if slots != captured.slots or len(args) != len(captured.arguments):
         return False

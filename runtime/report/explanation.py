@@ -16,7 +16,8 @@ from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import proof_line, proofs_of
 from ..settings.config import settings
-from .directions import DirectionReport, KernelReport, Sizes
+from ..values.sizes import Sizes
+from .directions import DirectionReport, KernelReport
 from .residuals import ResidualRow
 
 SCHEMA = 2
@@ -97,8 +98,8 @@ class Explanation:
 
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
         """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
-        where = target or self.target
-        return {kernel: binary_figures(by_target[where]) for kernel, by_target in self.binaries(where).items()}
+        target = target or self.target
+        return {kernel: binary_figures(by_target[target]) for kernel, by_target in self.binaries(target).items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain values that json can write; keys are added, never renamed, within a schema."""

@@ -79,6 +79,7 @@ def dummies_inside(routes: Mapping[tuple[Node, Node], Route], cluster: Mapping[N
 # ---------------------------------------------------------------------- order within a layer
 def order_layers(proper: nx.DiGraph, cluster: Mapping[Node, int]) -> Layers:
     """The order with the fewest crossings among some barycentre sweeps, downwards and upwards in turn."""
+    # A sweep may make it worse on the way to something better: the best so far is kept.
     best = layers = initial(proper)
     fewest = crossings(proper, layers)
     for sweep in range(SWEEPS):
@@ -137,6 +138,7 @@ def crossings(proper: nx.DiGraph, layers: Layers) -> int:
 # ---------------------------------------------------------------------- positions
 def positions(proper: nx.DiGraph, layers: Layers, width: Mapping[Node, float]) -> dict[Node, float]:
     """Every node as near to the weighted mean of its neighbours as the boxes beside it allow."""
+    # Side by side first; then layer after layer towards its neighbours, from above and from below in turn.
     x: dict[Node, float] = {}
     for layer in layers:
         x |= settle(layer, [0.0] * len(layer), [1.0] * len(layer), width)

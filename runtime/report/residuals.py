@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,8 +17,6 @@ from ..specialize.specialization import Specialization
 from ..values.sizes import Sizes, number
 
 AS_WRITTEN, INSTEAD, BESIDES, AGAIN = "saved as written", "saved instead", "saved besides", "computed again"
-
-
 SHORT = {dtype: name for name, dtype in TO_TORCH.items()}
 
 
@@ -51,11 +50,8 @@ def residual_rows(spec: Specialization, plan: ResidualPlan | None, sizes: Sizes)
 def _saved_row(spec: Specialization, place: ValueRef, sizes: Sizes) -> ResidualRow:
     fake: Any = spec.captured.forward.fake_at(place)
     shape = [n if isinstance(n, int) else number(n.node.expr, sizes) for n in fake.shape]
-    count = fake.element_size()
-    for n in shape:
-        count *= n
     kind = f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]"
-    return ResidualRow(name_at(spec.captured, place), kind, count, AS_WRITTEN)
+    return ResidualRow(name_at(spec.captured, place), kind, fake.element_size() * math.prod(shape), AS_WRITTEN)
 
 
 def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:

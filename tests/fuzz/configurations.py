@@ -148,7 +148,7 @@ class Result:
     written: tuple[str, ...] = ()
 
     def failed(self, mode: str, difference: Any, text: str) -> None:
-        what = f"{mode}: {'numbers' if difference.index is not None else str(difference.what)[:60]}"
+        what = f"{mode}: {'numbers' if difference.index is not None else str(difference.fact)[:60]}"
         words = f"{self.name} on {self.chosen}: {mode}\n  {difference}\n\n{text}"
         self.faults.append({"kind": what, "text": words})
 
@@ -176,7 +176,7 @@ def _programs(seed: int, chosen: Configuration) -> Result:
             continue
         difference = _often(found, subject, case, partial(judged, p, subject, case))
         if difference is not None and confirmed(p, subject, recipe, difference):
-            found.failed(f"{case.mode}, {case.what}", difference, source(p))
+            found.failed(f"{case.mode}, {case.label}", difference, source(p))
             break
     found.written = _written(subject)
     forget(p)

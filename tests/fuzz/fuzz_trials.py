@@ -102,11 +102,11 @@ class Fault:
     @property
     def kind(self) -> str:
         """What a smaller program has to share."""
-        what = "numbers" if self.difference.index is not None else self.difference.what
+        what = "numbers" if self.difference.index is not None else self.difference.fact
         return f"{self.recipe.mode}: {NUMBERS.split(what)[0][:40]}"
 
     def __str__(self) -> str:
-        where = f"{self.program.name} on {self.backend}: {self.case.mode}, {self.case.what} {shapes(self.case.xs)}"
+        where = f"{self.program.name} on {self.backend}: {self.case.mode}, {self.case.label} {shapes(self.case.xs)}"
         return f"{where}\n  {self.difference}\n\n{source(self.program)}"
 
 
@@ -161,7 +161,7 @@ def judged(p: Written, subject: Subject, case: Case) -> tuple[str, Difference | 
     row, difference = run_case(subject, case)
     if difference is not None and difference.index is not None:
         row, difference = _loosely(p, subject, case)
-    if difference is not None and case.weights.layout in GAPPED and "strides" in difference.what:
+    if difference is not None and case.weights.layout in GAPPED and "strides" in difference.fact:
         return "ok", None
     if difference is not None and _is_of_nothing(case, difference):
         return "ok", None
@@ -175,7 +175,7 @@ def judged(p: Written, subject: Subject, case: Case) -> tuple[str, Difference | 
 def _is_of_nothing(case: Case, difference: Difference) -> bool:
     """Whether an operation of torch returned its empty argument itself: dropout, or the backward of cummax."""
     told = ("requires_grad", "An input that has been returned as-is")
-    return any(x.numel() == 0 for x in case.xs) and any(words in difference.what for words in told)
+    return any(x.numel() == 0 for x in case.xs) and any(words in difference.fact for words in told)
 
 
 def _is_torchs_own(subject: Subject, case: Case, difference: Difference) -> bool:
@@ -187,7 +187,7 @@ def _is_torchs_own(subject: Subject, case: Case, difference: Difference) -> bool
     if case.mode == "double backward":
         return _has_half_a_history(subject, case)
     numbers = any(x.dim() == 0 for x in case.xs)
-    return numbers and difference.what == "dtype is torch.float32, in eager torch.float64"
+    return numbers and difference.fact == "dtype is torch.float32, in eager torch.float64"
 
 
 def _has_half_a_history(subject: Subject, case: Case) -> bool:
@@ -201,12 +201,12 @@ def _has_half_a_history(subject: Subject, case: Case) -> bool:
 
 def _is_at_a_corner(p: Written, case: Case, difference: Difference) -> bool:
     """Whether a derived jvp divides by a length of 0, which torch's own backward masks (docs/limits.md)."""
-    return case.mode in DERIVABLE and difference.what.startswith("nan in one") and bool(LENGTHS.search(source(p)))
+    return case.mode in DERIVABLE and difference.fact.startswith("nan in one") and bool(LENGTHS.search(source(p)))
 
 
 def _is_freer(difference: Difference) -> bool:
     """Whether a result is no view where it is one in eager, of memory that both share: it may be written to."""
-    ours, _, eagers = difference.what.removeprefix("is ").partition(", in eager ")
+    ours, _, eagers = difference.fact.removeprefix("is ").partition(", in eager ")
     twice = eagers.replace("the same object", "shares memory, a view")  # of what a Function returns and is a view
     return bool(eagers) and ours != eagers and ours in (eagers.replace(", a view", ""), twice)
 

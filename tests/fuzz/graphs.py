@@ -214,7 +214,7 @@ def _judge(p: Written, way: Way, ours: F, eager: F, found: Result) -> None:
         by = Tolerance(HALVED, HALVED, False) if way.around == "autocast" else replace(near(p), strict=False)
         difference = first_difference(mine, theirs, None, by)
         if difference is not None and not _is_so_outside(way, ours, xs, gs, mine, by):
-            _failed(p, way, found, difference.what, str(difference))
+            _failed(p, way, found, difference.fact, str(difference))
             return
 
 

@@ -144,7 +144,7 @@ def _alive(record: Record) -> list[Mutant]:
 
 def modules(plans: bool) -> Iterator[Path]:
     for folder in MEANING:
-        found = (p for p in sorted((ROOT / folder).rglob("*.py")) if p.parent.name != "proofs")
+        found = (p for p in sorted((ROOT / folder).rglob("*.py")) if "proofs" not in p.relative_to(ROOT).parts)
         yield from (p for p in found if (p.stem in PLANS) == plans)
 
 

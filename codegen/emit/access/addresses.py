@@ -11,7 +11,7 @@ from ...kernel import Ref
 from ...program.axes import Axis, Index, Term
 from ...program.sizes import tidy
 from ..context import Context
-from ..loops import Expr, Scope, binary, call, literal, name, sum_of, unary
+from ..statements import Expr, Scope, binary, call, literal, name, sum_of, unary
 from .buffers import Buffers
 from .coordinates import Coordinates, Groups
 from .levels import Levels

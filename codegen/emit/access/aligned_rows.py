@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...program.axes import Axis, Index, Term
 from ...schedule.alignment import Slide
 from ..context import Context
-from ..loops import Expr, Scope, binary, call, literal, unary
+from ..statements import Expr, Scope, binary, call, literal, unary
 from .addresses import Addresses
 from .coordinates import Coord, Coordinates, Groups
 from .tile_axes import TileAxes
@@ -30,9 +30,9 @@ class Lanes(NamedTuple):
         """The mask of the lanes between two places."""
         return binary("&", binary(">=", self.lane, begin), binary("<", self.lane, end))
 
-    def whole(self, end: Expr) -> Expr:
+    def whole_groups(self, end: Expr) -> Expr:
         """The mask of the groups that lie between the begin of the row and `end`."""
-        return _whole(self.start, self.group, self.before, end)
+        return _whole_groups(self.start, self.group, self.before, end)
 
 
 @dataclass(eq=False)
@@ -73,7 +73,9 @@ class AlignedRows:
         start = binary("*", binary("//", lane, group), group)
         inside = let(scope, "inside", binary("&", binary(">=", lane, shift), binary("<", lane, end)))
         near = let(scope, "near", binary("<", start, end))
-        self.coords[axis] = Coord(first, lane, inside, scope.level, Groups(near, _whole(start, group, shift, end)))
+        self.coords[axis] = Coord(
+            first, lane, inside, scope.level, Groups(near, _whole_groups(start, group, shift, end))
+        )
 
     def set_block(self, axis: Axis, number: Expr, scope: Scope) -> None:
         """A block of a row, by its number; where the row is has to be known."""
@@ -87,7 +89,7 @@ class AlignedRows:
         edge = self._edge(axis, first, self.tile.block(axis))
         inside = self.context.let(scope, "inside", lanes.inside())
         near = self.context.let(scope, "near", binary("<", lanes.start, lanes.end))
-        groups = Groups(near, lanes.whole(lanes.end), edge)
+        groups = Groups(near, lanes.whole_groups(lanes.end), edge)
         self.coords[axis] = Coord(first, lanes.lane, inside, scope.level, groups)
 
     def _set_strip(self, axis: Axis, first: Expr, scope: Scope) -> None:
@@ -101,13 +103,13 @@ class AlignedRows:
         near = let(scope, "near", binary("<", lanes.start, lanes.end))
         mine = let(scope, "mine", lanes.until(lanes.before, last))
         summed = let(scope, "summed", lanes.until(shift, end))
-        groups = Groups(near, lanes.whole(last), edge, mine, summed)
+        groups = Groups(near, lanes.whole_groups(last), edge, mine, summed)
         self.coords[axis] = Coord(first, lanes.lane, inside, scope.level, groups)
 
     def _lanes(self, axis: Axis, first: Expr, scope: Scope) -> Lanes:
         let, lane, group = self.context.let, self.tile.lane(axis), literal(self.slide.group)
-        left = call("tl.minimum", binary("-", self.context.sizes.text(axis.size), first), self.tile.block(axis))
-        end = let(scope, "left", call("tl.cast", left, literal("tl.int32")))
+        remaining = call("tl.minimum", binary("-", self.context.sizes.text(axis.size), first), self.tile.block(axis))
+        end = let(scope, "left", call("tl.cast", remaining, literal("tl.int32")))
         is_first = binary("<", first, literal(0))
         before = let(scope, "before", call("tl.where", is_first, self.shift(), literal(0)))
         return Lanes(lane, group, binary("*", binary("//", lane, group), group), end, before)
@@ -132,6 +134,6 @@ class AlignedRows:
         self.coords[axis] = Coord(first, self.tile.lane(axis), inside, 0)
 
 
-def _whole(start: Expr, group: Expr, begin: Expr, end: Expr) -> Expr:
+def _whole_groups(start: Expr, group: Expr, begin: Expr, end: Expr) -> Expr:
     """The mask of whole groups between two places."""
     return binary("&", binary(">=", start, begin), binary("<=", binary("+", start, group), end))

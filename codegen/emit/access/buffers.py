@@ -8,8 +8,8 @@ from ....ir.types import Size
 from ...kernel import Buffer, Pointer, Ref
 from ...program.axes import Program
 from ..context import name_of
-from ..loops import Expr, name
 from ..names import Names, identifier
+from ..statements import Expr, name
 
 ORDER = {"input": 0, "temporary": 1, "output": 2, "scratch": 3}
 """Of pointers among the arguments of a kernel."""

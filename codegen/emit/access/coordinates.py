@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...program.axes import Axis, Index
 from ..context import Context
-from ..loops import Expr, Let, Scope, binary, call, literal, name
+from ..statements import Expr, Scope, binary, call, literal
 from .tile_axes import TileAxes
 
 
@@ -32,7 +32,7 @@ class Groups:
     near: Expr
     whole: Expr
     edge: Expr | None = None
-    written: Expr | None = None
+    stored: Expr | None = None
     summed: Expr | None = None
 
 
@@ -49,8 +49,7 @@ class Coordinates(dict[Axis, Coord]):
         top, lane, mask = self._context.top, self._tile.lane(axis), None
         if axis.size != self._tile.block_sizes[axis]:
             label = self._mask_label(axis)
-            top.body.append(Let(label, binary("<", lane, self._context.sizes.text(axis.size))))
-            mask = name(label)
+            mask = top.define(label, binary("<", lane, self._context.sizes.text(axis.size)))
         self[axis] = Coord(None, lane, mask, 0)
 
     def set_block(self, axis: Axis, number: Expr, scope: Scope, level: int) -> None:
@@ -58,26 +57,23 @@ class Coordinates(dict[Axis, Coord]):
         self._tile.lane(axis)
         first = self._context.names.fresh(f"first_{axis.name}")
         wide = call("tl.cast", number, literal("tl.int64"))
-        scope.body.append(Let(first, binary("*", wide, self._tile.block(axis))))
-        self.set_lanes(axis, first, scope, level)
+        self.set_lanes(axis, scope.define(first, binary("*", wide, self._tile.block(axis))), scope, level)
 
-    def set_lanes(self, axis: Axis, first: str, scope: Scope, level: int) -> None:
+    def set_lanes(self, axis: Axis, first: Expr, scope: Scope, level: int) -> None:
         """The program is at the lanes from the element `first` on."""
         plan, sizes = self._context.plan, self._context.sizes
         lane, mask = self._tile.lane(axis), None
         if not (isinstance(axis.size, int) and axis.size % self._tile.block_sizes[axis] == 0):
             label = self._mask_label(axis)
             size = sizes.stride(axis.size, "size") if axis is plan.order[-1] else sizes.text(axis.size)
-            scope.body.append(Let(label, binary("<", lane, binary("-", size, name(first)))))
-            mask = name(label)
-        self[axis] = Coord(name(first), lane, mask, level)
+            mask = scope.define(label, binary("<", lane, binary("-", size, first)))
+        self[axis] = Coord(first, lane, mask, level)
 
     def set_element(self, axis: Axis, number: Expr, scope: Scope, level: int) -> None:
         """The program is at one element of an axis without lanes."""
         label = axis.name if not scope.find(("scalar", axis)) else self._context.names.fresh(axis.name)
-        scope.body.append(Let(label, call("tl.cast", number, literal("tl.int64"))))
-        scope.memo[("scalar", axis)] = name(label)
-        self[axis] = Coord(name(label), None, None, level)
+        element = scope.memo["scalar", axis] = scope.define(label, call("tl.cast", number, literal("tl.int64")))
+        self[axis] = Coord(element, None, None, level)
 
     def before(self, axes: Iterable[Axis]) -> dict[Axis, Coord]:
         """Where the axes are before loops along them; for `restore`."""

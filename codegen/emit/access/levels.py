@@ -42,7 +42,7 @@ class Levels:
 
     @contextmanager
     def in_last_program(self) -> Iterator[None]:
-        """What is emitted meanwhile is computed by the program that finishes."""
+        """Values that are emitted meanwhile belong to the program that finishes."""
         self.finishing = True
         self.clear()
         yield

@@ -8,8 +8,8 @@ from typing import Literal
 from ....ir.types import FLOAT8
 from ...program.axes import Program, Term
 from ..context import FINISH, Context
-from ..loops import Expr, Scope, call, literal, total
 from ..mathematics import FLOATING, number
+from ..statements import Expr, Scope, call, literal, total
 from .addresses import Addresses, Indices
 from .buffers import Buffers
 from .coordinates import Coordinates

@@ -16,8 +16,8 @@ from ...program.axes import Axis, Index, Sink, Term
 from ...program.sizes import tidy
 from ...schedule.schedule import Schedule
 from ..context import FINISH, Context
-from ..loops import Expr, Scope, binary, call, literal
-from ..mathematics import loaded
+from ..mathematics import widen
+from ..statements import Expr, Scope, binary, call, literal
 from .addresses import Addresses
 from .coordinates import Coordinates
 from .levels import Levels
@@ -54,7 +54,7 @@ class StridedPairs:
         self._loads.count_pass(term, scope)
         if (both := scope.memo.get(("pair", pair[0]))) is None:
             both = scope.memo["pair", pair[0]] = self._load_pair(pair[0], scope)
-        return loaded(call("evens" if term is pair[0] else "odds", both), term.dtype)
+        return widen(call("evens" if term is pair[0] else "odds", both), term.dtype)
 
     def sinks(self, sink: Sink, scope: Scope) -> tuple[Sink, Sink] | None:
         """The two sinks that one store serves, if this is one of them."""
@@ -109,8 +109,8 @@ class StridedPairs:
         home = scope.home(coord.level)
         if (inside := home.find(("inside pairs", coord.mask.text))) is None:
             size = self._context.sizes.stride(axis.size, "size")
-            left = size if coord.base is None else binary("-", size, coord.base)
-            mask = binary("<", self._lanes(), binary("*", left, literal(2)))
+            remaining = size if coord.base is None else binary("-", size, coord.base)
+            mask = binary("<", self._lanes(), binary("*", remaining, literal(2)))
             inside = home.memo["inside pairs", coord.mask.text] = self._context.let(home, "inside_pairs", mask)
         return inside
 

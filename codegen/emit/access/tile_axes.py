@@ -9,8 +9,8 @@ from ...program.axes import Axis
 from ...program.sizes import tidy
 from ...schedule.schedule import Schedule
 from ..context import Context
-from ..loops import Expr, Let, binary, call, literal, name
 from ..names import Names
+from ..statements import Expr, binary, call, literal, name
 
 
 def name_axes(plan: Schedule, names: Names) -> dict[Axis, str]:
@@ -93,8 +93,7 @@ class TileAxes:
             self._named.add(axis)
             shape = ", ".join(":" if a is axis else "None" for a in self.dims)
             text = arange.text + (f"[{shape}]" if len(self.dims) > 1 else "")
-            top.body.append(Let(label, Expr(text, names=arange.names)))
-            lane = top.memo["lane", axis, place] = name(label)
+            lane = top.memo["lane", axis, place] = top.define(label, Expr(text, names=arange.names))
         return lane
 
     def shape(self, axes: Iterable[Axis]) -> Expr:

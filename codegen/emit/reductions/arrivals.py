@@ -11,7 +11,7 @@ from ....ir.types import product
 from ...program.sizes import blocks, tidy
 from ..access.buffers import Buffers
 from ..context import Context
-from ..loops import Expr, Let, Statement, add, binary, call, literal, name
+from ..statements import Expr, Let, Statement, add, binary, call, literal, name
 from ..walk import Walk
 
 FAN = 12
@@ -54,11 +54,11 @@ def arrival_levels(context: Context, buffers: Buffers, walk: Walk, over_everythi
         members = call("tl.minimum", fan, binary("-", programs, first))
         setup: list[Statement] = [Let("group", binary("//", part, fan)), Let("members", members)]
         group = add(binary("*", strip, groups), name("group")) if has_strips else name("group")
-        within = Level(add(counter, group), name("members"), add(base, first), None, "none", first, setup)
+        of_group = Level(add(counter, group), name("members"), add(base, first), None, "none", first, setup)
         # Counters of groups come first, then one of each strip, then that of the kernel
         strips = walk.strips() if has_strips else literal(1)
         own = add(add(counter, binary("*", strips, groups) if has_strips else groups), strip)
-        levels = [within, Level(own, groups, base, fan)]
+        levels = [of_group, Level(own, groups, base, fan)]
         last = add(counter, binary("*", strips, binary("+", groups, literal(1))))
     else:
         levels = [Level(add(counter, strip), programs, base)]

@@ -12,13 +12,13 @@ from ...program.axes import Axis, Index, Term
 from ...program.sizes import number, power_of_two, tidy
 from ..access.addresses import Addresses
 from ..context import Context
-from ..loops import Expr, For, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total
+from ..statements import Expr, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total
 from ..values import Values
 from ..walk import Walk
 from .arrivals import Level
 from .folding import Folding
 from .folds import accumulator_dtype, take_in
-from .partial_slots import masked
+from .partial_slots import add_slots, masked_store
 
 WIDE = 1024
 """Sums that the last program adds side by side."""
@@ -46,13 +46,13 @@ class DirectPartials:
     sums: list[Direct] = field(default_factory=list)
 
     # ------------------------------------------------------------------ in the pass
-    def accumulate(self, term: Term, around: Scope, chunk: Scope) -> list[Statement]:
+    def accumulate(self, term: Term, outer: Scope, chunk: Scope) -> list[Statement]:
         """Sum inside the loops over what is not kept; returns the statements that follow after them."""
-        value = self.values.reduced(term, chunk)
-        if around is not chunk:
+        value = self.values.argument_of_reduction(term, chunk)
+        if outer is not chunk:
             label = self.context.names.fresh(f"{self.context.name_of_final(term)}_acc")
             lanes = self.folding.tile.lanes(term.args[0].axes)
-            around.body.append(self.folding.accumulator(term, label, lanes))
+            outer.body.append(self.folding.accumulator(term, label, lanes))
             chunk.body.append(take_in(term, label, value, self.context.comment(term)))
             value = name(label)
         direct = self._allocate(term)
@@ -92,8 +92,7 @@ class DirectPartials:
 
     def store(self, direct: Direct, slot: Expr, value: Expr) -> Store:
         """A value in a slot."""
-        mask = self._mask(direct)
-        return Store(self._address(direct, slot), value, mask, mask.names if mask else frozenset())
+        return masked_store(self._address(direct, slot), value, self._mask(direct))
 
     def _mask(self, direct: Direct) -> Expr | None:
         return total("&", self.folding.coords.masks(direct.place.walked))
@@ -114,10 +113,5 @@ class DirectPartials:
 
     def sum_slots(self, direct: Direct, over: Expr, slot: Expr, scope: Scope) -> Expr:
         """The sum over slots, side by side for what is kept."""
-        term = direct.term
-        label = self.context.names.fresh(f"{self.context.name_of_final(term)}_total")
-        scope.body.append(self.folding.accumulator(term, label, self.folding.tile.lanes(term.axes)))
-        keywords = masked(term, self._mask(direct))
-        loaded = call("tl.load", self._address(direct, slot), **keywords, cache_modifier='".cg"')
-        scope.body.append(For("k", over, [take_in(term, label, loaded)]))
-        return name(label)
+        lanes, address = self.folding.tile.lanes(direct.term.axes), self._address(direct, slot)
+        return add_slots(self.folding, direct.term, lanes, over, address, self._mask(direct), scope)

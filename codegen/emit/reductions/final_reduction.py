@@ -9,7 +9,7 @@ from ...program.axes import Term, below
 from ..access.aligned_rows import AlignedRows
 from ..context import FINISH, Context
 from ..loop_nests import LoopNests
-from ..loops import Expr, If, Scope, call, name
+from ..statements import Expr, If, Scope, call, name
 from ..stores import Stores
 from .arrivals import Level, arrival_levels
 from .direct_partials import DirectPartials
@@ -34,7 +34,7 @@ class FinalReductions:
 
     def accumulate(self, term: Term, scope: Scope) -> None:
         """A final reduction takes in its value, lanes apart."""
-        top, value = self.context.top, self.stores.values.reduced(term, scope)
+        top, value = self.context.top, self.stores.values.argument_of_reduction(term, scope)
         label = self.context.names.fresh(f"{self.context.name_of_final(term)}_acc")
         top.body.append(self.folding.accumulator(term, label, self.folding.tile.lanes(term.args[0].axes)))
         scope.body.append(take_in(term, label, value, self.context.comment(term)))
@@ -44,8 +44,8 @@ class FinalReductions:
         """Fold the lanes; store partial sums; the last to arrive, level by level, adds them and stores the results."""
         context, plan, top = self.context, self.context.plan, self.context.top
         partials = [self.slots.partial(r) for r in plan.final if r not in plan.direct]
-        within = set(plan.row) - set(plan.grid)
-        everything = {r for r in plan.final if set(r.param) - within != set(plan.walk)}
+        row = set(plan.row) - set(plan.grid)
+        everything = {r for r in plan.final if set(r.param) - row != set(plan.walk)}
         # One program has summed all that there is
         if plan.programs == 1 and not everything and not plan.direct and not self.words.pointers:
             scope = Scope(FINISH, top)
@@ -73,17 +73,17 @@ class FinalReductions:
             body, parent = scope.body, scope
             scope.closed = True
         if self.words.pointers:
-            body.extend(self.words.cleared())
+            body.extend(self.words.clearing_loops())
 
     def _finish_directs(self, level: Level, everything: set[Term], scope: Scope) -> None:
         """Sums with a slot per item: the first level adds items, the others the sums of the level before."""
         directs = self.directs
         if not directs.sums:
             return
-        coords, kept = self.nests.coords, self.context.plan.direct[directs.sums[0].term]
-        before = coords.before(kept)
-        with self.folding.tile.replaced_by(kept[-1], directs.lanes_side_by_side(kept[-1])):
-            nest = self.nests.open(kept, scope, FINISH, 0)
+        coords, axes = self.nests.coords, self.context.plan.direct[directs.sums[0].term]
+        before = coords.before(axes)
+        with self.folding.tile.replaced_by(axes[-1], directs.lanes_side_by_side(axes[-1])):
+            nest = self.nests.open(axes, scope, FINISH, 0)
             inner, (over, slot) = nest[-1].scope, directs.slots_of(level)
             totals = {d.term: directs.sum_slots(d, over, slot, inner) for d in directs.sums}
             complete = {t for t in totals if level.is_complete(t in everything)}
@@ -92,14 +92,14 @@ class FinalReductions:
                 inner.body.append(directs.store(direct, directs.slots(level.first), totals[direct.term]))
             self._store_complete(inner, {t: v for t, v in totals.items() if t in complete}, complete)
             scope.body.append(self.nests.close(nest))
-        coords.restore(kept, before)
+        coords.restore(axes, before)
 
     def _store_complete(self, scope: Scope, totals: Mapping[Term, Expr], complete: set[Term]) -> None:
         """Give the complete sums their values and store what depends on nothing else."""
         levels = self.stores.levels
         levels.clear()
         for term, value in totals.items():
-            value = self.context.rounded_reduction(term, as_result(term, value))
+            value = self.context.round_reduction(term, as_result(term, value))
             scope.memo[term] = self.context.let(scope, self.context.name_of_final(term), value)
         for sink in self.context.program.sinks:
             needed = set(below(sink.terms)) & set(self.context.plan.final)

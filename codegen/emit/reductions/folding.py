@@ -10,8 +10,8 @@ from ..access.coordinates import Coordinates
 from ..access.loads import Loads
 from ..access.tile_axes import TileAxes
 from ..context import Context, as_tensor
-from ..loops import Accumulate, Expr, Let, Scope, binary, call, literal, name, total
-from ..mathematics import FLOATING, TL, held, lowest, number
+from ..mathematics import FLOATING, TL, lowest, number, register_dtype
+from ..statements import Accumulate, Expr, Let, Scope, binary, call, literal, total
 from .folds import accumulator_dtype, as_result, fold_function, to_own_width, widen_booleans
 
 KEEPS_ZERO = frozenset({"add", "sub", "mul", "abs", "max", "min", "sqrt"})
@@ -102,10 +102,10 @@ class Folding:
 
     def _carried(self, term: Term, running: Expr, step: Expr, scope: Scope) -> Expr:
         """The running sum of a chunk on top of the carry, which takes in the sum of the chunk."""
-        carry = self.context.names.fresh("carry")
+        label = self.context.names.fresh("carry")
         shape = self.tile.shape(a for a in term.axes if a not in term.param)
-        zeros = call("tl.full", shape, literal(0), literal(TL[held(term.dtype)]))
-        self.context.body.body.append(Let(carry, zeros))
-        result = self.context.let(scope, "running", binary("+", running, name(carry)))
-        scope.body.append(Accumulate(carry, "+=", step))
+        zeros = call("tl.full", shape, literal(0), literal(TL[register_dtype(term.dtype)]))
+        carry = self.context.body.define(label, zeros)
+        result = self.context.let(scope, "running", binary("+", running, carry))
+        scope.body.append(Accumulate(label, "+=", step))
         return result

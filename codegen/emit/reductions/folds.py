@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...program.axes import Term
-from ..loops import Accumulate, Expr, binary, call, literal, method, name
-from ..mathematics import FLOATING, TL, held
+from ..mathematics import FLOATING, TL, register_dtype
+from ..statements import Accumulate, Expr, binary, call, literal, method, name
 
 
 def widen_booleans(arg: Term, value: Expr) -> Expr:
@@ -44,7 +44,7 @@ def take_in(term: Term, label: str, value: Expr, comment: str = "") -> Accumulat
 
 def accumulator_dtype(term: Term) -> str:
     """The dtype in which a reduction accumulates."""
-    dtype = held(term.dtype)
+    dtype = register_dtype(term.dtype)
     return {"b1": "i32", "i8": "i32", "i16": "i32", "u8": "i32", "u16": "i32"}.get(dtype, dtype)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from ...program.axes import Term
 from ..context import Context, default_name, name_of
-from ..loops import Accumulate, Expr, Let, Scope, binary, call, literal, name
-from ..mathematics import TL, held
+from ..mathematics import TL, register_dtype
 from ..names import identifier
+from ..statements import Accumulate, Expr, Scope, binary, call, literal, name
 from ..values import Values
 from .folding import Folding
 from .folds import take_in
@@ -36,14 +36,14 @@ class LaneAccumulators:
     def fold(self, reduced: Collection[object]) -> None:
         """After the loops: the values of what they reduced, from its lanes."""
         for term, label in self.unfolded:
-            self._define(term, self.context.rounded_reduction(term, self.folding.fold(term, name(label))))
+            self._define(term, self.context.round_reduction(term, self.folding.fold(term, name(label))))
         self.unfolded.clear()
         for total, top in self.context.plan.online.items():
             if top in reduced:
                 self._fold_online(top, total)
 
     def _accumulate_plain(self, term: Term, chunk: Scope) -> None:
-        value = self.values.reduced(term, chunk)
+        value = self.values.argument_of_reduction(term, chunk)
         label = self.context.names.fresh(f"{identifier(name_of(term)) or term.op}_lanes")
         lanes = self.folding.tile.lanes(term.args[0].axes)
         self.context.body.body.append(self.folding.accumulator(term, label, lanes))
@@ -55,20 +55,19 @@ class LaneAccumulators:
     def _accumulate_online(self, top: Term, total: Term, chunk: Scope) -> None:
         """Per lane, the maximum so far and the sum relative to it; finite at first: -inf - -inf never arises."""
         context, body = self.context, self.context.body
-        value = context.let(chunk, "value", self.values.reduced(top, chunk))
+        value = context.let(chunk, "value", self.values.argument_of_reduction(top, chunk))
         tops, sums = (context.names.fresh(f"{identifier(name_of(t)) or default_name(t)}_lanes") for t in (top, total))
-        dtype = literal(TL[held(top.dtype)])
+        dtype = literal(TL[register_dtype(top.dtype)])
         shape = self.folding.tile.shape(top.args[0].axes)
         start = literal("-3.4028234663852886e38" if top.dtype == "f32" else "-1.7976931348623157e308")
-        body.body.append(Let(tops, call("tl.full", shape, start, dtype)))
-        body.body.append(Let(sums, call("tl.full", shape, literal("0.0"), dtype)))
+        body.memo["lanes", top] = body.define(tops, call("tl.full", shape, start, dtype))
+        body.memo["lanes", total] = body.define(sums, call("tl.full", shape, literal("0.0"), dtype))
         # The sum so far is relative to the maximum before: it is scaled before the maximum changes
         higher = context.let(chunk, "higher", call("larger", name(tops), value))
         scaled = binary("*", name(sums), self._exp(top, binary("-", name(tops), higher)))
         grown = binary("+", scaled, self._exp(top, binary("-", value, higher)))
         chunk.body.append(Accumulate(sums, "=", grown, context.comment(total)))
         chunk.body.append(Accumulate(tops, "=", higher, context.comment(top)))
-        body.memo["lanes", top], body.memo["lanes", total] = name(tops), name(sums)
 
     def _fold_online(self, top: Term, total: Term) -> None:
         """Maximum and sum of the row; a row of nothing but -inf ends as in torch, with NaN for the sum."""
@@ -83,8 +82,7 @@ class LaneAccumulators:
 
     def _define(self, term: Term, value: Expr) -> None:
         body, label = self.context.body, self.context.names.fresh(name_of(term), default_name(term))
-        body.body.append(Let(label, value))
-        body.memo[term] = name(label)
+        body.memo[term] = body.define(label, value)
 
     def _exp(self, like: Term, x: Expr) -> Expr:
         return self.values.rules["exp"](like.dtype, x)

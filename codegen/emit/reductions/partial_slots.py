@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....ir.types import product
@@ -11,8 +12,8 @@ from ..access.addresses import Addresses
 from ..access.aligned_rows import AlignedRows
 from ..access.loads import Keywords
 from ..context import Context
-from ..loops import Expr, For, Let, Scope, Store, add, binary, call, literal, name, sum_of, total
 from ..mathematics import lowest, number
+from ..statements import Expr, For, Scope, Store, add, binary, call, literal, name, sum_of, total
 from .arrivals import Level
 from .folding import Folding
 from .folds import accumulator_dtype, take_in
@@ -40,12 +41,12 @@ class PartialSlots:
     def partial(self, term: Term) -> Partial:
         """The accumulator of a final reduction, folded."""
         top, tile = self.context.top, self.folding.tile
-        label, kept = top.memo["acc", term].text, tile.lanes(term.axes)
-        if kept != tile.lanes(term.args[0].axes):
+        label, lanes = top.memo["acc", term].text, tile.lanes(term.axes)
+        if lanes != tile.lanes(term.args[0].axes):
             folded = self.folding.fold_lanes(term, name(label))
             label = self.context.names.fresh(label)
-            top.body.append(Let(label, folded))
-        return Partial(term, label, kept)
+            top.define(label, folded)
+        return Partial(term, label, lanes)
 
     def store_own(self, partial: Partial) -> None:
         """This program's partial sum, in its slot."""
@@ -57,19 +58,14 @@ class PartialSlots:
 
     def store(self, partial: Partial, slot: Expr, value: Expr) -> Store:
         """A value in a slot."""
-        mask = self._mask(partial)
-        return Store(self._address(partial, slot), value, mask, mask.names if mask else frozenset())
+        return masked_store(self._address(partial, slot), value, self._mask(partial))
 
     def sum_slots(self, partial: Partial, level: Level, scope: Scope) -> Expr:
         """The sum of the slots of one level, in order."""
-        label = self.context.names.fresh(f"{self.context.name_of_final(partial.term)}_total")
-        scope.body.append(self.folding.accumulator(partial.term, label, partial.lanes))
         offset = name("k") if level.step is None else binary("*", name("k"), level.step)
-        keywords = masked(partial.term, self._mask(partial))
         address = self._address(partial, add(level.first, offset))
-        loaded = call("tl.load", address, **keywords, cache_modifier='".cg"')
-        scope.body.append(For("k", call("range", level.count), [take_in(partial.term, label, loaded)]))
-        return name(label)
+        over = call("range", level.count)
+        return add_slots(self.folding, partial.term, partial.lanes, over, address, self._mask(partial), scope)
 
     def _width(self, axis: Axis) -> int:
         """Lanes that a partial sum keeps in memory: a row held whole without its padding, in groups of 16 bytes."""
@@ -105,8 +101,23 @@ class PartialSlots:
         return binary("-", lane, self.rows.shift()) if is_aligned else lane
 
 
-def masked(term: Term, mask: Expr | None) -> Keywords:
-    """Keywords of a load of partial sums: lanes outside are neutral."""
-    if mask is None:
-        return {}
-    return {"mask": mask, "other": literal(number(lowest(term.op, term.dtype), accumulator_dtype(term)))}
+def masked_store(address: Expr, value: Expr, mask: Expr | None) -> Store:
+    """A store whose lanes outside have no place."""
+    return Store(address, value, mask, mask.names if mask else frozenset())
+
+
+def add_slots(
+    folding: Folding, term: Term, lanes: Sequence[Axis], over: Expr, address: Expr, mask: Expr | None, scope: Scope
+) -> Expr:
+    """for k: total += tl.load(address of slot k), where lanes outside are neutral."""
+    context = folding.context
+    keywords: Keywords = {}
+    if mask is not None:
+        neutral = number(lowest(term.op, term.dtype), accumulator_dtype(term))
+        keywords = {"mask": mask, "other": literal(neutral)}
+    label = context.names.fresh(f"{context.name_of_final(term)}_total")
+    scope.body.append(folding.accumulator(term, label, lanes))
+    # From L2, where other programs have stored it: the first level of caches may hold what was there before
+    loaded = call("tl.load", address, **keywords, cache_modifier='".cg"')
+    scope.body.append(For("k", over, [take_in(term, label, loaded)]))
+    return name(label)

@@ -15,7 +15,7 @@ from ...program.sizes import blocks, tidy
 from ..access.buffers import Buffers
 from ..access.tile_axes import TileAxes
 from ..context import Context
-from ..loops import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
+from ..statements import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
 from ..walk import Walk
 from .lane_accumulators import LaneAccumulators
 
@@ -51,7 +51,7 @@ class RowWords:
         assert condition is not None
         body.body.append(If(condition, computing))
 
-    def cleared(self) -> list[Statement]:
+    def clearing_loops(self) -> list[Statement]:
         """Zeros for the next launch."""
         (axis,) = self.context.plan.row
         loops: list[Statement] = []

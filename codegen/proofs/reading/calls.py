@@ -14,7 +14,7 @@ from ..bounds import draw_up_to
 from ..polynomials import ONE, ZERO, Poly, value_at
 from .memory import MEMORY
 from .reader import Reader, parse_function
-from .values import Hint, Int, Opaque, Truth, Value, combined, union
+from .values import Hint, Int, Opaque, Truth, Value, integer_result, union_of_needs
 
 WIDTHS = {"int1": 1, "int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16, "uint32": 32}
 
@@ -23,10 +23,10 @@ def call(reader: Reader, node: ast.Call) -> Value:
     function = node.func
     if isinstance(function, ast.Attribute):
         if isinstance(function.value, ast.Name) and function.value.id in ("tl", "libdevice"):
-            return CALLS.get(f"{function.value.id}.{function.attr}", unknown)(reader, node)
+            return CALLS.get(f"{function.value.id}.{function.attr}", unknown_function)(reader, node)
         return method(reader, node, function)
     assert isinstance(function, ast.Name)
-    return CALLS.get(function.id, unknown)(reader, node)
+    return CALLS.get(function.id, unknown_function)(reader, node)
 
 
 def method(reader: Reader, node: ast.Call, function: ast.Attribute) -> Value:
@@ -34,18 +34,18 @@ def method(reader: Reader, node: ast.Call, function: ast.Attribute) -> Value:
     return convert(reader, x, node.args[0], node) if function.attr == "to" and not node.keywords else Opaque()
 
 
-def unknown(reader: Reader, node: ast.Call) -> Value:
+def unknown_function(reader: Reader, node: ast.Call) -> Value:
     """A function of numbers: its operands are read for the accesses in them, its result is unknown."""
     operands = [reader.value(a) for a in node.args]
     integers = bool(operands) and all(isinstance(o, Int) for o in operands)
     if isinstance(node.func, ast.Name) and node.func.id in HELPERS and integers:
-        return inlined(reader, node.func.id, operands, node)
+        return inline_helper(reader, node.func.id, operands, node)
     if operands and all(isinstance(o, (Int, Truth)) for o in operands):
         return reader.unknown_result(operands[0], node)
     return Opaque()
 
 
-def inlined(reader: Reader, name: str, operands: Sequence[Value], node: ast.Call) -> Value:
+def inline_helper(reader: Reader, name: str, operands: Sequence[Value], node: ast.Call) -> Value:
     """The body of a helper in place of its call."""
     function = parse_function(HELPERS[name])
     # The helper's variables: defaults first, then the call's arguments over them.
@@ -88,10 +88,6 @@ def width_of(dtype: ast.expr) -> int:
     return WIDTHS.get(dtype.attr, 0) if isinstance(dtype, ast.Attribute) else 0
 
 
-def cast(reader: Reader, node: ast.Call) -> Value:
-    return convert(reader, reader.value(node.args[0]), node.args[1], node)
-
-
 def zeros(reader: Reader, node: ast.Call) -> Value:
     """Integers of zero, or floats."""
     width = width_of(node.args[1])
@@ -103,11 +99,7 @@ def full(reader: Reader, node: ast.Call) -> Value:
     return replace(value, width=width) if isinstance(value, Int) and width > 1 else Opaque()
 
 
-def broadcast_to(reader: Reader, node: ast.Call) -> Value:
-    return reader.value(node.args[0])
-
-
-def rounded(reader: Reader, node: ast.Call) -> Value:
+def round_float(reader: Reader, node: ast.Call) -> Value:
     reader.value(node.args[0])
     return Opaque()
 
@@ -150,8 +142,8 @@ def where(reader: Reader, node: ast.Call) -> Value:
         return Opaque()
     truth = test if isinstance(test, Truth) else Truth()
     choice = reader.arithmetic.choice(ast.unparse(node), (Case(a.poly, truth.true), Case(b.poly, truth.false)))
-    both = combined(a, b, choice)
-    return replace(both, width=both.width or 32, needs=union(both.needs, truth.needs))
+    both = integer_result(a, b, choice)
+    return replace(both, width=both.width or 32, needs=union_of_needs(both.needs, truth.needs))
 
 
 def extremum(kind: str, reader: Reader, node: ast.Call) -> Value:
@@ -161,13 +153,13 @@ def extremum(kind: str, reader: Reader, node: ast.Call) -> Value:
         return reader.unknown_result(a, node, a, b)
     if reader.is_data(a.poly) or reader.is_data(b.poly):
         cases = extremum_cases(kind, a.poly, b.poly)
-        return combined(a, b, reader.arithmetic.choice(ast.unparse(node), cases))
-    return combined(a, b, reader.arithmetic.extremum(kind, a.poly, b.poly))
+        return integer_result(a, b, reader.arithmetic.choice(ast.unparse(node), cases))
+    return integer_result(a, b, reader.arithmetic.extremum(kind, a.poly, b.poly))
 
 
 def cdiv(reader: Reader, node: ast.Call) -> Value:
     a, b = (reader.integer(x) for x in node.args)
-    sum_ = reader.checked(a.poly + b.poly - 1, a, b, node)
+    sum_ = reader.checked_result(a.poly + b.poly - 1, a, b, node)
     if (quotient := reader.arithmetic.ceiling(a.poly, b.poly)) is None:
         reader.read.divisions.append((ast.unparse(node), node.lineno))
         quotient = reader.datum("quotient")
@@ -181,14 +173,14 @@ def floor_division(part: int, reader: Reader, node: ast.Call) -> Value:
         return reader.unknown_result(a, node, a, b)
     results = reader.arithmetic.divide(a.poly, b.poly)
     exact = results is not None and not reader.is_data(a.poly)
-    return combined(a, b, results[part] if results and exact else reader.datum(ast.unparse(node)))
+    return integer_result(a, b, results[part] if results and exact else reader.datum(ast.unparse(node)))
 
 
 CALLS: dict[str, Callable[[Reader, ast.Call], Value]] = {
     **MEMORY,
     "tl.arange": arange,
-    "tl.broadcast_to": broadcast_to,
-    "tl.cast": cast,
+    "tl.broadcast_to": lambda reader, node: reader.value(node.args[0]),
+    "tl.cast": lambda reader, node: convert(reader, reader.value(node.args[0]), node.args[1], node),
     "tl.cdiv": cdiv,
     "tl.full": full,
     "tl.maximum": partial(extremum, "max"),
@@ -199,5 +191,5 @@ CALLS: dict[str, Callable[[Reader, ast.Call], Value]] = {
     "tl.zeros": zeros,
     "floor_quotient": partial(floor_division, 0),
     "modulo": partial(floor_division, 1),
-    "rounded": rounded,
+    "rounded": round_float,
 }

@@ -10,39 +10,27 @@ from ..atoms import Facts
 from ..polynomials import ZERO, Poly, divide_terms
 from .calls import call
 from .reader import Reader
-from .values import Int, Opaque, Pointer, Truth, Unread, Value, combined, union
-
-
-def constant(reader: Reader, node: ast.Constant) -> Value:
-    return Int(Poly.of(node.value)) if type(node.value) is int else Opaque(node.value)
+from .values import Int, Opaque, Pointer, Truth, UnreadableText, Value, integer_result, union_of_needs
 
 
 def variable(reader: Reader, node: ast.Name) -> Value:
     if node.id not in reader.variables:
-        raise Unread(f"{node.id} is not defined", node.lineno)
+        raise UnreadableText(f"{node.id} is not defined", node.lineno)
     return reader.variables[node.id]
-
-
-def attribute(reader: Reader, node: ast.Attribute) -> Value:
-    return Opaque(node.attr)
-
-
-def sequence(reader: Reader, node: ast.List | ast.Tuple) -> Value:
-    return Opaque()
 
 
 def subscript(reader: Reader, node: ast.Subscript) -> Value:
     """lanes[None, :]: the same lanes along another dimension are other lanes."""
     value = reader.value(node.value)
     if not isinstance(value, Int) or not isinstance(node.value, ast.Call):
-        raise Unread(ast.unparse(node), node.lineno)
+        raise UnreadableText(ast.unparse(node), node.lineno)
     return value
 
 
 def unary(reader: Reader, node: ast.UnaryOp) -> Value:
     x = reader.value(node.operand)
     if isinstance(node.op, ast.USub) and isinstance(x, Int):
-        return reader.checked(-x.poly, x, x, node)
+        return reader.checked_result(-x.poly, x, x, node)
     if isinstance(node.op, (ast.Invert, ast.Not)) and isinstance(x, Truth):
         return Truth(x.false, x.true, x.needs)
     return reader.unknown_result(x, node)
@@ -76,14 +64,14 @@ def address(a: Value, b: Value, node: ast.BinOp) -> Pointer:
     """pointer + offset, pointer - offset"""
     pointer, by = (a, b) if isinstance(a, Pointer) else (b, a)
     if not (isinstance(pointer, Pointer) and isinstance(by, Int) and isinstance(node.op, (ast.Add, ast.Sub))):
-        raise Unread(ast.unparse(node), node.lineno)
+        raise UnreadableText(ast.unparse(node), node.lineno)
     offset = by.poly if isinstance(node.op, ast.Add) else -by.poly
     return Pointer(pointer.name, pointer.offset + offset, (*pointer.needs, *by.needs))
 
 
 def conjunction(a: Truth, b: Truth, operator: ast.operator) -> Truth:
     """a & b, a | b; of other operators nothing is known."""
-    needs = union(a.needs, b.needs)
+    needs = union_of_needs(a.needs, b.needs)
     if isinstance(operator, ast.BitAnd):
         return Truth(a.true + b.true, (), needs)
     return Truth((), a.false + b.false, needs) if isinstance(operator, ast.BitOr) else Truth(needs=needs)
@@ -92,16 +80,16 @@ def conjunction(a: Truth, b: Truth, operator: ast.operator) -> Truth:
 def arithmetic(reader: Reader, a: Int, b: Int, node: ast.BinOp) -> Value:
     match node.op:
         case ast.Add():
-            return reader.checked(a.poly + b.poly, a, b, node)
+            return reader.checked_result(a.poly + b.poly, a, b, node)
         case ast.Sub():
-            return reader.checked(a.poly - b.poly, a, b, node)
+            return reader.checked_result(a.poly - b.poly, a, b, node)
         case ast.Mult():
-            return reader.checked(a.poly * b.poly, a, b, node)
+            return reader.checked_result(a.poly * b.poly, a, b, node)
         case ast.FloorDiv() | ast.Mod():
-            return combined(a, b, quotient(reader, a.poly, b.poly, node))
+            return integer_result(a, b, quotient(reader, a.poly, b.poly, node))
     if a.poly.number is not None and b.poly.number is not None and isinstance(node.op, (ast.LShift, ast.BitAnd)):
         x, y = int(a.poly.number), int(b.poly.number)
-        return combined(a, b, Poly.of(x << y if isinstance(node.op, ast.LShift) else x & y))
+        return integer_result(a, b, Poly.of(x << y if isinstance(node.op, ast.LShift) else x & y))
     return reader.unknown_result(a, node, a, b)
 
 
@@ -118,11 +106,11 @@ def quotient(reader: Reader, a: Poly, b: Poly, node: ast.BinOp) -> Poly:
 
 
 EXPRESSIONS: dict[type[ast.expr], Callable[[Reader, Any], Value]] = {
-    ast.Constant: constant,
+    ast.Constant: lambda _, node: Int(Poly.of(node.value)) if type(node.value) is int else Opaque(node.value),
     ast.Name: variable,
-    ast.Attribute: attribute,
-    ast.List: sequence,
-    ast.Tuple: sequence,
+    ast.Attribute: lambda _, node: Opaque(node.attr),
+    ast.List: lambda _, node: Opaque(),
+    ast.Tuple: lambda _, node: Opaque(),
     ast.Subscript: subscript,
     ast.UnaryOp: unary,
     ast.Compare: compare,

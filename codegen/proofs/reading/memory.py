@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 
 from .reader import Reader
-from .values import Access, Int, Kind, Opaque, Pointer, Ticket, Truth, Unread, Value, names_in, union
+from .values import Access, Int, Kind, Opaque, Pointer, Ticket, Truth, UnreadableText, Value, names_in
 
 WIDTHS = {"b1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64}
 
@@ -15,18 +15,17 @@ def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
     """Record an access of the first argument, under the mask where there is one."""
     pointer = reader.value(node.args[0])
     if not isinstance(pointer, Pointer):
-        raise Unread(f"{ast.unparse(node)} is no access", node.lineno)
+        raise UnreadableText(f"{ast.unparse(node)} is no access", node.lineno)
     # The mask's facts hold where it touches memory; both the mask and the address have to be right in 32 bits.
     mask = next((k.value for k in node.keywords if k.arg == "mask"), None)
     truth = reader.value(mask) if mask is not None else Truth()
     facts, needs = reader.facts, pointer.needs
     if isinstance(truth, Truth):
         facts, needs = facts + truth.true, needs + truth.needs
-    needs = union(needs)
     reader.require(needs)
     stored = frozenset(names_in(node.args[1])) if kind == "store" else frozenset[str]()
     place, text = (pointer.name, pointer.offset), ast.unparse(node)
-    reader.read.accesses.append(Access(kind, *place, facts, needs, reader.tickets, node.lineno, text, stored))
+    reader.read.accesses.append(Access(kind, *place, facts, reader.tickets, node.lineno, text, stored))
     return pointer
 
 
@@ -36,10 +35,6 @@ def content(reader: Reader, pointer: Pointer) -> Value:
     if width == 1:
         return Truth()
     return Int(reader.datum(pointer.name.removesuffix("_ptr")), width) if width else Opaque()
-
-
-def load(reader: Reader, node: ast.Call) -> Value:
-    return content(reader, access(reader, "load", node))
 
 
 def store(reader: Reader, node: ast.Call) -> Value:
@@ -53,10 +48,6 @@ def atomic_add(reader: Reader, node: ast.Call) -> Value:
     return content(reader, access(reader, "atomic", node))
 
 
-def atomic_load(reader: Reader, node: ast.Call) -> Value:
-    return content(reader, access(reader, "atomic", node))
-
-
 def last_to_arrive(reader: Reader, node: ast.Call) -> Value:
     counter = access(reader, "atomic", node)
     reader.require(reader.integer(node.args[1]).needs)
@@ -64,9 +55,9 @@ def last_to_arrive(reader: Reader, node: ast.Call) -> Value:
 
 
 MEMORY: dict[str, Callable[[Reader, ast.Call], Value]] = {
-    "tl.load": load,
+    "tl.load": lambda reader, node: content(reader, access(reader, "load", node)),
     "tl.store": store,
     "tl.atomic_add": atomic_add,
-    "known": atomic_load,
+    "known": lambda reader, node: content(reader, access(reader, "atomic", node)),
     "last_to_arrive": last_to_arrive,
 }

@@ -16,14 +16,14 @@ from typing import Any
 from ..arithmetic import Arithmetic
 from ..atoms import Facts
 from ..polynomials import Poly
-from .values import Int, Need, Opaque, Read, Ticket, Truth, Unread, Value, atoms_of, combined, names_in
+from .values import Int, Need, Opaque, Read, Ticket, Truth, UnreadableText, Value, atoms_of, integer_result, names_in
 
 
 @dataclass(frozen=True)
 class Rules:
     """Rules by the kind of node: a statement changes the reader, an expression has a value."""
 
-    statements: Mapping[type[ast.stmt], Callable[[Reader, Any], None]]
+    statements: Mapping[type[ast.stmt], Callable[[Reader, Any], object]]
     expressions: Mapping[type[ast.expr], Callable[[Reader, Any], Value]]
 
 
@@ -57,18 +57,18 @@ class Reader:
     def block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
             if (rule := self.rules.statements.get(type(statement))) is None:
-                raise Unread(type(statement).__name__, statement.lineno)
+                raise UnreadableText(type(statement).__name__, statement.lineno)
             rule(self, statement)
 
     def value(self, node: ast.expr) -> Value:
         if (rule := self.rules.expressions.get(type(node))) is None:
-            raise Unread(ast.unparse(node), node.lineno)
+            raise UnreadableText(ast.unparse(node), node.lineno)
         return rule(self, node)
 
     def integer(self, node: ast.expr) -> Int:
         value = self.value(node)
         if not isinstance(value, Int):
-            raise Unread(f"{ast.unparse(node)} is no integer", node.lineno)
+            raise UnreadableText(f"{ast.unparse(node)} is no integer", node.lineno)
         return value
 
     # ------------------------------------------------------------------ variables and facts
@@ -124,9 +124,9 @@ class Reader:
     def require(self, needs: Iterable[Need]) -> None:
         self.read.needs.update(dict.fromkeys(needs))
 
-    def checked(self, result: Poly, a: Int, b: Int, node: ast.expr) -> Int:
+    def checked_result(self, result: Poly, a: Int, b: Int, node: ast.expr) -> Int:
         """The result of an operation that may not fit into 32 bits."""
-        both = combined(a, b, result)
+        both = integer_result(a, b, result)
         if both.width in (0, 64):
             return both
         if self.is_data(result):

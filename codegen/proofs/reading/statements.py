@@ -8,7 +8,7 @@ from typing import Any
 
 from ..polynomials import ONE, ZERO, Poly
 from .reader import Reader
-from .values import Int, Opaque, Truth, Unread, combined, names_in
+from .values import Int, Opaque, Truth, UnreadableText, integer_result, names_in
 
 
 def assign(reader: Reader, node: ast.Assign) -> None:
@@ -18,7 +18,7 @@ def assign(reader: Reader, node: ast.Assign) -> None:
     elif isinstance(target, ast.Name):
         reader.bind(target.id, node.value)
     else:
-        raise Unread(ast.unparse(target), node.lineno)
+        raise UnreadableText(ast.unparse(target), node.lineno)
 
 
 def assign_parts(reader: Reader, targets: ast.Tuple, node: ast.expr) -> None:
@@ -26,7 +26,7 @@ def assign_parts(reader: Reader, targets: ast.Tuple, node: ast.expr) -> None:
     reader.value(node)
     for target in targets.elts:
         if not isinstance(target, ast.Name):
-            raise Unread(ast.unparse(targets), node.lineno)
+            raise UnreadableText(ast.unparse(targets), node.lineno)
         reader.variables[target.id] = Opaque()
         reader.made_of.setdefault(target.id, set()).update(names_in(node))
 
@@ -41,10 +41,6 @@ def assign_operation(reader: Reader, node: ast.AugAssign) -> None:
 def assign_annotated(reader: Reader, node: ast.AnnAssign) -> None:
     assert isinstance(node.target, ast.Name)
     reader.variables[node.target.id] = reader.value(node.value) if node.value else Opaque()
-
-
-def evaluate(reader: Reader, node: ast.Expr) -> None:
-    reader.value(node.value)
 
 
 def return_value(reader: Reader, node: ast.Return) -> None:
@@ -74,7 +70,7 @@ def loop(reader: Reader, node: ast.For) -> None:
     turn = reader.arithmetic.turns(f"{name}#" if step != ONE else name, length, step)
     variable = start.poly + turn * step
     reader.read.spans[turn.top], reader.read.steps[turn.top] = (start.poly, stop.poly), step
-    both = combined(start, stop, variable)
+    both = integer_result(start, stop, variable)
     with reader.assuming((length - 1,)):
         if both.width != 64:  # what ends the loop is computed, too
             reader.require([reader.need(stop.poly + step - 1, both.narrow, node.iter)])
@@ -95,7 +91,7 @@ def loop_range(reader: Reader, call: ast.Call) -> tuple[Int, Int, Poly]:
     for bound in bounds:
         reader.require(bound.needs)
     if not reader.world.holds(step.poly - 1):
-        raise Unread("a step that may not be positive", call.lineno)
+        raise UnreadableText("a step that may not be positive", call.lineno)
     return start, stop, step.poly
 
 
@@ -106,11 +102,11 @@ def assigned_names(body: Sequence[ast.stmt]) -> Iterator[str]:
                 yield node.id
 
 
-STATEMENTS: dict[type[ast.stmt], Callable[[Reader, Any], None]] = {
+STATEMENTS: dict[type[ast.stmt], Callable[[Reader, Any], object]] = {
     ast.Assign: assign,
     ast.AugAssign: assign_operation,
     ast.AnnAssign: assign_annotated,
-    ast.Expr: evaluate,
+    ast.Expr: lambda reader, node: reader.value(node.value),
     ast.Return: return_value,
     ast.If: branch,
     ast.For: loop,

@@ -10,11 +10,11 @@ from ..atoms import Facts
 from ..polynomials import ZERO, Poly
 
 
-class Unread(Exception):
+class UnreadableText(Exception):
     """The text has something that is not understood."""
 
-    def __init__(self, what: str, line: int) -> None:
-        super().__init__(f"line {line}: {what}")
+    def __init__(self, reason: str, line: int) -> None:
+        super().__init__(f"line {line}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,6 @@ class Access:
     pointer: str
     offset: Poly
     facts: Facts  # of the branches and loops around it, and of its mask
-    needs: tuple[Need, ...]
     tickets: tuple[Ticket, ...]
     line: int
     text: str
@@ -114,14 +113,14 @@ class Read:
     program: int | None = None
 
 
-def union(*needs: tuple[Need, ...]) -> tuple[Need, ...]:
+def union_of_needs(*needs: tuple[Need, ...]) -> tuple[Need, ...]:
     return tuple(dict.fromkeys(need for group in needs for need in group))
 
 
-def combined(a: Int, b: Int, poly: Poly) -> Int:
+def integer_result(a: Int, b: Int, poly: Poly) -> Int:
     """As wide as Triton makes the result: of two integers the wider, an argument as wide as its value."""
     width = max(a.width, b.width)
-    return Int(poly, width, frozenset() if width == 64 else a.narrow | b.narrow, union(a.needs, b.needs))
+    return Int(poly, width, frozenset() if width == 64 else a.narrow | b.narrow, union_of_needs(a.needs, b.needs))
 
 
 def atoms_of(value: Value) -> set[int]:

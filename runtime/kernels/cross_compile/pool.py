@@ -220,6 +220,7 @@ class Pool:
             return self._once(job)
 
     def _once(self, job: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
+        # A place in the pool is taken before a worker is started in it, and given back whatever happens.
         worker = self.idle.get()
         try:
             worker = worker or self._start()

@@ -16,6 +16,7 @@ import fusegrad
 from fusegrad.__main__ import main
 from fusegrad.runtime.autograd import node as runtime_node
 from fusegrad.runtime.capture import outputs
+from fusegrad.runtime.check import reproducer
 from fusegrad.runtime.check.modes import MODES
 from fusegrad.runtime.check.subject import CheckArgumentError
 from fusegrad.runtime.compiled import backward
@@ -195,6 +196,11 @@ def test_nested_arguments() -> None:
     report = fusegrad.check(fast, {"w": w()}, x(), quiet=True, **{**QUICK, "transforms": ["backward", "vmap(grad)"]})
     assert report.ok and "only params['w'] requires grad" in {r.case for r in report.rows}
     assert {r.result for r in report.rows if r.mode == "vmap(grad)"} == {"derived"}
+    # The call without compilation, as a reproducer of nested arguments writes it.
+    names: dict[str, Any] = {"fast": fast.apply, "subject": Nested}
+    exec(compile(reproducer.NESTED, "<nested>", "exec"), names)
+    params, a = {"w": w()}, x()
+    assert torch.equal(names["theirs"](params, a)["y"], a * params["w"])
 
 
 class TreeJvp(Function):

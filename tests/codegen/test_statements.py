@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from fusegrad.codegen.emit.loops import Accumulate, For, Let, Store, binary, check, literal, name, prune, render, unary
+from fusegrad.codegen.emit.statements import (
+    Accumulate,
+    For,
+    Let,
+    Store,
+    binary,
+    check,
+    literal,
+    name,
+    prune,
+    render,
+    unary,
+)
 from fusegrad.ir.errors import InvalidGraphError
 
 POINTER = binary("+", name("x_ptr"), name("lane"))

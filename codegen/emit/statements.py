@@ -60,9 +60,9 @@ def unary(operator: str, operand: Expr) -> Expr:
 
 def call(function: str, *operands: Expr, **keywords: Expr | str) -> Expr:
     """function(operands, keyword=..); a helper's name counts as read."""
-    given = [o.text for o in operands] + [f"{k}={v}" for k, v in keywords.items()]
+    texts = [o.text for o in operands] + [f"{k}={v}" for k, v in keywords.items()]
     names = frozenset().union(*(o.names for o in (*operands, *keywords.values()) if isinstance(o, Expr)))
-    return Expr(f"{function}({', '.join(given)})", ATOM, names | {function.split(".")[0]})
+    return Expr(f"{function}({', '.join(texts)})", ATOM, names | {function.split(".")[0]})
 
 
 def method(operand: Expr, call_text: str) -> Expr:
@@ -148,6 +148,11 @@ class Scope:
     memo: dict[object, Expr] = field(default_factory=dict)
     closed: bool = False
 
+    def define(self, label: str, value: Expr, comment: str = "") -> Expr:
+        """The value under a name, from here on."""
+        self.body.append(Let(label, value, comment))
+        return name(label)
+
     def find(self, key: object) -> Expr | None:
         scope: Scope | None = self
         while scope is not None:
@@ -166,14 +171,14 @@ class Scope:
 
 def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
     """The statements that a store depends on; `needed` collects what they read, last first."""
-    kept: list[Statement] = []
+    live: list[Statement] = []
     for statement in reversed(body):
         if isinstance(statement, (For, If)):
-            kept += _pruned_block(statement, needed)
+            live += _pruned_block(statement, needed)
         elif isinstance(statement, Store) or statement.name in needed:
             needed |= _reads(statement)
-            kept.append(statement)
-    return kept[::-1]
+            live.append(statement)
+    return live[::-1]
 
 
 def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
@@ -197,9 +202,9 @@ def _reads(statement: Let | Accumulate | Store) -> frozenset[str]:
     return statement.value.names | own
 
 
-def check(body: Sequence[Statement], known: Iterable[str], kernel: str) -> None:
+def check(body: Sequence[Statement], arguments: Iterable[str], kernel: str) -> None:
     """Every name defined once and before its use, every store masked where its lanes may lie outside."""
-    defined = set(known)
+    defined = set(arguments)
     for fault in _text_faults(body, defined):
         raise InvalidGraphError(fault, node=f"kernel {kernel}")
 
@@ -215,8 +220,8 @@ def _text_faults(body: Sequence[Statement], defined: set[str]) -> Iterator[str]:
                 yield f"{statement.name} is defined twice"
             defined.add(statement.name)
         elif isinstance(statement, Store):
-            written = statement.mask.names if statement.mask else frozenset()
-            yield from (f"a store lacks the mask {n}" for n in sorted(statement.lanes - written))
+            masks = statement.mask.names if statement.mask else frozenset()
+            yield from (f"a store lacks the mask {n}" for n in sorted(statement.lanes - masks))
 
 
 def _names_read(statement: Statement) -> frozenset[str]:
@@ -251,9 +256,9 @@ def _line(statement: Let | Accumulate | Store) -> str:
 
 def read_names(body: Iterable[Statement]) -> set[str]:
     """Every name that a body reads."""
-    found: set[str] = set()
+    names: set[str] = set()
     for statement in body:
-        found |= _names_read(statement)
+        names |= _names_read(statement)
         if isinstance(statement, (For, If)):
-            found |= read_names(statement.body)
-    return found
+            names |= read_names(statement.body)
+    return names
