@@ -167,8 +167,8 @@ def _require_indifferent(compiler: Compiled, spec: Specialization, backwards: di
         except (CaptureError, LoweringError):
             continue
         if key(_without_strides(for_layout)) != key(_without_strides(backwards[predicted])):
-            reason = "its backward depends on the layout of its gradients"
-            raise export_error(compiler, reason, captured.backward_place())
+            refusal = "its backward depends on the layout of its gradients"
+            raise export_error(compiler, refusal, captured.backward_place())
 
 
 def _layout(layout: str, like: Any) -> Any:

@@ -273,5 +273,5 @@ def require_nameable(
 
 def capture_refusal(compiler: Compiled, error: CaptureError) -> ExportError:
     """The error for a Function that cannot be captured."""
-    reason = f"it cannot be captured: {error.facts.get('reason', error)}"
-    return export_error(compiler, reason, error.facts.get("where"))
+    refusal = f"it cannot be captured: {error.facts.get('reason', error)}"
+    return export_error(compiler, refusal, error.facts.get("where"))
