@@ -29,9 +29,9 @@ from .emit.emit import kernel_of
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .program.axes import Axis, Goal, Materialize, Memory, Program, Sink, below
+from .program.axes import Axis, Goal, Materialize, Memory, Program, Sink, terms_below
 from .program.sinks import build_sinks
-from .program.sizes import Hints, number, symbols
+from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
 from .schedule.quotients import Quotients
@@ -152,7 +152,7 @@ class _Group:
     def _empty(self) -> dict[sympy.Symbol, int]:
         """Symbols that make a size zero: they are compiled in."""
         sizes = {n for v in (*self.graph.inputs, *self.order) for n in v.shape if not isinstance(n, int)}
-        zeros = symbols(n for n in sizes if number(n, self.hints) == 0)
+        zeros = symbols(n for n in sizes if evaluate_size(n, self.hints) == 0)
         return {s: int(self.hints[s]) for s in sorted(zeros, key=str)}
 
     def _cut_deep(self) -> None:
@@ -322,4 +322,4 @@ def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:
 
 
 def _axes_below(sink: Sink) -> frozenset[Axis]:
-    return frozenset(sink.axes).union(*(t.axes for t in below(sink.terms)))
+    return frozenset(sink.axes).union(*(t.axes for t in terms_below(sink.terms)))

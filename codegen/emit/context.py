@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...ir.types import LOW_FLOATS
 from ..kernel import Target
-from ..program.axes import Program, Sink, Term, below
+from ..program.axes import Program, Sink, Term, terms_below
 from ..program.sizes import Hints
 from ..schedule.schedule import Schedule
 from .mathematics import EXACT, TL, register_dtype
@@ -63,7 +63,7 @@ class Context:
 
     def name_of_final(self, term: Term) -> str:
         """The name of a final reduction: the user's own, or that of the first output that depends on it."""
-        outputs = [s for s in self.program.sinks if term in below(s.terms)]
+        outputs = [s for s in self.program.sinks if term in terms_below(s.terms)]
         return identifier(name_of(term) or (name_of(outputs[0]) if outputs else None)) or term.op
 
 

@@ -19,7 +19,7 @@ from ...ir.types import product
 from ..kernel import Kernel, Scalar, Target
 from ..program.axes import Axis, Program
 from ..program.op_counts import operations_of
-from ..program.sizes import Hints, number, tidy
+from ..program.sizes import Hints, evaluate_size, tidy
 from ..schedule.schedule import Schedule
 from .access.addresses import Addresses
 from .access.aligned_rows import AlignedRows
@@ -165,7 +165,7 @@ def _emit_walk(emitter: Emitter) -> None:
 def _hold_rows(emitter: Emitter) -> None:
     """Row axes that the program covers from end to end."""
     plan = emitter.context.plan
-    for axis in plan.whole if plan.chunked else plan.row:
+    for axis in plan.whole_axes if plan.chunked else plan.row:
         if plan.chunked or not emitter.rows.covers(axis):
             emitter.coords.set_whole(axis)
 
@@ -207,7 +207,7 @@ def _kept_multiples(context: Context, read: set[str]) -> list[Statement]:
     sizes = context.sizes
     statements: list[Statement] = []
     for size, label in sizes.scalars.items() if is_on("multiples") else ():
-        if label in read and label in sizes.wide and number(size, context.hints) % WIDTH == 0:
+        if label in read and label in sizes.wide and evaluate_size(size, context.hints) % WIDTH == 0:
             multiple = binary("*", binary("//", name(label), literal(WIDTH)), literal(WIDTH))
             statements.append(Accumulate(label, "=", multiple, f"a multiple of {WIDTH}: accesses are wide"))
             sizes.guards[sympy.Eq(sympy.Mod(size, WIDTH), 0)] = None

@@ -15,8 +15,7 @@ import sympy
 from ...ir.errors import Unfusible
 from ...ir.types import Size
 from ..program.axes import Program
-from ..program.sizes import Hints, nonnegative, tidy
-from ..program.sizes import number as evaluated
+from ..program.sizes import Hints, evaluate_size, nonnegative, tidy
 from .statements import Expr, literal, name
 
 LABELS = {
@@ -102,7 +101,7 @@ class SizeArguments:
 
     def require_countable(self, size: Size) -> None:
         """Lengths that are counted in blocks: 32 bits hold a block more, or they are 64 bits wide as they are."""
-        current = evaluated(size, self.hints)
+        current = evaluate_size(size, self.hints)
         if LONGEST <= current <= MOST:
             raise Unfusible(self.program.sinks[0].node, f"a length of {current} is the end of what 32 bits count")
         if not isinstance(size, int):
@@ -111,7 +110,7 @@ class SizeArguments:
 
     def require_below(self, number: Size, end: int) -> None:
         """32 bits count so many; where there are more, no kernel does."""
-        if (current := evaluated(number, self.hints)) >= end:
+        if (current := evaluate_size(number, self.hints)) >= end:
             raise Unfusible(self.program.sinks[0].node, f"32 bits count too few of its parts: {current}")
         if not isinstance(number, int):
             self.guards[sympy.Lt(number, end)] = None
@@ -120,7 +119,7 @@ class SizeArguments:
         """Lanes are so close to each other as long as their stride is; another kernel serves longer ones."""
         if isinstance(span, int):
             return abs(span) < SPAN
-        if not nonnegative(span) or evaluated(span, self.hints) >= SPAN:
+        if not nonnegative(span) or evaluate_size(span, self.hints) >= SPAN:
             return False
         self.guards[sympy.Lt(span, SPAN)] = None
         return True

@@ -15,7 +15,7 @@ from ...ir.errors import Unfusible
 from ...ir.types import ITEMSIZE, LOW_FLOATS
 from ..kernel import Target
 from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term
-from ..program.sizes import Hints, number, power_of_two
+from ..program.sizes import Hints, evaluate_size, power_of_two
 from ..schedule.schedule import Schedule
 
 LEAST = 16
@@ -84,8 +84,8 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
     rows, cols = (sorted(a.axes - b.axes, key=lambda x: x.order) for a, b in ((left, right), (right, left)))
     if len(total.param) != 1 or not rows or not cols or not set(total.param) <= left.axes & right.axes:
         refuse(node, "it is no product of matrices")
-    row = max(rows, key=lambda a: number(a.size, hints))
-    col = max(cols, key=lambda a: (a in close, number(a.size, hints)))
+    row = max(rows, key=lambda a: evaluate_size(a.size, hints))
+    col = max(cols, key=lambda a: (a in close, evaluate_size(a.size, hints)))
     batch = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
     return Roles(total, left, right, row, col, total.param[0], batch)
 
@@ -103,7 +103,7 @@ def schedule_of(roles: Roles, tile: Tile, target: Target, hints: Hints) -> Sched
     """Roles as a schedule; its `tile` is that of the result."""
     return Schedule(
         row=(), chunked=False, walk=(), grid=(*roles.batch, roles.row, roles.col),
-        tile={roles.row: tile.rows, roles.col: tile.cols}, inner=frozenset(), final=(), after=frozenset(),
+        tile={roles.row: tile.rows, roles.col: tile.cols}, inner=frozenset(), final=(), after_final=frozenset(),
         phase={}, items=None, programs=None, warps=max(min(tile.warps, 4), tile.warps * 32 // target.warp),
         stages=_stages(roles, tile, target, hints), order=(*roles.batch, roles.row, roles.k, roles.col),
         hoisted=True, online={}, direct={},
@@ -118,8 +118,8 @@ def tile_of(roles: Roles, target: Target, hints: Hints) -> Tile:
     axes = (roles.row, roles.col, roles.k)
     open_ = [not isinstance(a.size, int) and target.kind != "interpret" for a in axes]
     least = [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
-    sizes = [number(a.size, hints) for a in axes]
-    points = math.prod(max(1, number(a.size, hints)) for a in roles.batch)
+    sizes = [evaluate_size(a.size, hints) for a in axes]
+    points = math.prod(max(1, evaluate_size(a.size, hints)) for a in roles.batch)
     fitted = [_fit_tile(t, sizes, least) for t in TILES[ITEMSIZE[roles.dtype]]]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
     busy = (i for i, t in enumerate(fitted) if -(-sizes[0] // t.rows) * -(-sizes[1] // t.cols) * points >= target.units)
@@ -138,7 +138,7 @@ def _fit_tile(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:
 
 def _stages(roles: Roles, tile: Tile, target: Target, hints: Hints) -> int:
     """Turns whose loads are in flight, as far as shared memory holds them."""
-    turns = -(-number(roles.k.size, hints) // tile.depth)
+    turns = -(-evaluate_size(roles.k.size, hints) // tile.depth)
     turn = (tile.rows + tile.cols) * tile.depth * ITEMSIZE[roles.dtype]
     most = min((2 if target.kind == "hip" else 3) + target.leaning.stages, turns)
     return next((n for n in range(most, 1, -1) if n * turn <= target.shared * 3 // 4), 1)

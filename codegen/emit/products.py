@@ -17,9 +17,9 @@ from ...ir import Graph
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, product
 from ..kernel import Kernel, Kernels, Ref, Target
-from ..program.axes import Axis, Goal, Materialize, Memory, Program, Term, below
+from ..program.axes import Axis, Goal, Materialize, Memory, Program, Term, terms_below
 from ..program.sinks import build_sinks
-from ..program.sizes import Hints, blocks, number, tidy
+from ..program.sizes import Hints, cdiv, evaluate_size, tidy
 from ..program.terms import TermTable
 from ..program.unify import unify
 from ..schedule.schedule import Schedule
@@ -117,7 +117,7 @@ class ProductLoop:
     def _inside_k(self, lane: Expr, first: Expr | None, scope: Scope) -> Expr | None:
         """The mask along the sum; none where whole turns cover it, or where guards see to that."""
         sizes, size, depth = self.context.sizes, self.roles.k.size, self.tile.block_sizes[self.roles.k]
-        if number(size, self.context.hints) % depth == 0 and (isinstance(size, int) or is_on("multiples")):
+        if evaluate_size(size, self.context.hints) % depth == 0 and (isinstance(size, int) or is_on("multiples")):
             if not isinstance(size, int):
                 sizes.guards[sympy.Eq(sympy.Mod(size, depth), 0)] = None
             return None
@@ -172,9 +172,9 @@ def traffic_of_product(emitter: Emitter, roles: Roles, tile: Tile) -> Traffic:
     """Operands are read once from memory; each further block of the other side reads them again, from L2."""
     traffic = emitter.traffic()
     for operand, opposite, side in ((roles.left, roles.col, tile.cols), (roles.right, roles.row, tile.rows)):
-        for load in (t for t in below([operand]) if t.op == "load" and roles.k in t.axes):
+        for load in (t for t in terms_below([operand]) if t.op == "load" and roles.k in t.axes):
             once = tidy(product(a.size for a in load.axes) * ITEMSIZE[load.dtype])
-            if (again := tidy(once * (blocks(opposite.size, side) - 1))) != 0:
+            if (again := tidy(once * (cdiv(opposite.size, side) - 1))) != 0:
                 add_bytes(traffic.cached, emitter.buffers.labels[load.param.ref], again)
     return traffic
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..program.axes import Axis, Sink, Term, below
+from ..program.axes import Axis, Sink, Term, terms_below
 from .access.coordinates import Coordinates
 from .access.levels import Levels
 from .access.loads import Loads
@@ -36,7 +36,7 @@ class RowPasses:
     def emit(self) -> None:
         """All that this program stores itself, and what its accumulators take in."""
         plan = self.context.plan
-        sinks = [s for s in self.context.program.sinks if not any(t in plan.after for t in below(s.terms))]
+        sinks = [s for s in self.context.program.sinks if not any(t in plan.after_final for t in terms_below(s.terms))]
         if plan.shared:
             self._emit_strip(sinks)
         elif plan.packed:
@@ -84,7 +84,7 @@ class RowPasses:
     def _emit_pass(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
         """One nest of loops over chunks of the row: lane accumulators before, the loops, the folds after."""
         plan, body = self.context.plan, self.context.body
-        axes -= frozenset(plan.whole)
+        axes -= frozenset(plan.whole_axes)
         before = self.coords.before(axes)
         # Loops over what a sum with slots of its own keeps are the outer ones: it is complete behind the others
         direct = next((plan.direct[w] for w in work if isinstance(w, Term) and w in plan.direct), ())

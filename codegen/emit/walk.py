@@ -9,7 +9,7 @@ import sympy
 
 from ...ir.types import Size
 from ..program.axes import Axis
-from ..program.sizes import blocks, same, tidy
+from ..program.sizes import cdiv, same, tidy
 from .access.coordinates import Coord, Coordinates
 from .context import Context
 from .statements import Expr, add, binary, call, literal, name
@@ -93,5 +93,5 @@ class Walk:
 def _items_per_program(items: Size, programs: Size, step: int) -> Size:
     """The most items that a program walks."""
     if isinstance(items, int) and isinstance(programs, int):
-        return -(-blocks(items, step) // (programs // step))
-    return sympy.ceiling(sympy.sympify(blocks(items, step)) / tidy(sympy.sympify(programs) / step))
+        return -(-cdiv(items, step) // (programs // step))
+    return sympy.ceiling(sympy.sympify(cdiv(items, step)) / tidy(sympy.sympify(programs) / step))

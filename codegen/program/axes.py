@@ -246,8 +246,8 @@ class Program:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
-        self.terms = below(t for s in self.sinks for t in s.terms)
-        axes = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
+        self.terms = terms_below(t for s in self.sinks for t in s.terms)
+        axes = {a for s in self.sinks for a in s.axes}.union(*(axes_mentioned(t) for t in self.terms))
         self.axes = tuple(sorted(axes, key=lambda a: a.order))
 
     def traffic(self) -> Iterator[Traffic]:
@@ -259,11 +259,11 @@ class Program:
             yield Traffic(s.ref, s.place, frozenset(s.axes), ITEMSIZE[s.dtype], plain, s)
 
 
-def mentioned(term: Term) -> set[Axis]:
+def axes_mentioned(term: Term) -> set[Axis]:
     return set(term.axes) | (set(term.param) if term.op in (*REDUCTIONS, *SCANS) else set())
 
 
-def below(roots: Iterable[Term]) -> tuple[Term, ...]:
+def terms_below(roots: Iterable[Term]) -> tuple[Term, ...]:
     """Every term under the roots, arguments first."""
     ordered: dict[Term, None] = {}
     todo = [(root, False) for root in reversed(list(roots))]

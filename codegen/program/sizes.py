@@ -67,7 +67,7 @@ def longer_than_one(size: Size) -> bool:
     return not isinstance(size, int) or size > 1
 
 
-def number(size: Size, hints: Hints) -> int:
+def evaluate_size(size: Size, hints: Hints) -> int:
     """The size at the current values of the symbols."""
     return size if isinstance(size, int) else int(sympy.sympify(size).subs(dict(hints)))
 
@@ -76,7 +76,7 @@ def symbols(sizes: Iterable[Size]) -> set[sympy.Symbol]:
     return set().union(*(s.free_symbols for s in sizes if not isinstance(s, int)))
 
 
-def blocks(size: Size, block: int) -> Size:
+def cdiv(size: Size, block: int) -> Size:
     """ceil(size / block)."""
     if block == 1:
         return size

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...ir import Value
 from ...ir.types import Size
-from .axes import REDUCTIONS, SCANS, Access, Axis, Index, Memory, Sink, Term, below
+from .axes import REDUCTIONS, SCANS, Access, Axis, Index, Memory, Sink, Term, terms_below
 from .sizes import divide
 
 
@@ -134,7 +134,7 @@ class TermTable:
         self, sinks: Sequence[Sink], to: Mapping[Axis, Index], place_of: Callable[[Index], Index]
     ) -> list[Sink]:
         new: dict[Term, Term] = {}
-        terms, self._terms = below(t for s in sinks for t in s.terms), {}
+        terms, self._terms = terms_below(t for s in sinks for t in s.terms), {}
         for term in terms:
             args = tuple(new[a] for a in term.args)
             new[term] = self.make(term.op, *args, dtype=term.dtype, param=_param(term, to, place_of), node=term.node)

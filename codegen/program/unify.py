@@ -10,7 +10,7 @@ from itertools import combinations
 
 from ...ir.switches import is_on
 from ...ir.types import Size
-from .axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term, below, mentioned
+from .axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term, axes_mentioned, terms_below
 from .sizes import divide, longer_than_one, same, tidy
 from .terms import AxisTable, TermTable
 
@@ -34,7 +34,7 @@ def unify(terms: TermTable, sinks: list[Sink]) -> list[Sink]:
 def with_nested_sums(table: TermTable, sinks: Sequence[Sink], inside: Mapping[Term, Term]) -> list[Sink]:
     """sum over rows and columns of x  ->  sum over rows of the sum over columns, where the program has that anyway."""
     new: dict[Term, Term] = {}
-    for term in below(t for s in sinks for t in s.terms):
+    for term in terms_below(t for s in sinks for t in s.terms):
         args, param = tuple(new[a] for a in term.args), term.param
         if (part := inside.get(term)) is not None:
             args = (table.make(part.op, *args, dtype=part.dtype, param=part.param, node=part.node),)
@@ -45,7 +45,7 @@ def with_nested_sums(table: TermTable, sinks: Sequence[Sink], inside: Mapping[Te
 
 def _refinement(axes: AxisTable, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
     """An axis to divide, because another load walks the same memory with the same stride in shorter runs."""
-    terms = below(t for s in sinks for t in s.terms)
+    terms = terms_below(t for s in sinks for t in s.terms)
     scanned = {a for t in terms if t.op in SCANS for a in t.param}
     loads = [t.param for t in terms if t.op == "load"]
     for long in loads:
@@ -69,7 +69,7 @@ class _Joined:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sets = {frozenset(s.axes) | s.value.axes | s.place.axes for s in sinks}
-        self.sets |= {frozenset(mentioned(t)) | _over(t) for t in below(t for s in sinks for t in s.terms)}
+        self.sets |= {frozenset(axes_mentioned(t)) | _over(t) for t in terms_below(t for s in sinks for t in s.terms)}
         self.axes = sorted(frozenset().union(*self.sets), key=lambda a: a.order)
         self.into: dict[Axis, Axis] = {}
 
@@ -105,7 +105,7 @@ def _over(term: Term) -> frozenset[Axis]:
 
 def _alike(sinks: Sequence[Sink]) -> Iterator[tuple[list[Axis], list[Axis]]]:
     """Candidates for joining, most telling first: same buffer and place, same stride in it, same strides, same size."""
-    terms = below(t for s in sinks for t in s.terms)
+    terms = terms_below(t for s in sinks for t in s.terms)
     loads = sorted((t for t in terms if t.op == "load"), key=lambda t: -len(t.param.place.terms))
     ranked = [(t.param.ref, _by_stride(t.param.place)) for t in loads]
     ranked += [(s.ref, _by_stride(s.place)) for s in sinks]

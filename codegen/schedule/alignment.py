@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from ...ir.types import Size
 from ..program.axes import Axis, Index, Program
-from ..program.sizes import Hints, number
+from ..program.sizes import Hints, evaluate_size
 
 Begin: TypeAlias = "tuple[tuple[tuple[Axis, Size], ...], Size]"
 GROUP = 16
@@ -47,7 +47,7 @@ def slide_of(program: Program, axis: Axis, size: Mapping[Axis, int], hints: Hint
         return None
     terms, offset = max(moved, key=lambda k: moved[k])
     group = GROUP // widest[terms, offset]
-    steps = [number(n, hints) for n in (offset, *(c for _, c in terms))]
+    steps = [evaluate_size(n, hints) for n in (offset, *(c for _, c in terms))]
     odd = any(n % group for n in steps) and min(steps) >= 0
     return Slide(axis, terms, offset, group) if odd and group > 1 else None
 

@@ -10,7 +10,7 @@ import sympy
 
 from ...ir.types import ITEMSIZE, Size, product
 from ..program.axes import Axis
-from ..program.sizes import blocks, tidy
+from ..program.sizes import cdiv, tidy
 from .residency import Residency, passes_over
 from .roles import AxisRoles
 from .tiling import Tiling
@@ -39,7 +39,7 @@ def choose_reduction_plan(
     if not roles.final and not (chunked and walk and passes_over(w, roles.row, residency.online) > 1):
         return ReductionPlan((), roles.outer)
     grid = roles.row if residency.shared else tuple(a for a in roles.outer if a not in walk)
-    items, strips = (product(blocks(a.size, tile.get(a, 1)) for a in axes) for axes in (walk, grid))
+    items, strips = (product(cdiv(a.size, tile.get(a, 1)) for a in axes) for axes in (walk, grid))
     # as many programs as the device runs at once, or fewer where the rows in flight are to stay in L2
     per_unit = max(1, 16 * 32 // (tiling.warps * w.target.warp)) if w.target.kind != "interpret" else 1
     programs: Size = w.budget.units * per_unit
@@ -49,7 +49,7 @@ def choose_reduction_plan(
     # only sums that keep lanes weigh so much that fewer programs are better
     if not any(r.axes & set(tile) for r in roles.final):
         return ReductionPlan(walk, grid, items, tidy(_least(programs, items)))
-    each, most = blocks(items, tiling.step), _rounds(programs, tiling.step)
+    each, most = cdiv(items, tiling.step), _rounds(programs, tiling.step)
     programs = tiling.step * _even(each, _least(most, _programs_worth_sums(w, roles, tiling, each, walk)))
     return ReductionPlan(walk, grid, items, tidy(programs))
 
@@ -58,8 +58,8 @@ def choose_reduction_plan(
 def _programs_worth_sums(w: Workload, roles: AxisRoles, tiling: Tiling, items: Size, walk: Sequence[Axis]) -> Size:
     """Programs whose partial sums weigh little; more of them rather than long walks on an idle device."""
     turns = max(w.budget.turns, w.budget.walked // tiling.lanes)
-    light = blocks(items, max(turns, _items_worth_sums(w, roles, tiling.tile, walk)))
-    quick = _least(blocks(items, max(turns, w.budget.long)), max(1, w.budget.units // 2))
+    light = cdiv(items, max(turns, _items_worth_sums(w, roles, tiling.tile, walk)))
+    quick = _least(cdiv(items, max(turns, w.budget.long)), max(1, w.budget.units // 2))
     return max(light, quick) if isinstance(light, int) and isinstance(quick, int) else sympy.Max(light, quick)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ...ir.types import LOW_FLOATS
-from ..program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, below
+from ..program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, terms_below
 from .workload import Separate, Workload, nodes_of
 
 STRIP = 256
@@ -157,7 +157,7 @@ def check_finish(w: Workload, roles: AxisRoles, after: frozenset[Term], chunked:
         needed = [r for r in roles.final if any(r is t or r in w.under[t] for t in sink.terms)]
         if not needed:
             continue
-        axes = set(sink.axes).union(*(t.axes for t in set(below(sink.terms)) & after if t not in final))
+        axes = set(sink.axes).union(*(t.axes for t in set(terms_below(sink.terms)) & after if t not in final))
         summed = set(needed[0].param) - row
         partial = [r for r in needed if axes - r.axes - _recomputed(w, roles, r) or set(r.param) - row != summed]
         lost = [t for t in _reached(sink, final) if chunked and t.op in REDUCTIONS]

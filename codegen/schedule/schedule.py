@@ -17,7 +17,7 @@ import sympy
 
 from ...ir.types import Size, product
 from ..program.axes import Axis, Term
-from ..program.sizes import blocks
+from ..program.sizes import cdiv
 from .alignment import Slide
 from .reduction_plan import choose_reduction_plan, choose_walk
 from .residency import choose_residency, is_hoisted, phases_of
@@ -41,7 +41,7 @@ class Schedule:
     tile: dict[Axis, int]
     inner: frozenset[Term]
     final: tuple[Term, ...]
-    after: frozenset[Term]
+    after_final: frozenset[Term]
     phase: dict[Term, int]
     items: Size | None
     programs: Size | None
@@ -53,25 +53,25 @@ class Schedule:
     direct: dict[Term, tuple[Axis, ...]]  # final sums with a partial sum per item, and the row axes that they keep
     shared: bool = False
     slide: Slide | None = None
-    whole: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
+    whole_axes: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
     packed: frozenset[Term] = frozenset()  # loads that stay 16 bits wide from phase to phase; others are made anew
     step: int = 1  # items between those of one program: rows that begin alike, so that its lanes stay columns
 
     @property
     def pinned(self) -> tuple[Axis, ...]:
         """Axes whose sizes are compiled in: they are in the tile from end to end."""
-        return self.whole if self.chunked else self.row
+        return self.whole_axes if self.chunked else self.row
 
     def blocks(self, axis: Axis) -> Size:
-        return blocks(self.reach(axis), self.own(axis))
+        return cdiv(self.extent(axis), self.own_columns(axis))
 
-    def own(self, axis: Axis) -> int:
+    def own_columns(self, axis: Axis) -> int:
         """Columns that a block alone sums; the lanes of the boundary below are the neighbour's, too."""
         lanes = self.tile.get(axis, 1)
         shared = self.slide is not None and axis is self.slide.axis and axis in self.grid and self.step > 1
         return lanes - self.slide.group if shared and self.slide is not None else lanes
 
-    def reach(self, axis: Axis) -> Size:
+    def extent(self, axis: Axis) -> Size:
         """The size of an axis, with the neighbours that the boundary below it may bring in."""
         return axis.size + self.slide.group - 1 if self.slide is not None and axis is self.slide.axis else axis.size
 
@@ -104,10 +104,10 @@ def schedule_of(w: Workload) -> Schedule:
     hoisted = residency.chunked or is_hoisted(w, roles, tiling.lanes)
     return Schedule(
         row=roles.row, walk=plan.walk, grid=plan.grid, order=tuple(w.order),
-        inner=frozenset(roles.inner), final=roles.final, after=after,
+        inner=frozenset(roles.inner), final=roles.final, after_final=after,
         chunked=residency.chunked, shared=residency.shared, packed=residency.packed, online=residency.online,
         direct=residency.direct, phase=phases_of(w, roles.inner, residency.online),
         hoisted=hoisted and not residency.shared,
-        tile=tiling.tile, slide=tiling.slide, step=tiling.step, whole=tiling.whole, warps=tiling.warps,
+        tile=tiling.tile, slide=tiling.slide, step=tiling.step, whole_axes=tiling.whole_axes, warps=tiling.warps,
         stages=tiling.stages, items=plan.items, programs=plan.programs,
     )  # fmt: skip

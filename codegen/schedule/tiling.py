@@ -28,7 +28,7 @@ class Tiling:
     tile: dict[Axis, int]
     slide: Slide | None
     step: int
-    whole: tuple[Axis, ...]
+    whole_axes: tuple[Axis, ...]
     warps: int
     stages: int
 

@@ -10,8 +10,8 @@ from ...ir import Value
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE
 from ..kernel import Target
-from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Sink, Term, below
-from ..program.sizes import Hints, number, power_of_two
+from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Sink, Term, terms_below
+from ..program.sizes import Hints, evaluate_size, power_of_two
 from .alignment import slide_of
 
 PARTIALS = 0.0295
@@ -67,11 +67,11 @@ class Workload:
     def __init__(self, program: Program, target: Target, hints: Hints) -> None:
         self.program, self.target, self.hints = program, target, hints
         self.budget = Budget.of(target)
-        self.size = {a: number(a.size, hints) for a in program.axes}
+        self.size = {a: evaluate_size(a.size, hints) for a in program.axes}
         self.loads = [t for t in program.terms if t.op == "load"]
         self.reductions = [t for t in program.terms if t.op in REDUCTIONS]
         self.scans = [t for t in program.terms if t.op in SCANS]
-        self.under = {t: set(below([t])) - {t} for t in program.terms}
+        self.under = {t: set(terms_below([t])) - {t} for t in program.terms}
         self.weight, self.order = _by_stride(self)
         slides = bool(self.order) and is_on("boundary")
         self.slide = slide_of(program, self.order[-1], self.size, hints) if slides else None
@@ -103,7 +103,7 @@ class Workload:
 
     def bytes_read(self, terms: Iterable[Term]) -> int:
         """The bytes of all loads below the terms, each once."""
-        loads = {t.param: t for t in below(terms) if t.op == "load"}
+        loads = {t.param: t for t in terms_below(terms) if t.op == "load"}
         return sum(ITEMSIZE[t.dtype] * self.elements(t.axes) for t in loads.values())
 
     def sinks_of(self, terms: set[Term]) -> list[Sink]:
@@ -118,7 +118,7 @@ def _by_stride(w: Workload) -> tuple[dict[Axis, int], list[Axis]]:
     for t in w.program.traffic():
         moved = w.elements(t.axes) * t.itemsize
         for axis, coefficient in t.place.terms:
-            step = abs(number(coefficient, w.hints))
+            step = abs(evaluate_size(coefficient, w.hints))
             stride[axis] = max(stride[axis], step)
             weight[axis] += moved if step == 1 else 0
     vector = max(w.program.axes, key=lambda a: (weight[a], -stride[a], a.order), default=None)

@@ -123,8 +123,9 @@ FLOORS: tuple[tuple[Room, ...], ...] = (
         ("fallback/", ("the user's own", "method, on record"), "yours"),
     ),
     (
-        ("specialize/", ("the table of a class: one specialization", "for each kind of call"), "runtime"),
-        ("persistence/", ("the same, from", "another process"), "runtime"),
+        ("compiled/", ("the table of a class: one", "specialization a kind of call"), "runtime"),
+        ("persistence/", ("from disk:", "another process made it"), "runtime"),
+        ("specialize/", ("made now: capture, check,", "lower; then kernels"), "runtime"),
     ),
     (
         ("capture/ and tracer/", ("methods to graphs, with", "guards; the first call checked"), "tracer"),

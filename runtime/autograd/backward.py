@@ -104,7 +104,7 @@ def _followed(call: BackwardCall) -> BackwardCall:
 
 
 def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -> bool:
-    """Whether there is one graph for these gradients. Where there is none that is on record before anything runs:
+    """True if there is one graph for these gradients. Where there is none that is on record before anything runs:
     a derivative would run it again, and it may have effects, or draw."""
     try:
         entry = spec.backward.entry(call.kinds)
@@ -125,7 +125,7 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
 
 
 def _changed_since_forward(compiler: Compiled, spec: Specialization, call: BackwardCall) -> bool:
-    """Whether the caller changed what is on ctx since forward: on record."""
+    """True if the caller changed objects on ctx since forward: on record."""
     sharing = spec.captured.sharing
     if sharing is None or (name := sharing.changed_attribute(call.ctx._fusegrad_shared)) is None:
         return False
@@ -144,7 +144,7 @@ def _record_assigned(compiler: Compiled) -> None:
 
 
 def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tuple[Any, ...]:
-    """What the node saved. Where that is nothing it is not asked: it would raise once it was freed."""
+    """The saved tensors of the node. Where it saved none it is not asked: it would raise once it was freed."""
     if not (spec.captured.forward.saved if chosen is None else chosen.places):
         return ()
     return ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)

@@ -57,14 +57,14 @@ class OpaqueWriteError(FusegradError):
 # ------------------------------------------------------------------ forward
 
 
-def first_call(compiler: Compiled, met: OpaqueMet, args: Sequence[Any]) -> Any:
+def first_call(compiler: Compiled, opaque: OpaqueMet, args: Sequence[Any]) -> Any:
     """A call at which an opaque node was met: the user's own class, recorded, then the capture."""
     if _differentiates_its_body(compiler, args):
         result = compiler.user.run(*args)
-        if isinstance(met, DataMet):
-            compiler.ledger.refuse("forward", met)
+        if isinstance(opaque, DataMet):
+            compiler.ledger.refuse("forward", opaque)
         return result
-    return _finished(compiler, args, Tape(data=isinstance(met, DataMet)), met)
+    return _finished(compiler, args, Tape(data=isinstance(opaque, DataMet)), opaque)
 
 
 @launching
@@ -72,18 +72,18 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
     """A call of a specialisation with opaque nodes."""
     if _differentiates_its_body(compiler, args):
         return compiler.user.run(*args)
-    given = opened(args)
-    backend, versions = compiler.options.backend_for(given), list(map(version, given))
+    flat_args = opened(args)
+    backend, versions = compiler.options.backend_for(flat_args), list(map(version, flat_args))
     tape = Tape(data=any(node.of_data for node in specialization.captured.opaque))
-    for candidate in _candidates(compiler, specialization, given):
-        if not _goes_on(candidate, given, tape):
+    for candidate in _candidates(compiler, specialization, flat_args):
+        if not _goes_on(candidate, flat_args, tape):
             continue
         offer_tape(tape)
         try:
-            result = node_of(compiler, candidate, compiler.node_key(candidate, backend), given)(*args)
+            result = node_of(compiler, candidate, compiler.node_key(candidate, backend), flat_args)(*args)
         except Mismatch:
             tape = tape.again()
-            _require_unwritten(compiler, given, versions)
+            _require_unwritten(compiler, flat_args, versions)
             continue
         except Exception as error:
             if not tape.calls() or not is_fault(error):
@@ -93,11 +93,11 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
         finally:
             offer_tape(None)
         if candidate is not specialization:
-            compiler.table.set_for_call(compiler.keys.exact(given), candidate)
+            compiler.table.set_for_call(compiler.keys.exact(flat_args), candidate)
         return restore_passthrough_inputs(candidate.captured, result, args)
     else:
         return _finished(compiler, args, tape)
-    _require_unwritten(compiler, given, versions)
+    _require_unwritten(compiler, flat_args, versions)
     return _recovered(compiler, args, tape.again(), fault)
 
 
@@ -110,7 +110,7 @@ def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault
 
 
 def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
-    """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
+    """True if a graph was captured for the values that opaque nodes returned in this call so far."""
     sizes, calls = specialization.captured.sizes(args), tape.again()
     for node in specialization.captured.opaque if calls.pending else ():
         if (taped := calls.take(node.what)) is None:
@@ -129,18 +129,18 @@ def _require_unwritten(compiler: Compiled, args: Sequence[Any], versions: Sequen
 def _candidates(compiler: Compiled, first: Specialization, args: Sequence[Any]) -> Iterator[Specialization]:
     yield first
     tensors = [a for a in args if isinstance(a, Tensor)]
-    known = list(compiler.table.by_facts.get(compiler.keys.facts(args), ()))
-    yield from (s for s in known if s is not first and s.captured.guard(tensors))
+    specializations = list(compiler.table.by_facts.get(compiler.keys.facts(args), ()))
+    yield from (s for s in specializations if s is not first and s.captured.guard(tensors))
 
 
-def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
+def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, opaque: OpaqueMet | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
     before = compiler.keys.reads_now().by_path()
-    with recording(tape, skip=compiler.user.cls, operators=_of_operators(met)):
+    with recording(tape, skip=compiler.user.cls, operators=_of_operators(opaque)):
         result = compiler.user.run(*args)
     with recorded_faults(compiler, "forward", args), capture_lock, torch.no_grad():
         tape.require_whole()
-        _learn(met)  # only now: what was wrong by itself has raised its own error
+        _learn(opaque)  # only now: what was wrong by itself has raised its own error
         if _has_own_lines(tape) and _changed(before, compiler.keys.reads_now().by_path()):
             compiler.ledger.report_once("forward", CHANGES)
             return result
@@ -148,9 +148,9 @@ def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMe
     return result
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether something is read that is no longer as it was."""
-    return any(path in before and before[path] != fact for path, fact in now.items())
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """True if something is read that is no longer as it was."""
+    return any(path in before and before[path] != fact for path, fact in after.items())
 
 
 def _refuse_more(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
@@ -164,13 +164,13 @@ def _refuse_more(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
 
 
 def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
-    known = [s for s in compiler.table.by_facts.get(compiler.keys.facts(args), ()) if s.captured.opaque]
-    if any(_serves(s, args, tape) for s in known):  # another thread was first
+    specializations = [s for s in compiler.table.by_facts.get(compiler.keys.facts(args), ()) if s.captured.opaque]
+    if any(_serves(s, args, tape) for s in specializations):  # another thread was first
         return
-    if len(known) >= VARIANTS:
+    if len(specializations) >= VARIANTS:
         _refuse_more(compiler, args, tape)
         return
-    if known and (why := compiler.why_later(args)) is not None:
+    if specializations and (why := compiler.why_later(args)) is not None:
         compiler.ledger.note_waiting(why, why == VAIN)
         return
     try:
@@ -190,7 +190,7 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
 
 
 def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
-    """Whether a graph is for these arguments and for what the opaque nodes returned."""
+    """True if a graph is for these arguments and for the values that the opaque nodes returned."""
     captured = specialization.captured
     if not captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False

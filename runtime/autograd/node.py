@@ -41,7 +41,7 @@ def make_node(
     own_backward: bool = False,
     forward: Callable[..., Any] | None = None,
 ) -> Any:
-    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as his forward leaves it.
+    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as forward leaves it.
 
     forward: in place of the one that serves any sizes.
     """
@@ -65,7 +65,7 @@ def make_node(
 
 
 def _of_the_present(cls: type) -> Callable[..., Any]:
-    """The user's backward as it is when it runs: he may have put another one in its place since forward."""
+    """The user's backward as it is when it runs: another one may have been put in its place since forward."""
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         method: Any = backward_method(cls)
@@ -102,7 +102,7 @@ def write_context(
     text: SourceWriter, spec: Specialization, saved: Sequence[ValueRef | None], own_backward: bool,
     name_of: Callable[[ValueRef], str], sizes: str, args: str,
 ) -> None:  # fmt: skip
-    """What forward leaves on ctx: saved tensors, attributes of the user's, and what the calls on ctx asked for.
+    """Write the lines that fill ctx: saved tensors, attributes of the user's, and the marks of calls on ctx.
 
     name_of: an input, an output or a hidden tensor. sizes, args: the names of these, args as they were given.
     """
@@ -144,9 +144,9 @@ def _backward(
         return backward_of(compiler, spec, backend, chosen, ctx, gradients)
 
     def boxed(ctx: Any, gradients: list[Any]) -> Any:
-        given = tuple(gradients)
+        arguments = tuple(gradients)
         gradients.clear()
-        return backward_of(compiler, spec, backend, chosen, ctx, given)
+        return backward_of(compiler, spec, backend, chosen, ctx, arguments)
 
     if takes_boxed_gradients(compiler.user.cls):
         return shown(boxed)

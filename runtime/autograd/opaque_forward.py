@@ -83,7 +83,7 @@ class OpaqueForward:
         self.node = self._node()
 
     def _scanned(self) -> Reads:
-        """What backward reads besides its arguments, at present."""
+        """The reads of backward besides its arguments, at present."""
         reads = scan(*self.compiler.user.methods.sources("backward"))
         reads.version = self.marks.setdefault(reads.signature(), len(self.marks))
         return reads
@@ -103,9 +103,9 @@ class OpaqueForward:
         return node  # type: ignore[no-any-return]
 
     def _saved_tensors(self, ctx: Any) -> tuple[Any, ...]:
-        """What is saved; at the first question after it was unpacked, that."""
-        known: tuple[Any, tuple[Any, ...] | None] | None = getattr(self.unpacked, "of", None)
-        of, saved = known or (None, None)
+        """The saved tensors: at the first question after they were unpacked, those."""
+        unpacked: tuple[Any, tuple[Any, ...] | None] | None = getattr(self.unpacked, "of", None)
+        of, saved = unpacked or (None, None)
         if of is not ctx or saved is None:
             return saved_tensors_of(ctx)
         self.unpacked.of = None
@@ -224,7 +224,7 @@ class OpaqueForward:
 
 
 def _unpacked(ctx: Any) -> Sequence[Any] | None:
-    """What is saved; None where it was freed, which is an error only where backward asks for it."""
+    """The saved tensors; None where they were freed, which is an error only where backward asks for it."""
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError:
@@ -239,7 +239,7 @@ def as_effect(error: CaptureError) -> CaptureError:
 
 
 class _Left:
-    """What forward left on ctx besides saved tensors: tensors, and constants that become part of the key."""
+    """Attributes of ctx besides saved tensors: tensors, and constants that become part of the key."""
 
     def __init__(self, ctx: Any) -> None:
         attributes = vars(ctx)
@@ -256,7 +256,7 @@ class _Left:
 
 
 def why_no_constant(value: Any, depth: int = DEPTH) -> str | None:
-    """Why a value cannot be part of a key: it holds tensors, or something whose content equality does not tell."""
+    """The reason why a value cannot be part of a key: it holds tensors, or content that equality does not tell."""
     if isinstance(value, Tensor):
         return "is a container with tensors"
     if isinstance(value, (*SCALARS, Handle)) or _is_of_a_library(value):
@@ -273,7 +273,7 @@ def _is_of_a_library(value: Any) -> bool:
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """What a container or a record of plain fields holds; None for everything else."""
+    """The content of a container or a record of plain fields; None for everything else."""
     if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return list(value)
     if type(value) is dict:
@@ -312,7 +312,7 @@ class OpaqueBackward(TransformableGraph):
         return self(*without_idle((self.captured(args)[0].trace, present(args)), args))
 
     def writes_into_a_history(self, args: Sequence[Any]) -> bool:
-        """Whether these gradients are recorded by autograd, and the graph writes to what it is given: a derivative
+        """True if these gradients are recorded by autograd, and the graph writes to its inputs: a derivative
         would compute it again, on what is in that memory by then."""
         if not (torch.is_grad_enabled() and any(map(is_tracked, args))):
             return False
@@ -341,7 +341,7 @@ class _BackwardGraphs(ComparedGraphs):
 
 
 def _content(value: Any) -> Any:
-    """What is in an attribute: its tensors by identity, as a write to one that was saved may make it require grad."""
+    """The content of an attribute: its tensors by identity, as a write to a saved one may make it require grad."""
     return None if isinstance(value, Tensor) else (tuple(map(id, tensors_of(value))), picture(value))
 
 

@@ -38,7 +38,7 @@ OTHER_SIZES = "it was captured for other sizes since this call's forward: this c
 
 
 def _has_own_lines(tape: Tape) -> bool:
-    """Whether lines of the method itself ran apart. What other opaque bodies change is read by them, as a rule."""
+    """True if lines of the method itself ran apart. Changes by other opaque bodies are read by them, as a rule."""
     return any(isinstance(taped.what, Segment) for taped in tape.made)
 
 
@@ -167,7 +167,7 @@ def _users_gradients(compiler: Compiled, spec: Specialization, call: BackwardCal
 
 
 def guard_failure(captured: CapturedFunction, call: BackwardCall) -> str | None:
-    """Why a captured backward may not serve tensors like these, of which it may ask what no capture knows; or None."""
+    """The reason why a captured backward may not serve tensors like these: they show what no capture knows; or None."""
     return backward_guard_failure(captured.reads, call.residuals, call.gradients) or layout_guard_failure(
         captured, call.residuals, call.sizes, call.gradients, call.chosen is not None
     )

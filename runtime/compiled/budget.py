@@ -1,4 +1,4 @@
-"""When a capture is worth what it costs: at once, but for a class of many graphs, and for one whose captures fail.
+"""A capture is made when it is worth its cost: at once, but for a class of many graphs, or whose captures fail.
 
 A number in a key may have a new value at every call, an object may be another one, sizes and layouts may change, and a
 capture costs as much as some hundred calls, whether it succeeds or not. Counts decide, not clocks, so that the same
@@ -113,7 +113,7 @@ class Budget:
         return why if count < calls else None
 
     def _wanted(self, facts: Any, args: Sequence[Any]) -> tuple[str, int]:
-        """How often such a call has to come, and why."""
+        """The number of times that such a call has to come, after the reason."""
         left = self.closures < CLOSURES if has_closure(args) else self.captured[alike(facts)] < AT_ONCE
         if not left:
             return MANY, OFTEN
@@ -164,7 +164,7 @@ def has_closure(args: Sequence[Any]) -> bool:
 
 
 def alike(fact: Any) -> Any:
-    """What remains of a key without the ints, floats and identities in it."""
+    """A key without the ints, floats and identities in it."""
     if not isinstance(fact, tuple):
         return Same if type(fact) is Same else fact
     if len(fact) == 2 and fact[0] in ("int", "float"):

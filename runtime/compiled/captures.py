@@ -32,7 +32,7 @@ Stored = Callable[[Sequence[Any]], tuple[Specialization | None, Any]]
 
 
 class Captures:
-    """What makes the specializations of one class and enters them in its table."""
+    """Makes the specializations of one class and enters them in its table."""
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ class Compiled:
         return type(self), (self.user.original, self.options)
 
     def stored(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
-        """What another process captured for such a call, and what keeps this one's: nothing here."""
+        """The capture of another process for such a call, and the keeper of this one's: none here."""
         return None, None
 
     # ------------------------------------------------------------------ specializations
@@ -115,7 +115,7 @@ class Compiled:
             return spec if spec is not _UNKNOWN else self._look_up(key, args, patient, not is_first)
 
     def _look_up(self, key: Any, args: Sequence[Any], patient: bool, scan: bool) -> Specialization | None:
-        """What fits arguments with a key that no call had. scan: what the methods read may be more than it was."""
+        """The specialization for a key that no call had. scan: the methods may read more than they did."""
         with capture_lock, each_closure_once():
             facts = self.keys.facts(args)
             if patient and facts not in self.table.by_facts:
@@ -204,7 +204,7 @@ class Compiled:
             return False
 
     def require_backward(self, specialization: Specialization) -> None:
-        """Where backward is derived of jvp: raises NonLinearJvp, or torch's own error where jvp cannot be captured."""
+        """Raise NonLinearJvp where the jvp that backward is derived of has no transpose, torch's error without one."""
         if not self.user.derives_backward or is_capturing():
             return
         try:
@@ -214,7 +214,7 @@ class Compiled:
             Function.backward(None)
 
     def node_key(self, specialization: Specialization, backend: str) -> tuple[str, bool, bool]:
-        """What tells the generated Functions of a specialization apart: backend, hooks, whose backward it is."""
+        """The key of a generated Function among those of a specialization: backend, hooks, whose backward it is."""
         own = self.user.methods.is_opaque("backward") or specialization.backward.failed
         return backend, hooks_are_active(), own
 

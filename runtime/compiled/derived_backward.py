@@ -1,4 +1,4 @@
-"""What is derived of a class, as its author wants it: a backward where he wrote a jvp alone, a jvp where he wrote none.
+"""Derived methods, as the author of a class wants them: a backward beside a jvp alone, a jvp where there is none.
 
 jvp is linear in its tangents, so that backward is its transpose in them: <jvp(t), g> == <t, backward(g)>.
 """
@@ -101,7 +101,7 @@ def _forward(cls: Any) -> dict[str, Any]:
 
 
 def _keep(ctx: Any, inputs: Sequence[Any]) -> None:
-    """What jvp reads, for backward; and what its tangents look like."""
+    """Keep for backward what jvp reads, and the form of its tangents."""
     ctx.save_for_backward(*(getattr(ctx, "saved_for_forward", None) or ()))
     ctx._fusegrad_likes = tuple((tuple(x.shape), x.dtype, x.device) if is_float(x) else None for x in inputs)
 
@@ -141,7 +141,7 @@ class _ReadOnce:
 
 
 def _pushed(cls: Any, ctx: Any, probes: Sequence[Any]) -> tuple[Any, ...]:
-    """The user's jvp on tangents of their own, which he may write to."""
+    """The user's jvp on tangents of their own, which it may write to."""
     return as_tuple(cls.jvp(ctx, *(None if p is None else p.clone() for p in probes)))
 
 

@@ -1,4 +1,4 @@
-"""How a compiled Function shows itself to torch.compile and to compiled autograd.
+"""The face of a compiled Function to torch.compile and to compiled autograd.
 
 Dynamo takes an autograd.Function apart by itself, and under a torch.func transform it drops its backward. So it meets
 a class of another metaclass here: `apply` is Python that it follows, to one call that it puts into its graph as it is

@@ -32,7 +32,7 @@ class Keys:
             return (exact_key(args), global_state(), reads.version, reads.facts(), self._beyond(args))
 
     def facts(self, args: Sequence[Any]) -> Any:
-        """What has to be equal for a specialization to be used again, sizes and strides apart."""
+        """The facts that have to be equal for a specialization to be used again, sizes and strides apart."""
         reads = self.reads_now()
         with one_allowance() as is_spent:
             facts = (*map(argument_fact, args), *global_state(), reads.version, *reads.facts(), self._beyond(args))
@@ -44,7 +44,7 @@ class Keys:
         return methods_now(self.user.original), self.why_unkeyed(args)
 
     def why_unkeyed(self, args: Sequence[Any]) -> str | None:
-        """What the methods may ask of the arguments that no graph knows; None where there is no such thing."""
+        """A fact about the arguments that the methods may ask for and no graph knows; None where there is none."""
         reads = self.reads_now()
         if reads.compares_identity and has_duplicate(args):
             return "it may ask whether two arguments are one tensor, which they are"
@@ -53,7 +53,7 @@ class Keys:
 
     # ------------------------------------------------------------------ what the methods read
     def reads_now(self) -> Reads:
-        """What the methods read besides their arguments, scanned once."""
+        """The reads of the methods besides their arguments, scanned once."""
         if self.reads is None:
             with capture_lock:
                 self.scan()

@@ -76,7 +76,7 @@ class SpecializationTable:
         _drop_the_oldest(self._opaque_kinds)
 
     def expect_opaque_node(self, facts: Any) -> None:
-        """What was in the way with another number would be again."""
+        """Expect what was in the way of a call with another number."""
         if (met := self._opaque_kinds.get(alike(facts))) is not None:
             self.opaque_nodes.setdefault(facts, met.bare())
 

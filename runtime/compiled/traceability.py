@@ -16,7 +16,7 @@ from ..capture.segmented import CATCHES, Segmented
 
 
 class Traceability:
-    """What may be captured of a class: declared, or read off the byte code (effects that a graph would lose)."""
+    """The roles of a class that may be captured: declared, or by effects in the code that a graph would lose."""
 
     def __init__(self, cls: type, option: Option | None = None) -> None:
         self.segmented, self.option = Segmented(cls), option
@@ -30,7 +30,7 @@ class Traceability:
         return self.segmented.cls
 
     def may_segment(self, role: str) -> bool:
-        """Whether statements of a role may be taken out: its author promises nothing, and nobody insists on a graph."""
+        """True if statements of a role may be taken out: its author promises nothing, and fullgraph is off."""
         return self.declared[role].value is None and self.segmented.allowed and role != "jvp"
 
     def sources(self, role: str) -> list[Callable[..., Any]]:
@@ -53,7 +53,7 @@ class Traceability:
         return (role for role in ROLES if self.sources(role))
 
     def scan(self) -> Reads:
-        """What the methods that may be captured read; finds out which may not."""
+        """The reads of the methods that may be captured; finds out which may not."""
         with each_method_once():
             return self._scanned()
 
@@ -73,7 +73,7 @@ class Traceability:
         return reads
 
     def _scan(self, tried: list[str]) -> Reads:
-        """What the methods of these roles read, but for those that have effects."""
+        """The reads of the methods of these roles, but for those that have effects."""
         self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
         sources = (f for role in tried if self.effects[role] is None for f in self.sources(role))
         return scan(*sources, foreign=self.beyond)

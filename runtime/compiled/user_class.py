@@ -31,7 +31,7 @@ class CallCache(Protocol):
     forms: Any
 
     def forget(self) -> None:
-        """What was written out for calls no longer holds."""
+        """Drop what was written out for calls: it no longer holds."""
 
     def learn_form(self, signature: inspect.Signature, count: int, keywords: Any, method: Any) -> None:
         """Calls with these keywords become calls by position."""
@@ -122,7 +122,7 @@ class UserClass:
         return hand_over(self.eager(), *args, **kwargs)
 
     def eager(self) -> Callable[..., Any]:
-        """What `run` calls: torch's `apply` of the class, or the plain function."""
+        """The callable of `run`: torch's `apply` of the class, or the plain function."""
         if self.plain_function is not None:
             return self.plain_function
         return apply_now(self.within_capture if is_capturing() else self.uncompiled)

@@ -1,4 +1,4 @@
-"""What a compiled class was captured for: facts and conditions of each variant, and what tells two apart, in a line."""
+"""The variants of a compiled class: facts and conditions of each, and the difference between two, in a line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def variants_of(compiler: Captured) -> list[Variant]:
 
 # ------------------------------------------------------------------ facts by name
 def named_facts(compiler: Captured, key: Sequence[Any], names: Sequence[str]) -> dict[str, str]:
-    """The facts of a key (`Compiled.facts`): arguments, torch's state, what is read from outside."""
+    """The facts of a key (`Keys.facts`): arguments, torch's state, what is read from outside."""
     arguments = len(names)
     reads = compiler.keys.reads_now()
     states = key[arguments : arguments + len(STATES)]
@@ -110,7 +110,7 @@ def _place(path: str) -> str:
 
 # ------------------------------------------------------------------ conditions on sizes
 def conditions_of(spec: Specialization) -> tuple[str, ...]:
-    """What the capture assumes of sizes and strides, in the user's names."""
+    """The assumptions of the capture about sizes and strides, in the user's names."""
     return tuple(readable(c, spec) for c in getattr(spec.captured.guard, "conditions", ()) if c != "0 == 0")
 
 

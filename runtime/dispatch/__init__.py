@@ -1,1 +1,1 @@
-"""Where a call comes in: compiled classes and functions, and the choice of the way that a call takes."""
+"""The entrance of calls: compiled classes and functions, and the choice of the way that a call takes."""

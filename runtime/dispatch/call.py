@@ -19,7 +19,7 @@ from ..specialize.specialization import Specialization
 
 
 class Mode(Enum):
-    """Who runs a call. The order is that of the questions: the first that holds decides."""
+    """The world that a call comes in, in the order of the questions: the first that holds decides."""
 
     INTERCEPTED = "inside a method that is being traced"
     EAGER = "of a class whose forward is declared not traceable, or failed too often"
@@ -31,7 +31,7 @@ class Mode(Enum):
 
 
 class Outcome(Enum):
-    """What the table of the class has for a call on plain tensors."""
+    """The answer of the class's table to a call on plain tensors."""
 
     COMPILED = "a specialization: a generated Function, whose backward is a graph"
     SPLIT = "a specialization with opaque nodes: compiled segments, eager lines between them"
@@ -87,7 +87,7 @@ class Call:
 
     @lazy_attribute
     def outcome(self) -> Outcome:
-        """What the table of the class has for it."""
+        """The answer of the class's table to it."""
         known = self.known
         if isinstance(known, str):
             return Outcome.WAITS

@@ -42,7 +42,7 @@ class Dispatcher(Compiled):
         super().__init__(cls, options)
 
     def stored(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
-        """What another process captured for such a call, and what keeps this one's."""
+        """The capture of another process for such a call, and the keeper of this one's."""
         return find_stored(self, args)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,9 +89,10 @@ class Dispatcher(Compiled):
         if "forward" in self.ledger.broken:
             return self.user.run(*args, **kwargs)
         cls = self.user.cls  # another one once segments are taken out of its methods
-        if self.eager_forward is None or self.eager_forward[0] is not cls:
-            self.eager_forward = cls, self._make_eager_forward()
-        return self.eager_forward[1](*args, **kwargs)
+        entry = self.eager_forward
+        if entry is None or entry[0] is not cls:
+            entry = self.eager_forward = cls, self._make_eager_forward()
+        return entry[1](*args, **kwargs)
 
     def on_parts(self, local: tuple[Any, ...], whole: Specialization | None) -> Any:
         """A call on the parts that this rank has, or by what was captured of it at the whole sizes."""

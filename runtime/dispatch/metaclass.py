@@ -57,14 +57,14 @@ register(CompiledMeta)
 
 
 def metaclass_for(cls: type) -> Any:
-    """CompiledMeta, also of a class whose author has a metaclass of his own."""
+    """CompiledMeta, also of a class that has a metaclass of its own."""
     made = joined(CompiledMeta, type(cls))
     register(made)
     return made
 
 
 def joined(ours: type, own: type) -> type:
-    """A metaclass of ours that is one of its author's as well; his own where it is one of ours."""
+    """A metaclass of ours that is one of the author's as well; the author's where it is one of ours."""
     if issubclass(ours, own):
         return ours
     return own if issubclass(own, ours) else type(ours.__name__, (ours, own), {})

@@ -1,4 +1,4 @@
-"""How compiled classes are pickled, by whoever pickles them: nothing is read or written here.
+"""Pickles of compiled classes, by any pickler: nothing is read or written here.
 
 A class whose own name finds it goes by that name, as any class does. `Fast = compile(Cls)` has the name of `Cls`: it
 goes as `Cls` and what `compile` was told, and is the same class again where that has been compiled already.
@@ -22,7 +22,7 @@ _lock = lock_of(INNER)
 
 
 class Maker(NamedTuple):
-    """What makes compiled classes, and their `apply`."""
+    """The makers of compiled classes, and of their `apply`."""
 
     compile_class: Callable[..., type]
     entrance: Callable[[Any, list[type]], Any]
@@ -55,7 +55,7 @@ def _key(users: type, options: Sequence[Any]) -> tuple[int, str]:
 
 
 def by_name(cls: type) -> Any:
-    """What the name of a class finds; None where it finds nothing."""
+    """The object that the name of a class finds; None where it finds nothing."""
     found: Any = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -63,7 +63,7 @@ def by_name(cls: type) -> Any:
 
 
 def reduced(cls: Any) -> Any:
-    """What stands for a compiled class: a name, for which pickle has errors of its own, or a call."""
+    """The stand-in of a compiled class: a name, for which pickle has errors of its own, or a call."""
     users = vars(cls).get("_fusegrad_user_class")
     if OPTIONS in vars(cls) and by_name(cls) is users:
         return again, (users, vars(cls)[OPTIONS])

@@ -108,7 +108,7 @@ def following(watching: Any) -> Iterator[None]:
 
 
 def _unseen(args: Sequence[Any], output: Any, untracked: Sequence[Tensor]) -> str | None:
-    """What needs a gradient where autograd would not see it; None where there is no such thing."""
+    """A value that needs a gradient where autograd would not see it, in words; None where there is none."""
     if any(map(_holds_tracked, args)):
         return "a tensor in a container that it is given requires grad, for which compile has pytree=True"
     if any(map(_holds_tracked, as_tuple(output))):

@@ -50,7 +50,7 @@ _one_by_one = lock_of(INNER)
 
 
 class Structure(Unchanging):
-    """What is left of a nested value without its leaves; one object for each structure, so that keys may hold it."""
+    """A nested value without its leaves; one object for each structure, so that keys may hold it."""
 
     known: ClassVar[dict[Any, Structure]] = {}
     numbered: ClassVar[list[Structure]] = []
@@ -153,7 +153,7 @@ def described(value: Any) -> str:
 
 
 def paths_of(model: Any, path: str) -> list[str]:
-    """Where each leaf of a model is: `args[0]['w'][1]`."""
+    """The path of each leaf of a model: `args[0]['w'][1]`."""
     return [path + pytree.keystr(keys) for keys, _ in _with_paths(model)]
 
 
@@ -392,7 +392,7 @@ def call_flat(apply: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def arguments(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the Function behind `target` is called with: flat where it is compiled with pytree=True."""
+    """The arguments of the Function behind `target`: flat where it is compiled with pytree=True."""
     if not hasattr(target, "_fusegrad_flat"):
         return args
     leaves, structure = flatten(args, True)

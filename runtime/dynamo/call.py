@@ -1,4 +1,4 @@
-"""A call within a graph that somebody else makes: torch.compile, torch.export, make_fx.
+"""A call within a graph that another tracer makes: torch.compile, torch.export, make_fx.
 
 There forward and every rule is an operator (`operators.py`), and functorch's levels are driven as they are outside:
 the backward, jvp and vmap that the user wrote are what the graph computes. What cannot be so is refused by name.
@@ -55,7 +55,7 @@ Tensor = torch.Tensor
 
 
 class OuterGraphError(FusegradError, NotImplementedError):
-    """A call that cannot be in a graph that somebody else makes. torch.compile breaks its graph there, and says why."""
+    """A call that cannot be in a graph that another tracer makes. torch.compile breaks its graph there."""
 
     message = (
         "{function}.apply cannot be in a graph of {who}: {reason}\n  at:   {where}\n"
@@ -73,7 +73,7 @@ FOLLOWED = ("FG025",)
 
 
 class Refused(Exception):
-    """A call that cannot be in somebody else's graph, and why (internal)."""
+    """A call that cannot be in another tracer's graph, and the reason (internal)."""
 
     def __init__(self, reason: str, where: str) -> None:
         super().__init__(reason)
@@ -102,7 +102,7 @@ def in_dynamos_graph(
 
 
 def trace_call(compiler: Compiled, args: tuple[Any, ...]) -> Any:
-    """A call in somebody else's graph. Raises OuterGraphError where it cannot be there."""
+    """A call in another tracer's graph. Raises OuterGraphError where it cannot be there."""
     asked_by_dynamo = wants_fake_results()
     try:
         with faults_refused(compiler, args):
@@ -124,7 +124,7 @@ def _no_place(compiler: Compiled, reason: str, where: str) -> OuterGraphError:
 
 @contextmanager
 def faults_refused(compiler: Compiled, args: tuple[Any, ...]) -> Iterator[None]:
-    """A mistake of ours while a call is made part of somebody else's graph: it does not become one."""
+    """Turns a mistake of ours, while a call is made part of another tracer's graph, into a refusal."""
     try:
         yield
         return
@@ -141,7 +141,7 @@ def _maker() -> str:
 
 
 def _guard(compiler: Compiled) -> None:
-    """What is made of this graph holds as long as what the methods read stays what it is."""
+    """Make Dynamo's graph hold for as long as all that the methods read stays the same."""
     if not guard_in_dynamo(lambda: (id(compiler), _state(compiler)), compiler.user.cls.__name__):
         raise Refused("this torch takes no guard on what it reads", method_place(compiler.user.cls.forward))  # type: ignore[attr-defined]
 
@@ -167,27 +167,27 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
     if derivatives_active() and (torch.compiler.is_exporting() or records_above_autograd()):
         raise Refused("torch.export takes no derivative of torch.func around it", users_line())
     args = tuple(map(_as_constant, args))
-    given = opened(args)
+    flat_args = opened(args)
     alone = not (transforms_active() or forward_mode_is_active())
-    spec = spec or _specialization(compiler, given)
-    if (why := _why_not(compiler, spec, alone) or _why_no_backward(compiler, given)) is not None:
+    spec = spec or _specialization(compiler, flat_args)
+    if (why := _why_not(compiler, spec, alone) or _why_no_backward(compiler, flat_args)) is not None:
         raise Refused(why, spec.captured.forward_place())
-    tensors = spec.captured.tensors_of(given)
+    tensors = spec.captured.tensors_of(flat_args)
     if spec.captured.writes_inputs and share_memory(tensors):
         raise Refused("it writes to an argument that shares memory with another one", spec.captured.forward_place())
-    forward = OperatorRules.of(compiler, spec, compiler.options.backend_for(given), tensors, alone)
-    flat = [a if isinstance(a, Tensor) else None for a in given]
+    forward = OperatorRules.of(compiler, spec, compiler.options.backend_for(flat_args), tensors, alone)
+    arguments = [a if isinstance(a, Tensor) else None for a in flat_args]
     if records_above_autograd() or not (spec.captured.skip or transforms_active()):
         outputs = forward.operator(*tensors)
     elif transforms_active():
-        outputs = custom_function_call(function_of(forward), *flat)
+        outputs = custom_function_call(function_of(forward), *arguments)
     else:
-        outputs = function_of(forward).apply(*flat)
-    written = forward.written_outputs
-    last = {argument: output for output, argument in written}  # whose gradient is that of an argument returned twice
+        outputs = function_of(forward).apply(*arguments)
+    copies = forward.written_outputs
+    last = {argument: output for output, argument in copies}  # whose gradient is that of an argument returned twice
     for argument, output in last.items():
         tensors[argument].copy_(outputs[output])
-    same = {output: last[argument] for output, argument in written}
+    same = {output: last[argument] for output, argument in copies}
     outputs = tuple(outputs[same.get(i, i)] for i in range(len(outputs)))
     sizes = BoundSizes(spec.captured.binder.read(tensors))
     return from_flat_outputs(spec.captured, outputs, tensors, sizes, args)
@@ -195,8 +195,8 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
 
 def _require_parts_are_seen(args: Sequence[Any]) -> None:
     """Of a DTensor torch.export and make_fx see the whole: its part would be a constant of their graphs."""
-    seen = wants_fake_results() or any(is_made_of_others(a) and is_taken_apart(a) for a in args)
-    if torch.compiler.is_exporting() or not seen:
+    sees_parts = wants_fake_results() or any(is_made_of_others(a) and is_taken_apart(a) for a in args)
+    if torch.compiler.is_exporting() or not sees_parts:
         raise Refused("it is given DTensors, whose parts only torch.compile sees", users_line())
 
 
@@ -207,14 +207,14 @@ def _as_constant(value: Any) -> Any:
     return value
 
 
-def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
+def _specialization(compiler: Compiled, flat_args: Sequence[Any]) -> Specialization:
     from ..fallback.records import NotCaptured
 
     for role in compiler.user.methods.roles():
         if (error := compiler.keys.opaque(role)) is not None:
             raise _refused(error)
     try:
-        examples = [example(a) for a in given]
+        examples = [example(a) for a in flat_args]
         with outside_graph():
             spec = compiler.specialization(examples)
             if spec is None:
@@ -231,7 +231,7 @@ def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
         if not isinstance(error, OpaqueMet):
             compiler.ledger.refuse("forward", error)
         raise _refused(error) from missing
-    if not spec.captured.guard(spec.captured.tensors_of(given)):
+    if not spec.captured.guard(spec.captured.tensors_of(flat_args)):
         raise Refused("it was captured for other sizes", spec.captured.forward_place())
     return spec
 
@@ -245,22 +245,22 @@ def _recorded(compiler: Compiled, method: str) -> tuple[str, str]:
     return (record and record.reason) or "it runs as written", (record and record.where) or "unknown"
 
 
-def _why_no_backward(compiler: Compiled, given: Sequence[Any]) -> str | None:
-    """Where there is none eager's own error comes when it is asked for, which nobody knows here."""
-    asked = torch.is_grad_enabled() and not transforms_active() and any(map(is_tracked, given))
-    return "it has no backward" if asked and backward_method(compiler.user.cls) is None else None
+def _why_no_backward(compiler: Compiled, flat_args: Sequence[Any]) -> str | None:
+    """The reason where a gradient may be asked for and there is no backward: eager's error would come at that time."""
+    is_differentiated = torch.is_grad_enabled() and not transforms_active() and any(map(is_tracked, flat_args))
+    return "it has no backward" if is_differentiated and backward_method(compiler.user.cls) is None else None
 
 
 def _why_not(compiler: Compiled, spec: Specialization, alone: bool) -> str | None:
-    """alone: nobody differentiates or maps the call but autograd, once, by the user's backward."""
+    """alone: only autograd differentiates the call, once, by the user's backward, and nothing maps it."""
     captured = spec.captured
     if captured.opaque:
         return "it calls what is opaque"
-    written = {p.index for p in captured.forward.dirty}
-    if any(o.kind == "view" and o.index in written for o in captured.forward.outputs):
+    dirty = {p.index for p in captured.forward.dirty}
+    if any(o.kind == "view" and o.index in dirty for o in captured.forward.outputs):
         return "it returns a view of an argument that it writes to"
     if alone:
         return None
-    if written and compiler.options.derive_jvp == "forward":
+    if dirty and compiler.options.derive_jvp == "forward":
         return "it writes to an argument that forward mode goes by"
     return why_not_transformable(compiler, spec)

@@ -1,7 +1,7 @@
 """Rules as operators: a specialisation's forward, and every unit that its derivatives and batches are made of.
 
-    Fast.apply, in somebody's graph -> fusegrad::swi_glu_forward_3f2a91c0d4
-    its backward                    -> fusegrad::swi_glu_backward_77c01b2e9a, and so on, to any order
+    Fast.apply, in another's graph -> fusegrad::swi_glu_forward_3f2a91c0d4
+    its backward                   -> fusegrad::swi_glu_backward_77c01b2e9a, and so on, to any order
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...tracer.torch_private import (
 from ...tracer.trace import CaptureError, Trace
 from ..capture.captured_backward import predicted_kinds
 from ..capture.graph_mode import outside_graph
-from ..capture.guards import is_tracked
+from ..capture.guards import is_float, is_tracked
 from ..capture.outputs import alias_outputs
 from ..functorch.backward_unit import BackwardUnit
 from ..functorch.batching.batched_unit import BatchedUnit
@@ -70,14 +70,10 @@ def example(value: Any) -> Any:
         return value
     shape, strides = [_hint(n) for n in value.shape], [_hint(n) for n in value.stride()]
     moves = transforms_active() or torch.compiler.is_exporting()  # who loads a program may differentiate it
-    differentiable = value.requires_grad or (moves and _is_float(value.dtype))
+    differentiable = value.requires_grad or (moves and is_float(value))
     with outside_graph():
-        made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
-        return made.requires_grad_(differentiable)
-
-
-def _is_float(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+        plain = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
+        return plain.requires_grad_(differentiable)
 
 
 def _hint(size: Any) -> int:
@@ -91,7 +87,7 @@ def _hint(size: Any) -> int:
 # ------------------------------------------------------------------ forward
 @dataclass(frozen=True, eq=False)
 class Root:
-    """What rules are derived from; as a text, a digest that tells it from others in every process."""
+    """The origin of derived rules; as a text, a digest that is its own in every process."""
 
     compiler: Compiled
     spec: Specialization
@@ -126,7 +122,7 @@ class Root:
         return [m.__code__ for m in methods(self.compiler.user.cls).values() if hasattr(m, "__code__")]
 
     def agrees(self, other: Root) -> bool:
-        """Whether the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
+        """True if the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
         mine, his = self.spec, other.spec
         if mine is his:
             return True
@@ -143,7 +139,7 @@ class Origin:
     examples: tuple[Any, ...]
 
     def agrees(self, other: Origin) -> bool:
-        """Whether both operators are one."""
+        """True if both operators are one."""
         return self.root.agrees(other.root)
 
 
@@ -228,13 +224,13 @@ class OperatorRules(FunctorchFunction):
         A view of what a graph returns as well torch makes anew, behind the graph, where its gradient passes the
         Function by. It does not where the other is an argument of the graph: then it sees whose view it is.
         """
-        written = [i for i, _ in self.written_outputs]
+        copied = [i for i, _ in self.written_outputs]
         if not self.recorded:
-            return written
+            return copied
         kinds = [self.spec.captured.forward.outputs[i] for i in self.spec.captured.forward.tensor_outputs]
-        shared = (i for i, o in enumerate(kinds) if o.kind.startswith("part of"))
-        shown = (i for i, o in enumerate(kinds) if o.kind in ("input", "view") and not _is_given(tensors[o.index]))
-        return [*written, *shared, *shown]
+        parts = (i for i, o in enumerate(kinds) if o.kind.startswith("part of"))
+        views = (i for i, o in enumerate(kinds) if o.kind in ("input", "view") and not _is_given(tensors[o.index]))
+        return [*copied, *parts, *views]
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
         full, at = list(inputs), dict(enumerate(self.spec.captured.slots))
@@ -262,8 +258,8 @@ class ForwardOnMemory:
     def _compare(self, args: Sequence[Any]) -> None:
         try:
             with ExitStack() as stack:  # a graph is made under autocast, and runs without it
-                for (device, enabled, dtype), now in zip(self.autocast, _autocast(), strict=True):
-                    if (device, enabled, dtype) != now:
+                for (device, enabled, dtype), current in zip(self.autocast, _autocast(), strict=True):
+                    if (device, enabled, dtype) != current:
                         stack.enter_context(torch.autocast(device, enabled=enabled, dtype=dtype))
                 require_equal(self.spec, args)
         except CaptureError as error:
@@ -292,17 +288,17 @@ def _operator_of_forward(rules: OperatorRules) -> Operator:
 
     name, takes = named(f"{captured.name}_forward", rules.root), ("Tensor",) * len(captured.slots)
     origin, is_random = Origin(rules.root, (), ()), draws(captured.forward.trace)
-    made = rules.outputs.total, forward.run, forward.likes, rules.rules_of_operator, spread, origin, is_random
-    return registered(Operator(name, takes, *made))
+    facts = rules.outputs.total, forward.run, forward.likes, rules.rules_of_operator, spread, origin, is_random
+    return registered(Operator(name, takes, *facts))
 
 
 def _autocast() -> list[tuple[str, bool, torch.dtype]]:
-    """Whether there is autocast, and to what, for each kind of device."""
+    """The state of autocast: on or off, and its dtype, for each kind of device."""
     return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
 
 
 def _is_given(tensor: Tensor) -> bool:
-    """Whether it surely is an argument of the graph."""
+    """True if it surely is an argument of the graph."""
     return tensor.requires_grad and tensor.is_leaf
 
 
@@ -323,9 +319,9 @@ def _row_major(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def draws(trace: Trace) -> bool:
-    """Whether a graph draws random numbers."""
+    """True if a graph draws random numbers."""
     tags = (getattr(node.target, "tags", ()) for node in trace.graph_module.graph.nodes)
-    return any(torch.Tag.nondeterministic_seeded in known for known in tags)
+    return any(torch.Tag.nondeterministic_seeded in own for own in tags)
 
 
 def _meta(fake: Any) -> str:
@@ -336,7 +332,7 @@ def _meta(fake: Any) -> str:
 
 # ------------------------------------------------------------------ units
 def called(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
-    """A unit in somebody else's graph, differentiable."""
+    """A unit in another tracer's graph, differentiable."""
     if records_above_autograd():
         return executed(unit, args)
     if transforms_active():
@@ -349,14 +345,14 @@ def called(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
 def executed(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
     """A unit at the bottom: its operator, or its operations where they cannot be captured apart."""
     try:
-        found = unit_operator(unit, args)
+        pair = unit_operator(unit, args)
     except CaptureError:
         return unit.body(*args)
-    operator, mask = found
+    operator, mask = pair
     if not any(mask):
         return [None] * len(mask)
     supply = iter(operator(*[args[i] for i in present(args)]))
-    return [next(supply) if there else None for there in mask]
+    return [next(supply) if is_there else None for is_there in mask]
 
 
 def unit_operator(unit: TransformableGraph, args: Sequence[Any]) -> tuple[Operator, tuple[bool, ...]]:
@@ -364,11 +360,11 @@ def unit_operator(unit: TransformableGraph, args: Sequence[Any]) -> tuple[Operat
     examples = [example(a) if isinstance(a, Tensor) else None if a is None else _hint(a) for a in args]
     with outside_graph():
         if isinstance(unit, BackwardUnit):
-            made = _of_backward(unit, examples)
+            description = _of_backward(unit, examples)
         else:
-            made = _of_graph(unit, examples)
+            description = _of_graph(unit, examples)
     live = present(args)
-    mask, likes, trace, facts = made
+    mask, likes, trace, facts = description
     takes = tuple("Tensor" if isinstance(args[i], Tensor) else "SymInt" for i in live)
 
     def spread(values: Sequence[Any]) -> list[Any]:
@@ -400,8 +396,8 @@ def _of_backward(unit: BackwardUnit, examples: Sequence[Any]) -> Any:
     _, _, gradients = unit.parts(examples)
     entry = spec.backward.entry(tuple(None if g is None else "contiguous" for g in gradients))
     mask = tuple(n is not None for n in _results(entry.trace))
-    given = [i for i, there in enumerate(mask) if there]
-    fakes = [spec.captured.forward.fakes[spec.captured.slots.index(i)] for i in given]
+    present_gradients = [i for i, is_there in enumerate(mask) if is_there]
+    fakes = [spec.captured.forward.fakes[spec.captured.slots.index(i)] for i in present_gradients]
 
     def likes(values: Sequence[Any]) -> list[Any]:
         integers = [v for v in values if not isinstance(v, Tensor)]
@@ -416,20 +412,20 @@ def _of_graph(unit: TransformableGraph, examples: Sequence[Any]) -> Any:
         unit.prepare(examples)
     executable, _ = unit.captured(examples)
     trace, binder = executable.trace, Binder(executable.trace.fakes)
-    made = [None if n is None else n.meta["val"] for n in _results(trace)]
-    fakes = [f for f in made if f is not None]
+    values = [None if n is None else n.meta["val"] for n in _results(trace)]
+    fakes = [f for f in values if f is not None]
 
     def likes(values: Sequence[Any]) -> list[Any]:
         sizes = binder.read(values)
         return [like(f, sizes, True) for f in fakes]
 
-    mask = tuple(f is not None for f in made)
+    mask = tuple(f is not None for f in values)
     return mask, likes, trace, (operations(trace), list(map(_meta, trace.fakes)))
 
 
 def _results(trace: Trace) -> Sequence[Any]:
-    (made,) = trace.graph_module.graph.find_nodes(op="output")[0].args
-    return made  # type: ignore[no-any-return]
+    (results,) = trace.graph_module.graph.find_nodes(op="output")[0].args
+    return results  # type: ignore[no-any-return]
 
 
 class _Operators:

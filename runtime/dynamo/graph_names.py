@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 def name_in_graphs(cls: Any, call: Callable[..., Any]) -> str:
-    """The name under which a class is called in graphs of this process, and a number. Whoever asks keeps `call`."""
+    """The name under which a class is called in graphs of this process, and a number. The caller keeps `call`."""
     name = f"{cls.__qualname__} {next(_numbers)}"
     _shown[name] = call
     return name

@@ -1,4 +1,5 @@
-"""Captured graphs as operators of torch.library: what a graph of somebody else's (torch.compile, torch.export) calls.
+"""Captured graphs as operators of torch.library: the calls of a graph that another tracer makes
+(torch.compile, torch.export).
 
 An operator takes tensors and sizes and returns tensors with memory of their own. Its name tells what it computes: the
 same graph has the same name in every process.
@@ -42,7 +43,7 @@ class Operator:
 
     takes: per argument "Tensor" or "SymInt". function: a Function whose forward calls the operator, and whose backward,
     jvp and vmap are its rules; spread: what it is given for these arguments, Nones and constants among them. draws:
-    whether it draws random numbers, so that nobody may run it twice for once, or once for twice: each call has a
+    whether it draws random numbers, so that no pass may run it twice for once, or once for twice: each call has a
     number, since passes that merge equal calls (torch 2.13) know torch's own random operations alone.
     """
 
@@ -58,8 +59,8 @@ class Operator:
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
         """The operator, as a graph calls it."""
-        made = self.overload(*args, next(_numbers)) if self.draws else self.overload(*args)
-        return (made,) if self.results == 1 else tuple(made)
+        results = self.overload(*args, next(_numbers)) if self.draws else self.overload(*args)
+        return (results,) if self.results == 1 else tuple(results)
 
     @property
     def overload(self) -> Any:
@@ -67,10 +68,10 @@ class Operator:
         return getattr(getattr(torch.ops, NAMESPACE), self.name).default
 
     def schema(self) -> str:
-        """What torch.library is told."""
+        """The declaration for torch.library."""
         arguments = ", ".join([*(f"{kind} a{i}" for i, kind in enumerate(self.takes)), *["int call"] * self.draws])
-        made = "Tensor" if self.results == 1 else f"({', '.join(['Tensor'] * self.results)})"
-        return f"{self.name}({arguments}) -> {made}"
+        returns = "Tensor" if self.results == 1 else f"({', '.join(['Tensor'] * self.results)})"
+        return f"{self.name}({arguments}) -> {returns}"
 
     def _returned(self, results: Sequence[Any]) -> Any:
         return results[0] if self.results == 1 else tuple(results)
@@ -83,15 +84,15 @@ class Operator:
         """The results, laid out as was promised and with memory of their own."""
         args = self._given(args)
         with above_autograd(), torch.no_grad():
-            made = self.run(args)
+            values = self.run(args)
         promised = self.likes(args)
-        if len(made) != len(promised):
-            raise InternalError(f"{self.name} made {len(made)} results, and promised {len(promised)}")
-        taken = {memory_of(a) for a in args if isinstance(a, Tensor)}
+        if len(values) != len(promised):
+            raise InternalError(f"{self.name} made {len(values)} results, and promised {len(promised)}")
+        memories = {memory_of(a) for a in args if isinstance(a, Tensor)}
         results = list[Tensor]()
-        for value, like in zip(made, promised, strict=True):
-            results.append(_settled(value, like, taken))
-            taken.add(memory_of(results[-1]))
+        for value, like in zip(values, promised, strict=True):
+            results.append(_settled(value, like, memories))
+            memories.add(memory_of(results[-1]))
         return self._returned(results)
 
     def without_memory(self, *args: Any) -> Any:
@@ -113,9 +114,9 @@ class Operator:
             return self._returned(custom_function_call(self.function(), *self.spread(self._given(args))))
 
 
-def _settled(value: Tensor, like: Any, taken: set[int]) -> Tensor:
+def _settled(value: Tensor, like: Any, memories: set[int]) -> Tensor:
     shape, strides, dtype, device = like
-    if memory_of(value) not in taken and _is_laid_out(value, shape, strides) and value.dtype == dtype:
+    if memory_of(value) not in memories and _is_laid_out(value, shape, strides) and value.dtype == dtype:
         return value
     return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(value)
 
@@ -125,12 +126,12 @@ def _is_laid_out(value: Tensor, shape: Sequence[int], strides: Sequence[int]) ->
     return tuple(value.shape) == tuple(shape) and all(a == b for n, a, b in steps if n > 1)
 
 
-def named(what: str, *facts: Any) -> str:
+def named(kind: str, *facts: Any) -> str:
     """A name for what these facts say: the same in every process.
 
     swi_glu_forward_3f2a91c0d4
     """
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", what).lower()
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()
     return f"{re.sub(r'[^a-z0-9_]', '_', words)}_{digest[:10]}"
 
@@ -138,10 +139,10 @@ def named(what: str, *facts: Any) -> str:
 def registered(operator: Operator) -> Operator:
     """The operator of this name that comes from the same: this one, unless there is one."""
     with capture_lock:
-        first, others = operator.name, 0
+        first, count = operator.name, 0
         while operator.name in known and not known[operator.name].origin.agrees(operator.origin):
-            others += 1  # the same graph so far, of a class that reads something else
-            operator.name = f"{first}_{others}"
+            count += 1  # the same graph so far, of a class that reads something else
+            operator.name = f"{first}_{count}"
         if operator.name not in known:
             _register(operator)
             known[operator.name] = operator

@@ -48,7 +48,7 @@ def _is_named(value: Any) -> bool:
 
 
 def has_form(value: Any) -> bool:
-    """Whether a value is of plain containers, named tuples, tensors and constants."""
+    """True if a value is of plain containers, named tuples, tensors and constants."""
     if type(value) is dict:
         return all(isinstance(key, (str, int)) and has_form(inner) for key, inner in value.items())
     if type(value) is list or type(value) is tuple or _is_named(value):
@@ -103,18 +103,18 @@ def _form_of(name: str, form: Any) -> Any:
 def of_forms(call: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., tuple[Tensor, ...]]:
     """`call` on nested arguments as what a graph calls: of a name, a form and tensors; it returns tensors."""
 
-    def within(given: tuple[Any, ...], _: dict[str, Any]) -> tuple[Tensor, ...]:
-        name, form, *tensors = given
+    def within(inputs: tuple[Any, ...], _: dict[str, Any]) -> tuple[Tensor, ...]:
+        name, form, *tensors = inputs
         args, kwargs = put_together(form, iter(tensors))
-        made: list[Tensor] = []
-        found = taken_apart(call(args, kwargs), made)
+        results: list[Tensor] = []
+        result_form = taken_apart(call(args, kwargs), results)
         if is_for_a_graph(tensors):
-            _forms[name, form] = found
-        elif found != _forms.setdefault((name, form), found):
+            _forms[name, form] = result_form
+        elif result_form != _forms.setdefault((name, form), result_form):
             reason = "it returns other containers than when the graph after it was made"
             facts = {"who": "torch.compile", "reason": reason, "where": "unknown"}
             raise OuterGraphError(function=name.rpartition(" ")[0], **facts)
-        return tuple(made)
+        return tuple(results)
 
     return within
 

@@ -87,8 +87,8 @@ class BackwardUnit(TransformableGraph):
     def _unwritten(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments, copies of those that backward writes to: a derivative needs them as they are, too."""
         entries = [e for e in self.specialization.backward.entries.values() if not isinstance(e, CaptureError)]
-        written = {i for entry in entries for i in entry.written_inputs}
-        return [a.clone() if i in written and isinstance(a, Tensor) else a for i, a in enumerate(args)]
+        numbers = {i for entry in entries for i in entry.written_inputs}
+        return [a.clone() if i in numbers and isinstance(a, Tensor) else a for i, a in enumerate(args)]
 
     def _python(self, *args: Any) -> Sequence[Any]:
         residuals, sizes, gradients = self.parts(self._unwritten(args))
@@ -107,8 +107,8 @@ class BackwardUnit(TransformableGraph):
         if needed is not None and not transforms_active() and not is_capturing():
             _, sizes, gradients = self.parts(args)
             trace, live = self._graph_that_runs(args, sizes, gradients) or (None, [])
-            used = frozenset().union(*sources_of(trace)) if trace is not None else ()
-            warn_once(self.specialization, args, needed, {live[n] for n in used if n < len(live)})
+            sources = frozenset().union(*sources_of(trace)) if trace is not None else ()
+            warn_once(self.specialization, args, needed, {live[n] for n in sources if n < len(live)})
         if self.compiler.ledger.is_in_anomaly_mode():  # torch's own autograd runs the derivative's operations
             return vjp_of(self.body, args, cotangents, needed, is_followed())
         return super().pullback(args, cotangents, needed)
@@ -120,10 +120,10 @@ class BackwardUnit(TransformableGraph):
 
     def _graph_that_runs(self, args: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]) -> Executed:
         """The graph of a backward that runs, and which arguments are its inputs; None where no graph is known."""
-        found = self._entry(sizes, gradients)
-        if found is None or (found[0].captured.backward_symbols and not self.symbols):
+        pair = self._entry(sizes, gradients)
+        if pair is None or (pair[0].captured.backward_symbols and not self.symbols):
             return None
-        owner, entry = found
+        owner, entry = pair
         size = [self.split] * len(owner.captured.backward_symbols)  # one for all: none of them has a gradient
         tensors = [i for i in range(len(args)) if not self.split <= i < len(args) - len(gradients)]
         places = [i for i in tensors if args[i] is not None]

@@ -44,13 +44,13 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     opaque = (compiler.keys.opaque(role) for role in compiler.user.methods.roles())
     if UNDER_FUNC in compiler.ledger.broken or any(error is not None for error in opaque):
         return compiler.user.run(*args)  # over an opaque method no rule is derived
-    given = opened(args)
-    plain = [example(a) for a in given]
+    flat_args = opened(args)
+    plain = [example(a) for a in flat_args]
     specialization, derivable, failed = None, False, None
     with plain_tensors(), torch.no_grad():
-        known = compiler.keys.exact(plain) in compiler.table.by_call or readable(plain, given)
+        is_known = compiler.keys.exact(plain) in compiler.table.by_call or readable(plain, flat_args)
         try:
-            with nullcontext() if known else made_up_data():
+            with nullcontext() if is_known else made_up_data():
                 specialization = compiler.specialization(plain)
             if specialization is not None and specialization.keeper is not None:
                 specialization.keeper.release()  # nothing is kept of a call under a transform
@@ -68,7 +68,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         compiler.ledger.refuse("torch.func", CaptureError(reason=why, where=place))
         return compiler.user.run(*args)
     function = functorch_function_of(compiler, specialization, compiler.options.backend_for(plain))
-    flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
-    outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
+    tensors = [a if isinstance(a, Tensor) else None for a in flat_args]  # the rest is a constant of the specialisation
+    outputs = custom_function_call(function, *tensors) if transforms_active() else function.apply(*tensors)
     captured = specialization.captured
-    return from_flat_outputs(captured, outputs, captured.tensors_of(given), captured.sizes(plain), args)
+    return from_flat_outputs(captured, outputs, captured.tensors_of(flat_args), captured.sizes(plain), args)

@@ -109,5 +109,5 @@ class GraphCache:
 
     @property
     def draws(self) -> bool:
-        """Whether a run draws random numbers, as far as is known before: it may, where nothing is captured yet."""
+        """True if a run draws random numbers, as far as is known before: it may, where nothing is captured yet."""
         return not self.entries or any(draws(e.executable.trace) for e in self.entries)

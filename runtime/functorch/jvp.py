@@ -18,7 +18,7 @@ from ...tracer.containers import with_those
 from ...tracer.opaque.extension_calls import Recorded
 from ...tracer.torch_private import own_leaves_allowed, sharing_dual_level
 from ..capture.guards import is_float, is_tracked
-from .vjp import tracked_alias
+from .vjp import tracked_alias, transposed
 
 Tensor = torch.Tensor
 Body = Callable[..., Sequence[Any]]
@@ -51,7 +51,7 @@ def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any], calls: bo
 
 
 def _is_missing(error: RuntimeError) -> bool:
-    """Whether torch has no derivative of this kind for an operation."""
+    """True if torch has no derivative of this kind for an operation."""
     return isinstance(error, NotImplementedError) or "derivative for" in str(error)
 
 
@@ -68,9 +68,9 @@ def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any])
 
     primals, steps = (tuple(values[i] for i in moved) for values in (inputs, tangents))
     with sharing_dual_level():
-        made: tuple[Any, ...] = torch.func.jvp(of_moved, primals, steps) if moved else ((), ())
+        results: tuple[Any, ...] = torch.func.jvp(of_moved, primals, steps) if moved else ((), ())
     # torch.func makes float64 of a float32 number (no axis) beside one of Python; a tangent has its result's dtype
-    pushed = iter([t.to(r.dtype) for r, t in zip(*made, strict=True)])
+    pushed = iter([t.to(r.dtype) for r, t in zip(*results, strict=True)])
     return [None if o is None else next(pushed) for o in full]
 
 
@@ -88,19 +88,11 @@ def _by_double_vjp(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -
         if switches.met or (recorded is not None and recorded.names() & OWN_FORWARD_MODE):
             raise NotTransposable
         duals = [torch.zeros_like(o).requires_grad_() if is_tracked(o) else None for o in outputs]
-        used = [d for d in duals if d is not None]
+        cotangents = [d for d in duals if d is not None]
         moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
         steps = [t for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
         live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
-        pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
-        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if is_tracked(p)]
-        pushed = [None] * len(used)
-        if pairs:
-            given = [p for p, _ in pairs], used, [t for _, t in pairs]
-            pushed = torch.autograd.grad(*given, allow_unused=True, create_graph=True)  # type: ignore[assignment]
-    supply = iter(pushed)
-    return [_zeros_if_none(next(supply), o) if d is not None else None for d, o in zip(duals, outputs, strict=True)]
-
-
-def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
-    return torch.zeros_like(output) if tangent is None else tangent
+        pulled: Sequence[Any] = ()
+        if live and moved:
+            pulled = torch.autograd.grad(live, moved, cotangents, create_graph=True, allow_unused=True)
+        return transposed(duals, pulled, steps, outputs)

@@ -27,20 +27,20 @@ class PartialGradientWarning(UserWarning):
     """A second derivative lacks what goes through a value that forward saved in between, as it does in eager."""
 
 
-def warn_once(spec: Specialization, args: Sequence[Any], needed: Sequence[bool], used: Collection[int]) -> None:
-    """args: of backward, the residuals first; needed: which of them are differentiated; used: those that matter."""
+def warn_once(spec: Specialization, args: Sequence[Any], needed: Sequence[bool], relevant: Collection[int]) -> None:
+    """args: of backward, the residuals first; needed: which of them are differentiated; relevant: those that matter."""
     captured = spec.captured
     if captured.cls in _warned or not warns():
         return
     for i, place in enumerate(captured.residual_places):
-        if i in used and is_float(args[i]) and not needed[i] and place is not None and _moves(spec, place):
+        if i in relevant and is_float(args[i]) and not needed[i] and place is not None and _moves(spec, place):
             _warned.add(captured.cls)
             warnings.warn(_message(spec, place), PartialGradientWarning, stacklevel=2)
             return
 
 
 def _moves(spec: Specialization, place: ValueRef) -> bool:
-    """Whether a value in between depends on an argument that requires grad."""
+    """True if a value in between depends on an argument that requires grad."""
     captured = spec.captured
     if place.kind != "hidden":
         return False

@@ -74,19 +74,20 @@ def without_idle(executed: Executed, args: Sequence[Any]) -> list[Any]:
     if executed is None:
         return list(args)
     trace, live = executed
-    used, moving = ({live[n] for n in frozenset().union(*sources_of(trace, t)) if n < len(live)} for t in (False, True))
+    by_kind = [frozenset().union(*sources_of(trace, tangents)) for tangents in (False, True)]
+    sources, moving = ({live[n] for n in numbers if n < len(live)} for numbers in by_kind)
 
-    def connected(i: int, value: Any) -> Any:
-        if i in used or not is_tracked(value):
+    def attached(i: int, value: Any) -> Any:
+        if i in sources or not is_tracked(value):
             return value
         return without_history(value) if i in moving else value.detach()
 
-    return [connected(i, a) for i, a in enumerate(args)]
+    return [attached(i, a) for i, a in enumerate(args)]
 
 
 # ------------------------------------------------------------------ memory
 def is_among(value: Any, tensors: Sequence[Any]) -> bool:
-    """Whether a tensor is one of these itself."""
+    """True if a tensor is one of these itself."""
     return isinstance(value, Tensor) and any(value is t for t in tensors)
 
 
@@ -105,6 +106,6 @@ def as_made(results: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
     views = [r for r in results if isinstance(r, Tensor) and r._is_view()]
     if not views or is_capturing() or any(t.layout is not torch.strided or is_batched(t) for t in tensors):
         return results
-    shown = Counter(memory_of(unwrapped(t)) for t in tensors)
-    alone = {id(v) for v in views if shown[memory_of(unwrapped(v))] == 1}
+    uses = Counter(memory_of(unwrapped(t)) for t in tensors)
+    alone = {id(v) for v in views if uses[memory_of(unwrapped(v))] == 1}
     return tuple(r.detach() if id(r) in alone else r for r in results)

@@ -26,7 +26,7 @@ Tangent = tuple[TensorType, str]
 
 
 def has_transpose(pullback: Graph) -> bool:
-    """Whether a graph is of primitives alone: what writes, or calls a library, has no transpose here."""
+    """True if a graph is of primitives alone: one that writes, or calls a library, has no transpose here."""
     return not pullback.mutations and all(PRIMS[v.prim].family not in ("extern", "pick") for v in pullback.order())
 
 
@@ -52,7 +52,7 @@ def transpose_to_jvp(
 
     # The inputs of the new graph, in the order in which its caller has the values.
     out = Graph(name)
-    kept = [_same_input(out, v) for v in pullback.inputs[:residuals]]
+    fixed = [_same_input(out, v) for v in pullback.inputs[:residuals]]
     if takes_outputs:
         for like in likes:
             out.input(like.aval, f"{like.params['name']}_like")
@@ -62,7 +62,7 @@ def transpose_to_jvp(
     # The transposed graph takes what its linear inputs left over, and then one tangent per gradient that there is.
     with building(out):
         integers = [zeros(v.aval) for v in likes if v.dtype not in DIFFERENTIABLE]
-        pushed = iter(inline(transposed, [*kept, *integers, *outside, *(moving[i] for i in gradients)]))
+        pushed = iter(inline(transposed, [*fixed, *integers, *outside, *(moving[i] for i in gradients)]))
         return out.returning([_or_zeros(next(pushed), v) if v.dtype in DIFFERENTIABLE else None for v in likes])
 
 

@@ -109,7 +109,7 @@ class TransformableGraph:
 
     @property
     def draws(self) -> bool:
-        """Whether a run draws random numbers, as far as is known before."""
+        """True if a run draws random numbers, as far as is known before."""
         return self.graphs.draws if self.origin is None else self.origin.draws
 
     # ------------------------------------------------------------------ derived units
@@ -135,7 +135,7 @@ class TransformableGraph:
         """This unit over a batch; `out_dims` as in BatchedUnit."""
         return self.derive("batch", tuple(in_dims), randomness, None if out_dims is None else tuple(out_dims))
 
-    def vjp_unit(self, inputs: int, given: tuple[bool, ...], needed: Needed) -> TransformableGraph:
+    def vjp_unit(self, inputs: int, present_cotangents: tuple[bool, ...], needed: Needed) -> TransformableGraph:
         """The unit behind `pullback`, where these cotangents are given."""
         return self.vjp(inputs, needed)
 
@@ -145,8 +145,8 @@ class TransformableGraph:
 
     def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
         """Cotangents of `args`, of those that need one."""
-        given = tuple(c is not None for c in cotangents)
-        return self.vjp_unit(len(args), given, needed)(*args, *cotangents)
+        present_cotangents = tuple(c is not None for c in cotangents)
+        return self.vjp_unit(len(args), present_cotangents, needed)(*args, *cotangents)
 
     def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Tangents of the outputs."""

@@ -36,8 +36,8 @@ def vjp_of(
         return _vjp_within(body, inputs, cotangents, needed)
     with torch.enable_grad():
         # Leaves of its own for every input that is asked about, so that the graph ends here.
-        asked = [is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
-        leaves = [tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
+        is_leaf = [is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
+        leaves = [tracked_alias(x) if a else x for a, x in zip(is_leaf, inputs, strict=True)]
         with without_anomaly_mode():  # torch keeps for good what it tells as the parent of a node that makes a NaN
             outputs = body(*leaves)
         if not is_capturing():
@@ -46,16 +46,16 @@ def vjp_of(
 
         # autograd takes neither outputs without a history nor an empty list.
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if is_tracked(o) and c is not None]
-        wanted = [leaf for a, leaf in zip(asked, leaves, strict=True) if a]
-        gradients: Sequence[Any] = [None] * len(wanted)
-        if pairs and wanted:
+        sources = [leaf for a, leaf in zip(is_leaf, leaves, strict=True) if a]
+        gradients: Sequence[Any] = [None] * len(sources)
+        if pairs and sources:
             gradients = torch.autograd.grad(
-                [p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=again
+                [p[0] for p in pairs], sources, [p[1] for p in pairs], allow_unused=True, create_graph=again
             )
         if last is not None:
             require_no_draw_after(last)
     supply = iter(gradients)
-    return [next(supply) if a else None for a in asked]
+    return [next(supply) if a else None for a in is_leaf]
 
 
 def _vjp_within(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed) -> list[Any]:
@@ -77,7 +77,7 @@ def _vjp_within(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], ne
 
 
 def is_followed() -> bool:
-    """Whether gradients are to be differentiated again: by autograd, or by the capture that is under way."""
+    """True if gradients are to be differentiated again: by autograd, or by the capture that is under way."""
     return is_capturing() or torch.is_grad_enabled()
 
 
@@ -86,3 +86,23 @@ def tracked_alias(value: Any) -> Any:
     if not is_float(value):
         return value
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+
+
+def transposed(
+    probes: Sequence[Any], pulled: Sequence[Any], tangents: Sequence[Any], outputs: Sequence[Any]
+) -> list[Any]:
+    """One tangent per output: gradients at `probes`, which stand for cotangents, differentiated with tangents in hand.
+
+    pulled: one gradient per tangent. Zeros where no gradient depends on a probe; None where there is none to follow.
+    """
+    pairs = [(g, t) for g, t in zip(pulled, tangents, strict=False) if is_tracked(g) and t is not None]
+    leaves = [p for p in probes if is_tracked(p)]
+    pushed: Sequence[Any] = [None] * len(leaves)
+    if pairs and leaves:
+        pushed = torch.autograd.grad(
+            [g for g, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True, create_graph=True
+        )
+    supply = iter(pushed)
+    results = [next(supply) if is_tracked(p) else None for p in probes]
+    triples = zip(results, probes, outputs, strict=True)
+    return [torch.zeros_like(o) if r is None and is_tracked(p) else r for r, p, o in triples]

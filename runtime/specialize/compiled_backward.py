@@ -70,7 +70,7 @@ class BackwardCall:
 
     @lazy_attribute
     def key(self) -> str:
-        """What tells the executables of one captured backward apart."""
+        """The key of an executable among those of one captured backward."""
         return executable_key(self.backend, self.chosen)
 
     def on_originals(self) -> BackwardCall:
@@ -112,7 +112,7 @@ class Backward:
         return any(isinstance(e, BackwardEntry) and e.executables for e in self.entries.values())
 
     def key_now(self, kinds: tuple[Any, ...]) -> Any:
-        """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
+        """The key of a backward: its gradients, and what is read from outside, which may change after forward."""
         cls = self.captured.cls
         return kinds, *self.captured.outside_state(), backward_method(cls), cls.jvp  # type: ignore[attr-defined]
 
@@ -138,7 +138,7 @@ class Backward:
         return entry
 
     def other_entries(self, kinds: tuple[Any, ...]) -> list[BackwardEntry]:
-        """What backward was captured as for these gradients, newest first."""
+        """The captures of backward for these gradients, newest first."""
         known = self.entries.get(self.key_now(kinds))
         return [known, *known.alternatives] if isinstance(known, BackwardEntry) else []
 

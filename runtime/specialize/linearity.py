@@ -162,7 +162,7 @@ ADDED = ("bias",)
 
 @dataclass
 class Library(NoRules):
-    """What is known of library calls. What is not is taken for linear, and noted as `doubtful`."""
+    """The rules for library calls. A call without one is taken for linear, and noted as `doubtful`."""
 
     doubtful: list[Refusal] = field(default_factory=list)
 

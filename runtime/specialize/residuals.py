@@ -1,4 +1,4 @@
-"""What a compiled forward hands to backward: by default what the user saved, where it pays what a minimum cut chooses.
+"""The residuals of a compiled forward: by default what the user saved, where it pays what a minimum cut chooses.
 
 Only values that the user computed in between are exchanged for cheaper ones; what autograd can observe (saved inputs
 and outputs, their version checks) stays as the class declares it, and under saved-tensor hooks nothing is exchanged.
@@ -81,7 +81,7 @@ def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
 
 
 def executable_key(backend: str, chosen: ResidualPlan | None) -> str:
-    """What tells the executables of one graph apart: the backend, and whose residuals it makes or takes."""
+    """The key of an executable among those of one graph: the backend, and whose residuals it makes or takes."""
     return backend if chosen is None else f"{backend} chosen"
 
 
@@ -138,7 +138,7 @@ class ResidualPlan:
         return optimize(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
 
     def originals(self, residuals: Sequence[Any], ctx: Any) -> list[Any]:
-        """What the user saved: their own tensors with their history, the rebuilt ones without (as in eager)."""
+        """The user's residuals: their own tensors with their history, the rebuilt ones without (as in eager)."""
         with torch.no_grad():
             rebuilt = self.rebuilt(residuals, ctx._fusegrad_sizes)
         supply = iter(r for r, p in zip(residuals, self.places, strict=True) if p is None or p.kind != "hidden")
@@ -151,7 +151,7 @@ class ResidualPlan:
         return [None if p is None else next(values) for p in self.residuals]
 
     def rebuilding(self) -> Graph:
-        """What was kept -> what the user saved."""
+        """The graph from what was kept to what the user saved."""
         assert self._rebuild is not None
         return self._rebuild
 
@@ -166,7 +166,7 @@ def _identity(captured: Program) -> Graph:
 
 
 class DerivedResidualPlan(ResidualPlan):
-    """What forward hands over besides the arguments, to a backward that is derived of it."""
+    """The residuals besides the arguments, for a backward that is derived of forward."""
 
     def __init__(self, found: Overlap) -> None:
         now = found.program_now()

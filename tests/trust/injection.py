@@ -2,7 +2,7 @@
 
     python tests/trust/injection.py                     (scenes that have their numbers are not run again)
     python tests/trust/injection.py --every             (a function raises in each scene that runs it)
-    python tests/trust/injection.py --scene first --function runtime/functorch/unit.py:Unit.captured
+    python tests/trust/injection.py --scene first --function runtime/functorch/unit.py:TransformableGraph.captured
 
 A scene is one way of calling a class. What functions of the package run in it raise at every call of them, by a code of
 their own, for as long as the scene's last step takes: each in one scene of every kind of call, the first that runs it.
@@ -57,7 +57,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 # ------------------------------------------------------------------ functions of the package
 def place_of(code: types.CodeType) -> str | None:
-    """`runtime/functorch/unit.py:Unit.captured`; None for what is not the package's."""
+    """`runtime/functorch/unit.py:TransformableGraph.captured`; None for what is not the package's."""
     file = Path(code.co_filename)
     if not file.is_absolute():
         return None

@@ -54,7 +54,7 @@ class Levels:
             return FINISH
         plan, body = self._context.plan, self._context.body
         levels = [self.of(a) for a in term.args]
-        if term in plan.after:
+        if term in plan.after_final:
             return FINISH
         if plan.chunked and term in plan.inner:
             return body.level

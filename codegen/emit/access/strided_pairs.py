@@ -123,7 +123,7 @@ class StridedPairs:
 
 def _store_phase(sink: Sink, plan: Schedule) -> tuple[int, bool]:
     """Sinks are stored at one place: the later one's, while a row is held whole, else that of their phase."""
-    phases, comes_last = (plan.phase[t] for t in sink.terms), any(t in plan.after for t in sink.terms)
+    phases, comes_last = (plan.phase[t] for t in sink.terms), any(t in plan.after_final for t in sink.terms)
     return max(phases, default=0) if plan.chunked else 0, comes_last
 
 

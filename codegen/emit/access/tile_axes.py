@@ -58,7 +58,7 @@ class TileAxes:
 
     def own(self, axis: Axis) -> Expr:
         """The distance between blocks."""
-        distance = self._context.plan.own(axis)
+        distance = self._context.plan.own_columns(axis)
         if distance == self.block_sizes[axis]:
             return self.block(axis)
         return self._sizes.fixed(f"OWN_{self._letters[axis]}", distance)
@@ -68,7 +68,7 @@ class TileAxes:
         if axis in self.dims:
             self._sizes.require_countable(axis.size)
         length = self._sizes.text(axis.size)
-        if (reach := self._context.plan.reach(axis)) != axis.size:
+        if (reach := self._context.plan.extent(axis)) != axis.size:
             length = binary("+", length, literal(tidy(reach - axis.size)))
         return call("tl.cdiv", length, self.own(axis)) if axis in self.dims else length
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ....ir.types import ITEMSIZE, Size, product
 from ...program.axes import Axis, Term
-from ...program.sizes import number, tidy
+from ...program.sizes import evaluate_size, tidy
 from ..context import Context
 from .buffers import Buffers
 
@@ -43,7 +43,7 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
     for buffer in buffers.scratch:
         if not buffer.zeroed:
             moved, label = tidy(product(buffer.shape) * ITEMSIZE[buffer.dtype]), f"{buffer.name}_ptr"
-            stays = number(moved, context.hints) <= context.target.l2 // WORKSPACE
+            stays = evaluate_size(moved, context.hints) <= context.target.l2 // WORKSPACE
             (traffic.cached if stays else traffic.reads)[label] = traffic.writes[label] = moved
     return traffic
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....ir.types import product
-from ...program.sizes import blocks, tidy
+from ...program.sizes import cdiv, tidy
 from ..access.buffers import Buffers
 from ..context import Context
 from ..statements import Expr, Let, Statement, add, binary, call, literal, name
@@ -48,7 +48,7 @@ def arrival_levels(context: Context, buffers: Buffers, walk: Walk, over_everythi
         base, part, strip = binary("*", name("strip"), programs), name("part"), name("strip")
     counter = _counters(context, buffers)
     if context.target.units > SMALL:
-        groups = context.sizes.fixed("GROUPS", blocks(context.plan.programs or 1, FAN))
+        groups = context.sizes.fixed("GROUPS", cdiv(context.plan.programs or 1, FAN))
         fan = context.sizes.fixed("FAN", FAN)
         first = binary("*", name("group"), fan)
         members = call("tl.minimum", fan, binary("-", programs, first))
@@ -72,7 +72,7 @@ def arrival_levels(context: Context, buffers: Buffers, walk: Walk, over_everythi
 
 def _counters(context: Context, buffers: Buffers) -> Expr:
     """Words in which programs count arrivals."""
-    groups = blocks(context.plan.programs or 1, FAN) + 1 if context.target.units > SMALL else 1
+    groups = cdiv(context.plan.programs or 1, FAN) + 1 if context.target.units > SMALL else 1
     counters = product([context.plan.strips, groups])
     context.sizes.require_below(counters, 1 << 31)
     return buffers.add_zeroed_words("arrived", tidy(counters + 1))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ....ir.types import Size, product
 from ...program.axes import Axis, Index, Term
-from ...program.sizes import number, power_of_two, tidy
+from ...program.sizes import evaluate_size, power_of_two, tidy
 from ..access.addresses import Addresses
 from ..context import Context
 from ..statements import Expr, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total
@@ -108,7 +108,7 @@ class DirectPartials:
     # ------------------------------------------------------------------ in the finish
     def lanes_side_by_side(self, axis: Axis) -> int:
         """Lanes along the last axis that is kept."""
-        size = number(axis.size, self.context.hints)
+        size = evaluate_size(axis.size, self.context.hints)
         return self.context.plan.tile.get(axis) or min(WIDE, power_of_two(size))
 
     def sum_slots(self, direct: Direct, over: Expr, slot: Expr, scope: Scope) -> Expr:

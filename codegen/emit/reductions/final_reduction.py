@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...program.axes import Term, below
+from ...program.axes import Term, terms_below
 from ..access.aligned_rows import AlignedRows
 from ..context import FINISH, Context
 from ..loop_nests import LoopNests
@@ -102,7 +102,7 @@ class FinalReductions:
             value = self.context.round_reduction(term, as_result(term, value))
             scope.memo[term] = self.context.let(scope, self.context.name_of_final(term), value)
         for sink in self.context.program.sinks:
-            needed = set(below(sink.terms)) & set(self.context.plan.final)
+            needed = set(terms_below(sink.terms)) & set(self.context.plan.final)
             if needed & complete and all(scope.find(t) is not None for t in needed):
                 with levels.in_last_program():  # all that the output still needs is computed there
                     self.stores.store(sink, scope)

@@ -71,7 +71,7 @@ class PartialSlots:
         """Lanes that a partial sum keeps in memory: a row held whole without its padding, in groups of 16 bytes."""
         plan, lanes = self.context.plan, self.folding.tile.block_sizes
         is_whole = axis in plan.row and not plan.chunked and isinstance(axis.size, int)
-        return min(lanes[axis], -(-axis.size // 4) * 4) if is_whole else plan.own(axis)
+        return min(lanes[axis], -(-axis.size // 4) * 4) if is_whole else plan.own_columns(axis)
 
     def _mask(self, partial: Partial) -> Expr | None:
         """The lanes that have a place in the slot."""

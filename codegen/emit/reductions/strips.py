@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ....ir.types import product
 from ...program.axes import Term
-from ...program.sizes import blocks, tidy
+from ...program.sizes import cdiv, tidy
 from ..access.buffers import Buffers
 from ..access.tile_axes import TileAxes
 from ..context import Context
@@ -66,7 +66,7 @@ class RowWords:
         """The place of the word of this row."""
         plan = self.context.plan
         block = plan.tile[plan.row[0]]
-        count = tidy(product([blocks(plan.items or 1, block), block]))
+        count = tidy(product([cdiv(plan.items or 1, block), block]))
         self.pointers.append(self.buffers.add_zeroed_words(f"{label}_known", count))
         return binary("+", self.pointers[-1], name("turn"))
 

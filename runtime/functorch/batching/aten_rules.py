@@ -179,17 +179,17 @@ def _axis_first(x: Tensor, axis: int) -> Tensor:
 
 def _index_written(accumulate: bool) -> Rule:
     """index_add, index_copy, index_fill where every lane has indices of its own."""
-    whole = along(1)
+    by_axis = along(1)
 
     def rule(lanes: Lanes, x: Tensor, axis: int, index: Tensor, value: Any, *alpha: Any) -> Any:
         if not lanes.mapped[2]:
             alike = dataclasses.replace(lanes, mapped=(*lanes.mapped[:2], True, *lanes.mapped[3:]))
-            return whole(alike, x, axis, index, value, *alpha)
+            return by_axis(alike, x, axis, index, value, *alpha)
         x, _, _, value, *_ = lanes.all(x, axis, index, value, *alpha)
         source = _axis_first(value, axis) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=x.dtype)
         source = source * alpha[0] if alpha else source
-        written = _axis_first(x, axis).index_put((lanes.number(index), index), source.to(x.device), accumulate)
-        return written.movedim(1, axis + 1 if axis >= 0 else axis)
+        result = _axis_first(x, axis).index_put((lanes.number(index), index), source.to(x.device), accumulate)
+        return result.movedim(1, axis + 1 if axis >= 0 else axis)
 
     return rule
 
@@ -204,8 +204,8 @@ def _embedding_backward(lanes: Lanes, g: Tensor, index: Tensor, rows: int, paddi
     if by_count:
         raise NotImplementedError("embedding_dense_backward with scale_grad_by_freq over a batch")
     g, index, *_ = lanes.all(g, index, rows, padding, by_count)
-    kept, at = g * (index != padding).unsqueeze(-1), lanes.number(index)
-    return g.new_zeros(lanes.size, rows, g.shape[-1]).index_put((at, index), kept, accumulate=True)
+    gradient, at = g * (index != padding).unsqueeze(-1), lanes.number(index)
+    return g.new_zeros(lanes.size, rows, g.shape[-1]).index_put((at, index), gradient, accumulate=True)
 
 
 def _take(lanes: Lanes, x: Tensor, index: Tensor) -> Tensor:
@@ -221,8 +221,8 @@ def _convolution(lanes: Lanes, x: Tensor, w: Tensor, bias: Any, *how: Any) -> Te
         return lanes.op(x.flatten(0, 1), w, bias, *how).unflatten(0, (lanes.size, -1))  # type: ignore[no-any-return]
     x, w, bias, *_ = lanes.all(x, w, bias, *how)
     bias = None if bias is None else bias.flatten(0, 1)
-    made = lanes.op(_side_by_side(x), w.flatten(0, 1), bias, *how[:-1], how[-1] * lanes.size)
-    return made.unflatten(1, (lanes.size, -1)).movedim(1, 0)  # type: ignore[no-any-return]
+    result = lanes.op(_side_by_side(x), w.flatten(0, 1), bias, *how[:-1], how[-1] * lanes.size)
+    return result.unflatten(1, (lanes.size, -1)).movedim(1, 0)  # type: ignore[no-any-return]
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -232,12 +232,12 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 def _convolution_backward(lanes: Lanes, g: Tensor, x: Tensor, w: Tensor, bias: Any, *how: Any) -> tuple[Any, ...]:
     g, x, w, *_ = lanes.all(g, x, w, bias, *how)
-    *how, groups, wanted = how  # type: ignore[assignment]
+    *how, groups, mask = how  # type: ignore[assignment]
     bias = None if bias is None else [bias[0] * lanes.size]
-    made = lanes.op(
-        _side_by_side(g), _side_by_side(x), w.flatten(0, 1), bias, *how, groups * lanes.size, wanted
+    results = lanes.op(
+        _side_by_side(g), _side_by_side(x), w.flatten(0, 1), bias, *how, groups * lanes.size, mask
     )
-    gx, gw, gb = (None if not there else t for t, there in zip(made, wanted, strict=True))
+    gx, gw, gb = (None if not present else t for t, present in zip(results, mask, strict=True))
     gx = None if gx is None else gx.unflatten(1, (lanes.size, -1)).movedim(1, 0)
     return gx, *(None if t is None else t.unflatten(0, (lanes.size, -1)) for t in (gw, gb))
 
@@ -246,8 +246,8 @@ def _solve(lanes: Lanes, a: Tensor, b: Tensor, *how: Any) -> Any:
     a, b, *_ = lanes.all(a, b, *how)
     if b.dim() == a.dim():
         return lanes.op(a, b, *how)
-    result, *rest = lanes.op(a, b.unsqueeze(-1), *how)
-    return result.squeeze(-1), *rest
+    result, *factors = lanes.op(a, b.unsqueeze(-1), *how)
+    return result.squeeze(-1), *factors
 
 
 def _searchsorted(lanes: Lanes, edges: Tensor, x: Tensor, *how: Any) -> Tensor:

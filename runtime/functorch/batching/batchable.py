@@ -81,8 +81,8 @@ def _forward_alone(cls: Any, needs: tuple[int, ...]) -> Callable[..., Any]:
     """forward of a Function as a plain function, for a graph that is never differentiated: units derive their own."""
 
     def forward(*args: Any) -> Any:
-        given = () if uses_setup_context(cls) else (ForwardContext(tuple(i in needs for i in range(len(args)))),)
-        return cls.forward(*given, *args)
+        ctx = () if uses_setup_context(cls) else (ForwardContext(tuple(i in needs for i in range(len(args)))),)
+        return cls.forward(*ctx, *args)
 
     forward.__name__ = forward.__qualname__ = f"forward_of_{cls.__name__}"
     return forward
@@ -113,8 +113,8 @@ def _roots(graph: torch.fx.Graph) -> dict[Any, torch.fx.Node]:
     """The node that made the memory of each node."""
     roots: dict[Any, torch.fx.Node] = {}
     for node in graph.nodes:
-        shown = _shown(node)
-        roots[node] = node if shown is None else roots[shown]
+        base = _shown(node)
+        roots[node] = node if base is None else roots[base]
     return roots
 
 
@@ -142,9 +142,9 @@ def _reached(
     return reach
 
 
-def _per_lane(made: Tensor, *sources: Any) -> Tensor:
+def _per_lane(memory: Tensor, *sources: Any) -> Tensor:
     """The tensor in memory of its own for every lane, if one of the sources differs by lane."""
     like = next((s for s in sources if is_batched_here(s)), None)
-    if like is None or is_batched_here(made):
-        return made
-    return room_for(like, made.shape, made.stride(), dtype=made.dtype, device=made.device).copy_(made)
+    if like is None or is_batched_here(memory):
+        return memory
+    return room_for(like, memory.shape, memory.stride(), dtype=memory.dtype, device=memory.device).copy_(memory)

@@ -135,7 +135,7 @@ class BatchedUnit(TransformableGraph):
         return self._in_ir[key], lifted
 
     def is_loop(self, args: Sequence[Any]) -> bool:
-        """Whether torch's rules are known to make a loop of this, or of what it batches."""
+        """True if torch's rules are known to make a loop of this, or of a unit that it batches."""
         inner = self.parent if isinstance(self.parent, BatchedUnit) else None
         if not self.loops and inner is None:
             return False
@@ -155,14 +155,15 @@ class BatchedUnit(TransformableGraph):
             raise InternalError(f"the {kind} of a batched unit depends on what moves: use {kind}_unit")
         return super().derive(kind, *facts)
 
-    def vjp_unit(self, inputs: int, given: tuple[bool, ...], needed: Needed) -> TransformableGraph:
-        outs = self.out_dims or (0,) * len(given)
-        dims = [d if there and d != "sum" else None for there, d in zip(given, outs, strict=True)]
+    def vjp_unit(self, inputs: int, present_cotangents: tuple[bool, ...], needed: Needed) -> TransformableGraph:
+        outs = self.out_dims or (0,) * len(present_cotangents)
+        dims = [d if is_there and d != "sum" else None for is_there, d in zip(present_cotangents, outs, strict=True)]
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
-        return self.parent.vjp_unit(inputs, given, needed).batch((*self.in_dims, *dims), self.randomness, back)
+        parents = self.parent.vjp_unit(inputs, present_cotangents, needed)
+        return parents.batch((*self.in_dims, *dims), self.randomness, back)
 
     def jvp_unit(self, inputs: int, moving: tuple[bool, ...]) -> TransformableGraph:
-        dims = [d if there else None for there, d in zip(moving, self.in_dims, strict=True)]
+        dims = [d if moves else None for moves, d in zip(moving, self.in_dims, strict=True)]
         return self.parent.jvp_unit(inputs, moving).batch((*self.in_dims, *dims), self.randomness, self.out_dims)
 
 

@@ -53,12 +53,12 @@ class Lowered:
     tells: bool = True
 
     def __call__(self, values: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
-        given = [v if a is None else v.permute(a) for v, a in zip(values, self.axes, strict=True)]
-        return self._run(given, lifted, self.sizes(given))
+        permuted = [v if a is None else v.permute(a) for v, a in zip(values, self.axes, strict=True)]
+        return self._run(permuted, lifted, self.sizes(permuted))
 
-    def sizes(self, given: Sequence[Any]) -> BoundSizes:
-        """What the symbols are for values with their axes as told."""
-        return self._binder(given)
+    def sizes(self, permuted: Sequence[Any]) -> BoundSizes:
+        """The symbols' values, for values with their axes permuted."""
+        return self._binder(permuted)
 
     @lazy_attribute
     def _binder(self) -> Binder:
@@ -111,8 +111,8 @@ def _batch_in_front(axes: Axes, dim: int | None, value: Any) -> Axes:
         return axes
     dim %= value.dim()
     behind = axes if axes is not None else range(value.dim() - 1)
-    found = (dim, *(a + (a >= dim) for a in behind))
-    return None if found == tuple(range(len(found))) else found
+    full = (dim, *(a + (a >= dim) for a in behind))
+    return None if full == tuple(range(len(full))) else full
 
 
 def over_lanes(
@@ -141,19 +141,19 @@ def over_lanes(
 
 
 def _step(lane: Lowered, value: int) -> sympy.Symbol:
-    """How far apart the lanes of a value are in memory."""
+    """The distance between the lanes of a value in memory."""
     return sympy.Symbol(f"step{lane.depth or ''}_{value}", integer=True, nonnegative=True)
 
 
 def _placed(batched: Batched, size: Size, outs: Sequence[Any]) -> Graph | None:
     """The outputs with the batch axis where it goes, or summed over it: a sum of integers is left to torch."""
     graph = batched.graph
-    found = list(zip(graph.outputs, graph.output_strides, batched.mapped, outs, strict=True))
-    if any(o is not None and d == "sum" and o.dtype not in DIFFERENTIABLE for o, _, _, d in found):
+    results = list(zip(graph.outputs, graph.output_strides, batched.mapped, outs, strict=True))
+    if any(o is not None and d == "sum" and o.dtype not in DIFFERENTIABLE for o, _, _, d in results):
         return None
     with building(graph):
-        values = [None if o is None else _at(with_batch_axis(size, o, m), d) for o, _, m, d in found]
-    pairs = zip(values, found, strict=True)
+        values = [None if o is None else _at(with_batch_axis(size, o, m), d) for o, _, m, d in results]
+    pairs = zip(values, results, strict=True)
     strides = [None if v is None or s is None else _strides(v.shape, s, m, d) for v, (_, s, m, d) in pairs]
     return graph.returning(values, strides)
 
@@ -183,21 +183,21 @@ def _strides(shape: Sequence[Size], strides: Sequence[Size], mapped: bool, dim: 
 
 
 def _has_no_gaps(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether strides are those of memory that is filled, some axes possibly standing still."""
-    left = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1 and step != 0]
+    """True if strides are those of memory that is filled, some axes possibly standing still."""
+    remaining = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1 and step != 0]
     filled: Size = 1
-    while left:
-        inner = next((axis for axis in left if axis[1] == filled), None)
+    while remaining:
+        inner = next((axis for axis in remaining if axis[1] == filled), None)
         if inner is None:
             return False
-        left.remove(inner)
+        remaining.remove(inner)
         filled = product([filled, inner[0]])
     return True
 
 
 # ------------------------------------------------------------------ where torch's own rules make a loop
 def is_written_out(trace: Trace, values: Sequence[Any], dims: Sequence[int | None]) -> bool:
-    """Whether a capture holds for these values' batch size alone, although nothing made it a constant beforehand."""
+    """True if a capture holds for these values' batch size alone, although nothing made it a constant beforehand."""
     pairs = zip(trace.fakes, values, dims, strict=True)
     return any(d is not None and v.shape[d] > 1 and _is_constant(f.shape[d]) for f, v, d in pairs)
 

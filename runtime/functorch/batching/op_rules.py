@@ -102,19 +102,19 @@ def _differentiable_only(moved: Any, results: Sequence[TensorType]) -> tuple[Any
 
 # ------------------------------------------------------------------ tracing one operation
 def _rule(
-    transform: str, node: Value, types: tuple[TensorType, ...], fn: Callable[..., Any], which: Any
+    transform: str, node: Value, types: tuple[TensorType, ...], fn: Callable[..., Any], selection: Any
 ) -> Graph:
     if node.prim != "aten":
         raise no_rule_error(transform, node, "is no pure operation of torch's")
-    key = (transform, node.params["op"], node.params["spec"], node.avals, types, which)
+    key = (transform, node.params["op"], node.params["spec"], node.avals, types, selection)
     if key not in _known:
         if len(_known) >= MOST:
             _known.clear()
         _known[key] = _traced(transform, node, types, fn)
-    found = _known[key]
-    if isinstance(found, str):
-        raise no_rule_error(transform, node, found)
-    return found
+    rule = _known[key]
+    if isinstance(rule, str):
+        raise no_rule_error(transform, node, rule)
+    return rule
 
 
 MOST = 1024
@@ -159,13 +159,13 @@ def _stand_in(of: TensorType, numbers: dict[sympy.Symbol, int]) -> Tensor:
 
 
 def _meaning(fakes: Sequence[Tensor], types: Sequence[TensorType]) -> dict[sympy.Symbol, Any]:
-    """What the symbols of the trace are in the sizes of the caller."""
-    found: dict[sympy.Symbol, Any] = {}
+    """The symbols of the trace in the sizes of the caller."""
+    meaning: dict[sympy.Symbol, Any] = {}
     for fake, type_ in zip(fakes, types, strict=True):
         for size, meant in zip(fake.shape, type_.shape, strict=True):
             if isinstance(size, torch.SymInt):
-                found.setdefault(expression_of(size), sympy.sympify(meant))
-    return found
+                meaning.setdefault(expression_of(size), sympy.sympify(meant))
+    return meaning
 
 
 def _in_sizes_of_caller(graph: Graph, types: Sequence[TensorType], meaning: dict[sympy.Symbol, Any]) -> Graph:

@@ -98,8 +98,8 @@ class BatchedRules(FunctionRules):
 
     def out_dims(self) -> list[int | None]:
         """Where each result has the batch axis: an argument that forward writes to, where it had it."""
-        written = dict(self.outputs.written)
-        return [self.dims[written[i]] if i in written else 0 for i in range(self.outputs.total)]
+        arguments = dict(self.outputs.written)
+        return [self.dims[arguments[i]] if i in arguments else 0 for i in range(self.outputs.total)]
 
     def sizes_of(self, inputs: Sequence[Any]) -> dict[Any, int]:
         lanes = [lane(t, d) for t, d in zip(inputs, self.dims, strict=True)]
@@ -107,8 +107,8 @@ class BatchedRules(FunctionRules):
 
     # ------------------------------------------------------------------ derivatives
     def backward_for(self, gradients: Sequence[Any]) -> TransformableGraph:
-        given = [None if g is None else 0 for g in gradients]
-        dims = (*self.residual_dims, *[None] * len(self.symbols), *given)
+        of_gradients = [None if g is None else 0 for g in gradients]
+        dims = (*self.residual_dims, *[None] * len(self.symbols), *of_gradients)
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims[: self.spec.captured.count]]
         return self.parent.backward_for(gradients).batch(dims, self.randomness, back)
 

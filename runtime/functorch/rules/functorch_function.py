@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....tracer.capture.capture import capture_lock, is_capturing
+from ....tracer.capture.capture import Session, capture_lock, is_capturing
+from ....tracer.capture.grad_mode import has_unrecorded
 from ....tracer.lowering.functional import without_writes, writes
 from ....tracer.torch_private import forward_mode_is_active, no_tracing_functions, plain_tensors, share_memory
+from ....tracer.trace import Trace
+from ...capture.captured import CapturedFunction
 from ...capture.captured_backward import reduce_to_argument
+from ...capture.guards import size_guard
 from ...capture.outputs import rebuild_output
 from ...capture.user_methods import hidden_of_user, run_user_backward, run_user_forward
 from ...fallback.answer import UNDER_FUNC, put_on_record
@@ -19,6 +24,7 @@ from ...specialize.linearity import require_linear
 from ...values.sizes import BoundSizes
 from ..backward_unit import BackwardUnit
 from ..batching.batchable import batchable
+from ..graphs import Body, GraphCache
 from ..jvp_unit import CallingUnit
 from ..results import own_memory
 from ..unit import TransformableGraph
@@ -47,7 +53,7 @@ def functorch_function_of(compiler: Compiled, specialization: Specialization, ba
 
 
 def _has_no_place_for_tangents(spec: Specialization) -> bool:
-    """Whether some output is a view, or repeats elements: a tangent that is derived is no such thing."""
+    """True if some output is a view, or repeats elements: a tangent that is derived is no such thing."""
     captured = spec.captured
     results = (*captured.forward.fake_outputs, *captured.forward.fake_hidden)
     return bool(captured.skip) or any(isinstance(step, int) and step == 0 for o in results for step in o.stride())
@@ -62,7 +68,9 @@ class FunctorchFunction(FunctionRules):
         self.backend, self.copies = backend, copies
         self.written, self.pure = captured.written_inputs, _pure(spec)
         name, reads = captured.name, captured.reads
-        self.forward_unit = self.pushed_unit = TransformableGraph(f"{name}_forward", self._forward_body, backend, reads)
+        graphs = _ForwardGraphs(spec, f"{name}_forward", self._forward_body, backend)
+        self.forward_unit = TransformableGraph(f"{name}_forward", self._forward_body, backend, reads, graphs)
+        self.pushed_unit = self.forward_unit
         if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
             self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
         self.setup_unit = TransformableGraph(f"{name}_setup_context", self._setup_body, backend, reads)
@@ -100,9 +108,9 @@ class FunctorchFunction(FunctionRules):
 
     def _forward_again(self, *tensors: Any) -> Sequence[Any]:
         """The user's forward itself, over the same arguments."""
-        given = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
-        results = run_user_forward(self.spec.captured, self.spec.captured.with_tensors(given))
-        return (*results, *(given[i] for i in self.written))
+        copies = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
+        results = run_user_forward(self.spec.captured, self.spec.captured.with_tensors(copies))
+        return (*results, *(copies[i] for i in self.written))
 
     def _setup_body(self, *tensors: Any) -> Sequence[Any]:
         """setup_context alone: the values that it keeps, of the tensor arguments and outputs."""
@@ -172,6 +180,35 @@ class FunctorchFunction(FunctionRules):
             return self.setup_unit.batch((*dims, *out_dims), info.randomness)(*tensors, *outputs)
 
         return call_user_vmap(self.compiler.user.cls, self.spec, self.outputs, info, in_dims, tensors, hidden)
+
+
+class _ForwardGraphs(GraphCache):
+    """The graphs of the captured forward: the trace of the specialisation itself, wherever that serves.
+
+    Where it does not, its graph is traced once more: without the writes, which no batch and no derivative may make;
+    without opaque calls, which are played back; for other sizes than those of its session. A derivative is traced
+    through autograd, from this graph, and a batch is made of it. A call whose `needs_input_grad` or constants differ
+    is another specialisation, with a trace of its own. The user's backward is traced once more for a batch of it:
+    what runs at first order is one graph per layout of the gradients, and takes no sizes as numbers, as units do.
+    """
+
+    def __init__(self, spec: Specialization, name: str, body: Body, backend: str) -> None:
+        super().__init__(name, body, backend, spec.captured.reads)
+        self.captured = spec.captured
+
+    def trace(self, args: Sequence[Any]) -> tuple[Session, Trace]:
+        captured, trace = self.captured, self.captured.forward.trace
+        if not (_is_shareable(captured) and size_guard(captured.session, trace.fakes)(args)):
+            return super().trace(args)
+        lifted = [read.get() for read in captured.lifted if read is not None]  # as they are by now
+        return captured.session, replace(trace, lifted=lifted)
+
+
+def _is_shareable(captured: CapturedFunction) -> bool:
+    trace = captured.forward.trace
+    if trace.opaque or captured.returns_input_memory or len(captured.lifted) != len(trace.lifted):
+        return False
+    return not (writes(trace.graph_module) or has_unrecorded(trace.graph_module) or None in captured.lifted)
 
 
 def _pure(spec: Specialization) -> torch.fx.GraphModule:

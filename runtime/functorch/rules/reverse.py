@@ -53,8 +53,8 @@ def _gradients(
             result[: captured.count] = rules.backward_for(full)(*residuals, *sizes, *full)
     # The second-order contribution of values that forward kept: their gradient goes back through forward.
     if moves:
-        kept = [*[None] * rules.outputs.count, *hidden]
-        _add(rules, result, rules.forward_unit.pullback(inputs, kept))
+        cotangents = [*[None] * rules.outputs.count, *hidden]
+        _add(rules, result, rules.forward_unit.pullback(inputs, cotangents))
     return tuple(result)
 
 

@@ -81,7 +81,7 @@ class FunctionRules:
         return self.backward_for(gradients).as_written([*residuals, *sizes, *gradients])
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
-        """What backward and jvp read, and what has no gradient."""
+        """Save the values that backward and jvp read, and mark the results that have no gradient."""
         captured = self.spec.captured
         tensors = captured.tensors_of(inputs)
         outputs, hidden = self.outputs.split(output)

@@ -1,4 +1,4 @@
-"""Whether torch.func gets rules of a specialisation, or the user's own class."""
+"""The choice of torch.func between the rules of a specialisation and the user's own class."""
 
 from __future__ import annotations
 

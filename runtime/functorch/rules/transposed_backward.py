@@ -33,6 +33,7 @@ from ..batching.ir_rules import Lowered
 from ..graphs import GraphCache, present
 from ..transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
 from ..unit import TransformableGraph, run_in_ir
+from ..vjp import transposed
 from .user_outputs import UserOutputs
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class TransposedBackward(TransformableGraph):
         return args[:first], dict(zip(self.symbols, args[first:second], strict=True)), args[second:third], args[third:]
 
     def _by_autograd(self, *args: Any) -> Sequence[Any]:
-        residuals, sizes, outputs, there = self.parts(args)
-        supply = iter(there)
+        residuals, sizes, outputs, present_tangents = self.parts(args)
+        supply = iter(present_tangents)
         tangents = [next(supply) if moves else None for moves in self.mask]
         return _transposed_by_autograd(self.spec, residuals, sizes, outputs, tangents)
 
@@ -115,7 +116,7 @@ class TransposedBackward(TransformableGraph):
     def _transposed(self, entry: BackwardEntry) -> Lowered | None:
         """None where the graph is not of primitives alone, or leaves out what an argument would contribute."""
         captured = self.spec.captured
-        moving = [i for i, there in enumerate(self.mask) if there]
+        moving = [i for i, moves in enumerate(self.mask) if moves]
         try:
             backward = graph_of(entry.trace, f"{captured.name}_backward")
         except LoweringError:
@@ -144,10 +145,10 @@ class TransposedBackward(TransformableGraph):
         fixed = self.outputs.fixed
         probes = [torch.zeros_like(o) if i in fixed else probe_tensor(o) for i, o in enumerate(outputs)]
         with torch.no_grad():
-            with CoarsestEps() as seen:
+            with CoarsestEps() as noted:
                 gradients = _gradients(self.spec, residuals, BoundSizes(sizes), probes)
             pulled = [g for g, moves in zip(gradients, self.mask, strict=True) if moves]
-            why = not_transposed(list(pushed), probes, list(tangents), pulled, seen.coarsest)
+            why = not_transposed(list(pushed), probes, list(tangents), pulled, noted.coarsest)
         if why is not None:
             raise NonLinearBackward(function=captured.name, why=why, where=captured.backward_place())
 
@@ -178,22 +179,7 @@ def _transposed_by_autograd(
         # backward at probes, whatever their values: it is their history that is transposed.
         probes = [torch.zeros_like(o).requires_grad_(is_float(o)) for o in outputs]
         with IgnoreDetach(probes):
-            given = gradients_per_output(captured, probes)
-            gradients = run_user_backward(captured, residuals, sizes, given, attached=True)
-        gradients = tuple(reduce_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
-
-        # The gradient of backward, with tangents in the place of cotangents.
-        pairs = [
-            (g, t)
-            for g, t in zip(gradients, tangents, strict=True)
-            if g is not None and t is not None and g.requires_grad
-        ]
-        wanted = [p for p in probes if p.requires_grad]
-        pushed: Sequence[Any] = [None] * len(wanted)
-        if pairs and wanted:
-            pushed = torch.autograd.grad(
-                [g for g, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True, create_graph=True
-            )
-    supply = iter(pushed)
-    results = [next(supply) if p.requires_grad else None for p in probes]
-    return [torch.zeros_like(o) if r is None and is_float(o) else r for r, o in zip(results, outputs, strict=True)]
+            cotangents = gradients_per_output(captured, probes)
+            gradients = run_user_backward(captured, residuals, sizes, cotangents, attached=True)
+        pulled = [reduce_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients)]
+        return transposed(probes, pulled, tangents, outputs)

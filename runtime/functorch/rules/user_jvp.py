@@ -41,8 +41,8 @@ class ComparedGraphs(GraphCache):
         if values is None:
             return
 
-        def users(given: Sequence[Any]) -> Sequence[Any]:
-            return self.body(*with_those(args, live, given))
+        def users(values: Sequence[Any]) -> Sequence[Any]:
+            return self.body(*with_those(args, live, values))
 
         why = differs(lambda given: step_by_step(trace.graph_module, *given, *trace.lifted), users, values)
         if why is not None:

@@ -35,7 +35,7 @@ class UserOutputs:
 
     @property
     def has_hidden(self) -> bool:
-        """Whether forward keeps values that are neither arguments nor outputs."""
+        """True if forward keeps values that are neither arguments nor outputs."""
         return self.total > self.count
 
     def split(self, results: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -48,8 +48,8 @@ class UserOutputs:
 
     def as_views(self, outputs: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
         """Arguments that are returned as they are, as views: torch wants nothing else of what is saved as well."""
-        written = [tensors[index] for _, index in self.written]
-        returned = [t for t in tensors if not is_among(t, written)]
+        overwritten = [tensors[index] for _, index in self.written]
+        returned = [t for t in tensors if not is_among(t, overwritten)]
 
         def view(i: int, o: Tensor) -> Tensor:
             return o.detach() if i in self.fixed else o.view_as(o)  # a view of what requires grad does, too

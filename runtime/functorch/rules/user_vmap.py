@@ -38,8 +38,8 @@ def call_user_vmap(
     if len(results) != len(out_dims) or not all(d is None or isinstance(d, int) for d in out_dims):
         return result
     results, out_dims = tuple(outputs.of_tensors(results)), tuple(outputs.of_tensors(out_dims))
-    kept = hidden(results, out_dims)
-    return (*results, *kept), (*out_dims, *[0] * len(kept))
+    extra = hidden(results, out_dims)
+    return (*results, *extra), (*out_dims, *[0] * len(extra))
 
 
 def _dims_of_containers(spec: Specialization, in_dims: Sequence[Any]) -> tuple[Any, ...]:
