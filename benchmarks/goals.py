@@ -122,7 +122,7 @@ def _compiles(rows: Any) -> Iterator[Measured]:
 NVIDIA = tuple(t for t in TARGETS if t.startswith("cuda"))
 AMD = tuple(t for t in TARGETS if t.startswith("hip"))
 MOVED = [
-    Goal(f"bytes moved, {d}, over the least possible", "plans", 1.03,
+    Goal(f"bytes moved, {d}, over the minimum traffic", "plans", 1.03,
          _per_direction(d, lambda r, i: r["bytes"][i] / max(1, r["minimal"][i])))
     for d in DIRECTIONS
 ]  # fmt: skip

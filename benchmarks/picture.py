@@ -57,7 +57,7 @@ def _dots(axis: Any, results: Results, of: Any, title: str) -> None:
 
 def _bytes(axis: Any, results: Results) -> None:
     _dots(axis, results, lambda r: sum(r["bytes"]) / max(1, sum(r["minimal"])),
-          "bytes moved over the least possible, forward and backward, a dot per shape")  # fmt: skip
+          "bytes moved over the minimum traffic, forward and backward, a dot per shape")  # fmt: skip
     axis.axvline(1.03, color=LIMIT, linewidth=0.8, linestyle="--")
 
 

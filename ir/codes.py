@@ -1,4 +1,4 @@
-"""Every reason that a user may meet, with a short code that stays: what it says, what it means, what to do about it.
+"""Every reason that a user may meet, with a short code that stays: its text, its meaning, its remedy.
 
 FG0xx  why a method, or a part of it, is not compiled      FG2xx  errors
 FG1xx  compiled, but with more launches than one each      FG9xx  mistakes of fusegrad itself
@@ -26,7 +26,7 @@ CODES = (
     # -------------------------------------------------------------- FG00x: declared, or another method's doing
     Code(
         "FG001", "it declares is_traceable = False",
-        "The author keeps this method out of any capture: it runs as written, exactly as often as in eager.",
+        "The author keeps this method from being traced: it runs in eager, on real tensors.",
         "Nothing, if that is meant. Else declare is_traceable = True, or leave it out to have the method tried.",
         (r"it declares (is_)?traceable", r"declares (is_)?traceable", r"it is compiled with traceable"),
     ),
@@ -37,16 +37,16 @@ CODES = (
         (r"the user's own rule runs as it is",),
     ),
     Code(
-        "FG003", "over an opaque node no rule is derived; under transforms the class runs as it is written",
-        "The method calls something that runs as written. Nobody knows its derivative, so no rule is derived over it.",
+        "FG003", "over an opaque node no rule is derived; under transforms the class runs in eager",
+        "The method calls something that runs in eager. Its derivative is unknown, so no rule is derived over it.",
         "Make the nested call traceable, or write jvp and vmap staticmethods yourself.",
         (r"over an opaque node no rule is derived", r"forward calls `.*`, which is opaque", r"its backward has opaque"),
     ),
     Code(
-        "FG004", "forward runs as written, so it is captured at its first call",
+        "FG004", "forward runs in eager, so it is traced at its first call",
         "What forward leaves for backward is known only after a call, so nothing can be said of backward before it.",
         "Call the class once, forward and backward, and explain it again.",
-        (r"forward runs as written", r"figures are for the sizes", r"no call has reached it",
+        (r"forward runs in eager", r"figures are for the sizes", r"no call has reached it",
          r".*: its segments are known after a call"),
     ),
     Code(
@@ -56,28 +56,28 @@ CODES = (
         (r"it is compiled with derive_jvp=False",),
     ),
     Code(
-        "FG006", "it is not captured while a fault is looked for",
+        "FG006", "it is not traced while a fault is looked for",
         "`fusegrad.bisect` runs the class with some of its steps left out, one after the other.",
         "Nothing: it is a step of the search.",
-        (r"it is not captured while a fault is looked for",),
+        (r"it is not traced while a fault is looked for",),
     ),
     Code(
         "FG007", "a TorchDispatchMode (FlopCounterMode) is active, which is to see the operations of the class",
         "Something counts, records or keeps single operations (a selective checkpoint, a counter of FLOPs): kernels "
-        "would hide them from it, so the class runs as written while it is active.",
+        "would hide them from it, so the class runs in eager while it is active.",
         "Nothing, if that is meant. Under a plain checkpoint the class runs compiled.",
         (r"a TorchDispatchMode \(",),
     ),
     Code(
         "FG008", "anomaly mode is on, which names the operation that made a NaN",
-        "Under torch.autograd.detect_anomaly a backward that is differentiated again runs as written, operation by "
+        "Under torch.autograd.detect_anomaly a backward that is differentiated again runs in eager, operation by "
         "operation, so that errors name what they name in eager. Forward and a first backward stay compiled.",
         "Nothing: leave anomaly mode once the NaN is found.",
         (r"anomaly mode is on",),
     ),
     Code(
         "FG009", "an attribute of its ctx was assigned or changed after forward",
-        "Someone wrote to `grad_fn` (`y.grad_fn.alpha = 2.0`): its backward runs as written on what is there now.",
+        "`grad_fn` was written to (`y.grad_fn.alpha = 2.0`): its backward runs in eager on what is there now.",
         "Give backward what it needs as an argument of forward.",
         (r"an attribute of its ctx was assigned",),
     ),
@@ -103,7 +103,7 @@ CODES = (
     ),
     Code(
         "FG013", "it reads the memory address of a tensor",
-        "data_ptr() or a buffer protocol is used: during a capture there is no memory.",
+        "data_ptr() or a buffer protocol is used: during a trace there is no memory.",
         "Wrap the call in a torch.library operator, or declare is_traceable = False.",
         (r"it reads the memory address",),
     ),
@@ -197,7 +197,7 @@ CODES = (
     Code(
         "FG027", "it assigns `.requires_grad` of a tensor",
         "An assignment to a tensor's flag is nothing that a graph can hold.",
-        "Write `x = x.detach().requires_grad_()` and torch.autograd.grad under torch.enable_grad(): that is captured.",
+        "Write `x = x.detach().requires_grad_()` and torch.autograd.grad under torch.enable_grad(): that is traced.",
         (r"it assigns `\.requires_grad`",),
     ),
     Code(
@@ -210,7 +210,7 @@ CODES = (
     ),
     Code(
         "FG029", "it communicates with other processes",
-        "A collective of torch.distributed is no operation of a graph; lines that call one run as written.",
+        "A collective of torch.distributed is no operation of a graph; lines that call one run in eager.",
         "Nothing is to be done where forward or backward is split there; else write it as lines of its own.",
         (r"it communicates",),
     ),
@@ -249,7 +249,7 @@ CODES = (
     ),
     Code(
         "FG035", "it keeps a tensor with a history of its own, made in grad mode",
-        "forward turns the grad mode on and keeps the result with its graph, which a capture would lose.",
+        "forward turns the grad mode on and keeps the result with its graph, which a trace would lose.",
         "Save the inputs and do that work in backward, or declare is_traceable = False.",
         (r"it keeps a tensor with a history",),
     ),
@@ -280,9 +280,9 @@ CODES = (
     # -------------------------------------------------------------- FG04x: calls within the method
     Code(
         "FG040", "it calls `Inner`, which declares is_traceable = False",
-        "A nested Function or operator runs as written, between compiled segments, or keeps the whole from being one.",
+        "A nested Function or operator runs in eager, between compiled segments, or keeps the whole from being one.",
         "Make the nested call traceable; give an operator a fake implementation (torch.library.register_fake).",
-        (r"it calls `[^`]*`,? (which|within)", r"calls `", r"is opaque: ", r"cannot be captured: ", r"has no fake"),
+        (r"it calls `[^`]*`,? (which|within)", r"calls `", r"is opaque: ", r"cannot be traced: ", r"has no fake"),
     ),
     Code(
         "FG041", "step is compiled code and writes to its arguments",
@@ -293,22 +293,22 @@ CODES = (
     Code(
         "FG042", "it calls `Inner.apply` by a name that was bound before, which this torch does not show",
         "From torch 2.14 on `apply` is written in C. Of a class without setup_context, a name that was bound before, "
-        "`f = Inner.apply`, cannot be followed while the method is captured; Inner's own backward would be lost.",
+        "`f = Inner.apply`, cannot be followed while the method is traced; Inner's own backward would be lost.",
         "Write `Inner.apply(...)` where it is called, give Inner a setup_context, or compile it, too.",
         (r"it calls `[^`]*\.apply` by a name",),
     ),
     # -------------------------------------------------------------- FG05x: limits
     Code(
-        "FG050", "it is captured for 64 combinations of constants and dtypes already",
+        "FG050", "it is traced for 64 combinations of constants and dtypes already",
         "A number (or string, or dtype) changes at every call, and each value is another graph.",
         "Pass a number that changes as a 0-d tensor.",
-        (r"it is captured for",),
+        (r"it is traced for",),
     ),
     Code(
-        "FG051", "what its opaque nodes return keeps changing: beyond 8 graphs it runs as you wrote it",
+        "FG051", "what its opaque nodes return keeps changing: beyond 8 graphs it falls back to eager",
         "What a nested call returns differs in dtype, rank or plain values each time.",
         "Have it return tensors of one kind.",
-        (r"what its opaque nodes return", r"what it decides by the data"),
+        (r"what its opaque nodes return", r"what it decides by"),
     ),
     Code(
         "FG052", "a graph of Norm_backward holds for one batch size; after 16 sizes its operations run one by one",
@@ -318,7 +318,7 @@ CODES = (
     ),
     Code(
         "FG053", "what it saves depends on the sizes",
-        "The method saves other tensors for other sizes, so that two captures of it do not fit together.",
+        "The method saves other tensors for other sizes, so that two traces of it do not fit together.",
         "Save the same tensors whatever the sizes.",
         (r"what it saves depends",),
     ),
@@ -330,28 +330,28 @@ CODES = (
         "Return the new value instead of writing it, or leave the call out of the graph.",
         (r"it writes to an argument that", r"it returns a view of an argument that",
          r"it returns other containers",
-         r"it calls what is opaque", r"it was captured for other sizes",
+         r"it calls what is opaque", r"it was traced for other sizes",
          r"a size depends on the data", r"this torch takes no guard", r"it has no backward$",
          r"torch.export takes no"),
     ),
     Code(
-        "FG055", "it was captured for 16 numbers or objects, all else alike, for 4 closures, or for kinds with 2048 "
-        "operations together: with another it runs as you wrote it until it was called with that one 256 times",
+        "FG055", "it was traced for 16 numbers or objects, all else alike, for 4 closures, or for kinds with 2048 "
+        "operations together: with another it falls back to eager until it was called with that one 256 times",
         "A number among the arguments, or of those that the methods read, takes many values; or a function, or the "
         "class itself, is made anew for every call. Each is a graph, which costs "
         "as much as some hundred calls (a loop counts by its turns); a value that is new has to come often first.",
         "Pass the number as a 0-d tensor, and one function; make the class once; or compile with fullgraph=True, "
-        "which always captures.",
-        (r"it was captured for \d+ numbers", r"it was captured for class after class"),
+        "which always traces.",
+        (r"it was traced for \d+ numbers", r"it was traced for class after class"),
     ),
     Code(
-        "FG056", "its captures failed, which took long: a further kind of call runs as you wrote it until that kind "
+        "FG056", "its traces failed, which took long: a further kind of call falls back to eager until that kind "
         "came 2, 4, 8, .. times, 256 at most",
-        "A capture that fails costs as much as one that succeeds, and what was refused for one kind of call (a dtype, "
+        "A trace that fails costs as much as one that succeeds, and what was refused for one kind of call (a dtype, "
         "a layout, sizes) mostly is for the next: kinds are tried at growing intervals. None is given up.",
-        "See why the captures failed: `explain` has the reason. compile with fullgraph=True tries always, and so does "
+        "See why the traces failed: `explain` has the reason. compile with fullgraph=True tries always, and so does "
         "FUSEGRAD_DISABLE=patience.",
-        (r"its captures failed, which took long",),
+        (r"its traces failed, which took long",),
     ),
     Code(
         "FG060", "jvp is not linear: `mul` multiplies two values that depend on the tangents",
@@ -367,21 +367,21 @@ CODES = (
     ),
     # -------------------------------------------------------------- FG07x: what the first call showed
     Code(
-        "FG070", "value 0 differs in content between the captured graph and the method",
+        "FG070", "value 0 differs in content between the traced graph and the method",
         "The first call is compared with your own method, bit for bit, and they differ: something was not seen.",
         "Look for randomness, global state or memory that is reused; please report it if there is none.",
-        (r"value \d+ ", r"the captured graph returns"),
+        (r"value \d+ ", r"the traced graph returns"),
     ),
     Code(
         "FG071", "internal error: it is not made to start from what forward kept",
         "fusegrad made a mistake, told of it in a warning, and went round it: your own method ran, or what was "
-        "captured of it, operation by operation.",
+        "traced of it, operation by operation.",
         "Please report the warning, with the file that it names. `config.debug` raises the error itself.",
         (r"internal error: ", r".*: internal error: "),
     ),
     Code(
         "FG072", "memory did not suffice: OutOfMemoryError: CUDA out of memory",
-        "What was compiled found no memory where your own method did: this call ran as written, the next may not.",
+        "What was compiled found no memory where your own method did: this call ran in eager, the next may not.",
         "Free memory, or make the batch smaller.",
         (r"memory did not suffice",),
     ),
@@ -395,7 +395,7 @@ CODES = (
     Code(
         "FG081", "it saves an argument that it returns as it is",
         "torch refuses that of classes with setup_context, unless the result is marked as not differentiable, and it "
-        "refuses it at the call. So that compiled calls raise where yours do, they run as written.",
+        "refuses it at the call. So that compiled calls raise where yours do, they run in eager.",
         "Return x.view_as(x) and save that, or x; or write forward(ctx, ...), where it is allowed.",
         (r"it saves an argument that it returns",),
     ),
@@ -417,9 +417,9 @@ CODES = (
     ),
     Code(
         "FG084", "what `ctx.meta` shares with the caller changed after forward",
-        "ctx holds an argument (a dict, a list, an object) that was changed between forward and backward: the captured "
+        "ctx holds an argument (a dict, a list, an object) that was changed between forward and backward: the traced "
         "backward was made for what it was.",
-        "Nothing, if that is meant: backward runs as written then. Else keep a copy on ctx.",
+        "Nothing, if that is meant: backward runs in eager then. Else keep a copy on ctx.",
         (r"what `ctx\.[^`]*` shares with",),
     ),
     # -------------------------------------------------------------- FG09x: many devices
@@ -431,8 +431,8 @@ CODES = (
     ),
     # -------------------------------------------------------------- FG1xx: compiled, with a launch more
     Code(
-        "FG100", "no kernels, the captured ATen operations run one by one",
-        "The captured graph cannot be written in fusegrad's primitives, so it is replayed operation by operation.",
+        "FG100", "no kernels, the traced ATen operations run one by one",
+        "The traced graph cannot be written in fusegrad's primitives, so it is replayed operation by operation.",
         "The text behind it names the operation; keep it out, or put it into a Function of its own.",
         (r"no kernels", r".* runs operation by operation"),
     ),
@@ -468,63 +468,63 @@ CODES = (
         (r".* goes through torch at some sizes",),
     ),
     Code(
-        "FG110", "cut: a matrix product is a library call",
+        "FG110", "fusion break: a matmul is a library call",
         "Products whose arithmetic takes longer than their bytes go to cuBLAS or rocBLAS; what is before and behind "
         "becomes kernels of its own.",
         "Nothing, or tune on the GPU at hand: a fused product that is timed as faster is taken.",
-        (r"a matrix product",),
+        (r"a matmul",),
     ),
     Code(
-        "FG111", "cut: `sort` has no kernel and is a library call",
+        "FG111", "fusion break: `sort` has no kernel and is a library call",
         "The operation is not among those that kernels are generated for.",
         "Nothing, or exchange it for operations that have kernels.",
         (r"`[^`]*` has no kernel", r"`[^`]*` works on"),
     ),
     Code(
-        "FG112", "cut: `Inner` runs as written between the segments",
+        "FG112", "fusion break: `Inner` runs in eager between the segments",
         "A nested call is opaque; no kernel may cross it.",
         "Make the nested call traceable.",
-        (r"`[^`]*` runs as written",),
+        (r"`[^`]*` runs in eager",),
     ),
     Code(
-        "FG113", "cut: a scatter is whole only when its kernel has ended",
+        "FG113", "fusion break: a scatter is whole only when its kernel has ended",
         "Other programs of the same kernel may still add to what is read.",
         "Nothing; read the scattered result in another way if you can.",
         (r"a scatter is whole",),
     ),
     Code(
-        "FG114", "cut: a step in between needs the one and is needed by the other",
+        "FG114", "fusion break: a step in between needs the one and is needed by the other",
         "Joining the two would make a kernel wait for a call that waits for the kernel.",
         "Move the library call before or behind both.",
         (r"`[^`]*` is in between", r"a step in between"),
     ),
     Code(
-        "FG115", "cut: one kernel would hold results of several calls in memory for longer than it saves in moving",
+        "FG115", "fusion break: one kernel would hold results of several calls for longer than it saves in moving",
         "Joining the two would keep results of several calls in memory at once.",
         "Nothing.",
         (r"one kernel would hold",),
     ),
     Code(
-        "FG116", "cut: they share no value, or run over different spaces",
+        "FG116", "fusion break: they share no value, or run over different spaces",
         "The two compute unrelated things, or over shapes of different size.",
         "Nothing.",
         (r"they share no value",),
     ),
     Code(
-        "FG117", "cut: its programs need each other's results",
+        "FG117", "fusion break: its programs need each other's results",
         "A value that is reduced over one axis is needed along another, or at very many places (slices of sums "
         "of slices), so all programs have to finish first.",
         "Nothing: the sum of a weight's gradient over all rows needs two passes.",
         (r"its programs need", r"its results are needed"),
     ),
     Code(
-        "FG118", "cut: what comes before a product would be computed again for every tile of it",
+        "FG118", "fusion break: what comes before a matmul would be computed again for every tile of it",
         "A product in a kernel of its own reads its operands many times, so they are in memory first.",
         "Nothing.",
-        (r"what comes before a product",),
+        (r"what comes before a matmul",),
     ),
     Code(
-        "FG119", "cut: floats that are added to one place at once are added in no fixed order",
+        "FG119", "fusion break: floats that are added to one place at once are added in no fixed order",
         "A kernel would add with atomics, no two runs with the same last bits; torch's own operation is called, "
         "which sorts first. Values that are put in one place are torch's under deterministic algorithms alone.",
         "Nothing.",
@@ -532,8 +532,8 @@ CODES = (
     ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(
-        "FG200", "RMSNorm.forward cannot be captured: it calls `print`",
-        "fullgraph=True or is_traceable = True promises a capture, and it failed. The reason has a code of its own.",
+        "FG200", "RMSNorm.forward cannot be traced: it calls `print`",
+        "fullgraph=True or is_traceable = True promises a trace, and it failed. The reason has a code of its own.",
         "Keep the operation out of the method, or take the promise back.",
         ("NotTraceableError",),
     ),
@@ -574,15 +574,15 @@ CODES = (
         ("NonLinearBackward", "NonLinearJvp", "NonLinearError"),
     ),
     Code(
-        "FG207", "jvp(Norm): within two levels of forward mode a `jvp` has to be captured",
-        "torch drops the outer tangent of what a jvp computes, so that it has to be captured; it calls a Function that "
+        "FG207", "jvp(Norm): within two levels of forward mode a `jvp` has to be traced",
+        "torch drops the outer tangent of what a jvp computes, so that it has to be traced; it calls a Function that "
         "cannot be, and of which torch would lose more.",
         "Keep jvp to torch operations, or take one of the derivatives in reverse mode.",
         ("NestedForwardMode",),
     ),
     Code(
-        "FG208", "Outer: a nested call that runs as written changed an argument in place",
-        "An opaque body did something that it had not done when the method around it was captured.",
+        "FG208", "Outer: a nested call that runs in eager changed an argument in place",
+        "An opaque body did something that it had not done when the method around it was traced.",
         "Declare is_traceable = False on the outer class.",
         ("OpaqueWriteError",),
     ),
@@ -606,7 +606,7 @@ CODES = (
     ),
     Code(
         "FG212", "Norm.forward has no graph: it calls `print`",
-        "A graph was asked for of a method that runs as written.",
+        "A graph was asked for of a method that runs in eager.",
         "Ask for a method that is compiled, or make this one traceable.",
         ("NothingCapturedError",),
     ),
@@ -705,7 +705,7 @@ CODES = (
     ),
     Code(
         "FG241", "RMSNorm.apply: `weight` is a plain tensor, and other arguments are DTensors",
-        "Nobody can tell whether a plain tensor is a part of something, or the same on every rank.",
+        "A plain tensor may be a shard, or the same on every rank: which of both is not known.",
         "Make it a DTensor with distribute_tensor or DTensor.from_local, all on one mesh.",
         ("MixedTensorsError", "MeshesDifferError"),
     ),
@@ -723,7 +723,7 @@ CODES = (
     ),
     Code(
         "FG244", "fusegrad does not work with torch 2.9.1: it is older than 2.11; it was tried with torch 2.13.0 ..",
-        "The installed torch or triton is too old, or is one that nobody tried and lacks a name that fusegrad needs.",
+        "The installed torch or triton is too old, or is untried and lacks a name that fusegrad needs.",
         "Install a version that the message names; a newer fusegrad may know a newer torch.",
         ("VersionError",),
     ),
@@ -734,7 +734,7 @@ CODES = (
         "Please report it with that file. is_traceable = False, or backend='reference', is a way around.",
         ("InternalError", "InvalidGraphError", "TypeRuleError", "ParseError", "LoweringError", "KernelCompileError",
          "KernelFaultError", "Unfusible", "CompiledCallError", "KeptDrawsError", "FusegradError",
-         "CaptureError", "OpaqueMet", "DataMet"),
+         "CaptureError", "OpaqueCallError", "DataReadError"),
     ),
     Code(
         "FG901", "RMSNorm.forward: internal error: KeyError: u0 (please report it)",
@@ -765,6 +765,6 @@ def code_of_error(error: type) -> str:
 
 
 def fix_of(reason: str | None) -> str | None:
-    """What to do about a reason."""
+    """The remedy for a reason."""
     code = code_of(reason)
     return BY_CODE[code].fix if code else None

@@ -91,10 +91,10 @@ class NotTraceableError(FusegradError):
     """A method that has to be captured (`fullgraph=True`, or `is_traceable = True`) could not be."""
 
     message = (
-        "{function}.{method} cannot be captured: {reason}\n"
+        "{function}.{method} cannot be traced: {reason}\n"
         "  at:   {where}\n"
         "  fix:  keep the operation out of the method, or drop `fullgraph=True` / declare `is_traceable = False` "
-        "so that the method runs as you wrote it."
+        "so that the method falls back to eager."
     )
 
     @property

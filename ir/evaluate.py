@@ -1,4 +1,4 @@
-"""The numpy evaluator: what a graph means, without torch.
+"""The numpy evaluator: the meaning of a graph, without torch.
 
 Every float is float64, so it is an oracle of mathematics, not of rounding; integers keep their width.
 """
@@ -36,6 +36,7 @@ def evaluate(
     results: dict[int, Any] = {
         v.id: np.asarray(a).astype(DTYPES[v.dtype]) for v, a in zip(graph.inputs, inputs, strict=True)
     }
+    # NaN and infinities are values here as in torch: no warnings of numpy's.
     with np.errstate(all="ignore"):
         for value in graph.order():
             results[value.id] = _node(value, [results[a.id] for a in value.args], sizes, extern)
@@ -47,7 +48,7 @@ def _node(value: Value, operands: list[Any], sizes: Mapping[sympy.Symbol, int], 
         result = table[value.prim](_Node(value, sizes), *operands)
         return result if value.prim == "pick" else np.asarray(result, dtype=DTYPES[value.dtype])
     if extern is None:
-        raise InvalidGraphError("the evaluator has nobody to call", node=f"{value!r} = {value.prim}")
+        raise InvalidGraphError("the evaluator has no `extern` to call", node=f"{value!r} = {value.prim}")
     return extern(value, operands, sizes)
 
 

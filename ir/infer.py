@@ -43,7 +43,7 @@ def sizes_equal(a: Size, b: Size) -> bool:
 
 
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """Whether two shapes are provably equal."""
+    """True if two shapes are provably equal."""
     return len(a) == len(b) and all(map(sizes_equal, a, b))
 
 

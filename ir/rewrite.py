@@ -34,7 +34,7 @@ NOTHING: Replacements = {}
 
 # ------------------------------------------------------------------------------------------------------ patterns
 class Pattern(Protocol):
-    """What a value may look like. `match` records in `bound` what the wildcards stand for."""
+    """A shape of values. `match` records in `bound` the values that its wildcards stand for."""
 
     def match(self, value: Value, bound: dict[Wildcard, Value]) -> bool: ...
 
@@ -127,6 +127,7 @@ def make(prim: str, *args: Value, **params: Any) -> Value:
     """`emit`, then what the rules make of it."""
     value = emit(prim, *args, **params)
     for rule in _rules.get().get(prim, ()):
+        # A rule may be refused by the watch: bisection leaves out single applications.
         better = rule(value)
         if better is not None and watch_allows("rule", value.graph.name, Applied(rule, value, better)):
             return better
@@ -150,6 +151,7 @@ def rebuild(graph: Graph, table: Rules, replacing: Replacements = NOTHING) -> Gr
     env = {v.id: out.input_like(v) for v in graph.inputs}
     with building(out), rewriting(table):
         copy_into(graph.order(), env, replacing)
+    # Mutations by their rewritten values, outputs with the strides that the caller sees.
     out.mutations = {i: env[v.id] for i, v in graph.mutations.items()}
     return out.returning([None if o is None else env[o.id] for o in graph.outputs], graph.output_strides)
 

@@ -19,14 +19,14 @@ GRAPHS: dict[str, str] = {
     "algebra": "exact identities: x * 1, -(-x), where(c, y, y)",
     "numbers": "powers, quotients and casts that have a cheaper exact form",
     "layout": "permutes, reshapes and broadcasts in normal form; computing on the small shape",
-    "contract": "the sum of a broadcast product is a matrix product",
+    "contract": "the sum of a broadcast product is a matmul",
     "recompute": "what backward needs of forward is chosen by a minimum cut",
     "overlap": "a derived backward takes over values of forward",
     "fuse": "operations share kernels; off: one kernel each",
     "siblings": "operations that read the same value share a kernel",
     "duplicate": "cheap values are computed again instead of being written to memory",
     "lifetimes": "groups that would hold memory for long are not joined",
-    "products": "matrix products with elementwise neighbours are one kernel where memory is the limit",
+    "products": "matmuls with elementwise neighbours are one kernel where memory is the limit",
     "place": "products write their parts of a concatenation in place",
 }
 """Passes over graphs, and their division into kernels (ir/passes): the meaning of each name."""
@@ -51,7 +51,7 @@ CALLS: dict[str, str] = {
     "binding": "operations are called past torch's boxing",
     "reuse": "results are written into memory that is read no more",
     "ready": "a call that came often is written out as straight Python",
-    "patience": "a class of many graphs, or whose captures fail, is tried for further kinds of calls that come often",
+    "patience": "a class of many graphs, or whose traces fail, is tried for further kinds of calls that come often",
 }
 """Decisions in calls of compiled code (runtime)."""
 

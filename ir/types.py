@@ -1,4 +1,4 @@
-"""What a value is: a dtype and a symbolic shape. No layout: strides belong to buffers, at the edge of a graph."""
+"""The type of a value: a dtype and a symbolic shape. No layout: strides belong to buffers, at the edge of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of torch and triton fusegrad was tried with. Importing this module refuses what is too old.
+"""The versions of torch and triton that fusegrad was tried with. Importing this module refuses older ones.
 
 A version that is newer than all of them is let in: `make matrix` and `fusegrad doctor` tell what it does.
 """
@@ -39,22 +39,22 @@ def installed_version(name: str) -> str | None:
 
 def version_error(name: str, why: str) -> VersionError:
     tried = " and ".join(f"torch {torch} with triton {triton}" for torch, triton in TRIED)
-    where = f"{name} {installed_version(name)} of this environment"
-    return VersionError(name=name, found=installed_version(name), why=why, tried=tried, least=LEAST[name], where=where)
+    place = f"{name} {installed_version(name)} of this environment"
+    return VersionError(name=name, found=installed_version(name), why=why, tried=tried, least=LEAST[name], where=place)
 
 
 def require_versions() -> None:
     """Raises VersionError where a package is older than what fusegrad needs."""
     for name, least in LEAST.items():
-        found = installed_version(name)
-        if found is not None and version_numbers(found)[:2] < version_numbers(least):
+        version = installed_version(name)
+        if version is not None and version_numbers(version)[:2] < version_numbers(least):
             raise version_error(name, f"it is older than {least}")
 
 
 def explain_import_error(error: Exception) -> Exception:
     """An import that failed, told as what it is where this torch was never tried; the error itself elsewhere."""
-    found = installed_version("torch") or ""
-    if found.partition("+")[0] in dict(TRIED):
+    version = installed_version("torch") or ""
+    if version.partition("+")[0] in dict(TRIED):
         return error
     return version_error("torch", f"this version was never tried, and the import failed: {error}")
 

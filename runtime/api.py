@@ -64,10 +64,10 @@ def compile(
 
     The result is used as the original: `Fast.apply(...)`, or `fast(...)`. backend: "auto" (triton for GPU tensors, the
     reference for CPU tensors), "triton", "interpret" (the generated Triton text under Triton's interpreter, on CPU),
-    "reference" (the captured ATen operations), "inductor". fullgraph: raise NotTraceableError where a method cannot be
-    captured, instead of running it as written. dynamic: sizes are symbols, so that one capture serves every batch size.
+    "reference" (the traced ATen operations), "inductor". fullgraph: raise NotTraceableError where a method cannot be
+    traced, instead of running it as written. dynamic: sizes are symbols, so that one trace serves every batch size.
     traceable: True, False, or a dict of these by method ("forward", "backward", "jvp"), ahead of what the class says: a
-    method that is not traceable runs as written and is never captured, one that is has to be (else NotTraceableError).
+    method that is not traceable runs in eager and is never traced, one that is has to be (else NotTraceableError).
     pytree: dicts, lists, tuples and registered containers of tensors are tracked, as arguments and as results; backward
     gets gradients in the structure of the output and returns one value in the structure of each argument.
     derive_jvp: what forward mode is where the class has no jvp: "backward" (its transpose, so that straight-through

@@ -233,4 +233,5 @@ def test_codes_are_unique_and_find_themselves() -> None:
     codes = [row.code for row in CODES]
     assert codes == sorted(set(codes))
     for row in CODES:
-        assert row.meaning and row.fix and (row.code >= "FG2" or code_of(row.says.removeprefix("cut: ")) == row.code)
+        assert row.meaning and row.fix
+        assert row.code >= "FG2" or code_of(row.says.removeprefix("fusion break: ")) == row.code

@@ -1,1 +1,1 @@
-"""A Function class to graphs: captured at the dispatcher on fake tensors, then lowered from ATen."""
+"""A Function class to graphs: traced at the dispatcher on fake tensors, then lowered from ATen."""

@@ -18,7 +18,7 @@ Numbers = Mapping[sympy.Symbol, Any]
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def computed(expr: Any, numbers: Numbers) -> Any:
+def compute_number(expr: Any, numbers: Numbers) -> Any:
     """The value of an expression. Raises KeyError for a symbol, or a function, that is not known."""
     if isinstance(expr, sympy.Symbol):
         return numbers[expr]
@@ -26,7 +26,7 @@ def computed(expr: Any, numbers: Numbers) -> Any:
         return _atom(expr)
     if expr.is_Mul and (scale := expr.args[0]).is_Rational and not scale.is_Integer:
         return _scaled(expr, scale, numbers)
-    return RULES[type(expr).__name__](*(computed(a, numbers) for a in expr.args))
+    return RULES[type(expr).__name__](*(compute_number(a, numbers) for a in expr.args))
 
 
 def _atom(expr: Any) -> Any:
@@ -37,7 +37,7 @@ def _atom(expr: Any) -> Any:
 
 def _scaled(expr: Any, scale: Any, numbers: Numbers) -> Any:
     """A product with a fraction, without a float where it is a whole number."""
-    top = functools.reduce(operator.mul, (computed(a, numbers) for a in expr.args[1:])) * int(scale.p)
+    top = functools.reduce(operator.mul, (compute_number(a, numbers) for a in expr.args[1:])) * int(scale.p)
     return top // int(scale.q) if expr.is_integer else top / int(scale.q)
 
 
@@ -54,13 +54,13 @@ def _unary(name: str) -> Callable[[Any], Any]:
     return call
 
 
-whole: Callable[[Any], Any] = torch.sym_int
+without_fraction: Callable[[Any], Any] = torch.sym_int
 """A number without its fraction."""
 _not: Callable[[Any], Any] = torch.sym_not
 _float: Callable[[Any], Any] = torch.sym_float
 
 
-def _folded(of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _fold(of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda *args: functools.reduce(of, args)
 
 
@@ -68,8 +68,8 @@ UNARY = (
     "sqrt", "log", "log2", "exp", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh",
 )  # fmt: skip
 RULES: dict[str, Callable[..., Any]] = {
-    "Add": _folded(operator.add),
-    "Mul": _folded(operator.mul),
+    "Add": _fold(operator.add),
+    "Mul": _fold(operator.mul),
     "Pow": _power,
     "PowByNatural": operator.pow,
     "FloatPow": operator.pow,
@@ -80,12 +80,12 @@ RULES: dict[str, Callable[..., Any]] = {
     "Mod": operator.mod,
     "PythonMod": operator.mod,
     "ModularIndexing": lambda a, b, n: (a // b) % n,
-    "Max": _folded(torch.sym_max),
-    "Min": _folded(torch.sym_min),
+    "Max": _fold(torch.sym_max),
+    "Min": _fold(torch.sym_min),
     "Abs": abs,
     "ToFloat": _float,
-    "TruncToInt": whole,
-    "TruncToFloat": lambda a: _float(whole(a)),
+    "TruncToInt": without_fraction,
+    "TruncToFloat": lambda a: _float(without_fraction(a)),
     "FloorToInt": math.floor,
     "CeilToInt": math.ceil,
     "floor": math.floor,
@@ -107,8 +107,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "LessThan": operator.le,
     "StrictGreaterThan": operator.gt,
     "GreaterThan": operator.ge,
-    "And": _folded(operator.and_),
-    "Or": _folded(operator.or_),
+    "And": _fold(operator.and_),
+    "Or": _fold(operator.or_),
     "Not": _not,
     **{f"OpaqueUnaryFn_{name}": _unary(name) for name in UNARY},
     **{name: _unary(name) for name in UNARY},

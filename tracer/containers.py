@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 Tensor = torch.Tensor
 Leaf = Callable[[Any], Any]
@@ -55,11 +56,11 @@ def _rebuilder(value: Any) -> Callable[[Any, Leaf], Any] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields") and not isinstance(value, torch.Size):
         return lambda v, each: type(v)(*map(each, v))
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Hole):
-        return _dataclass_again
+        return _rebuild_dataclass
     return None
 
 
-def _dataclass_again(value: Any, each: Leaf) -> Any:
+def _rebuild_dataclass(value: Any, each: Leaf) -> Any:
     again = copy.copy(value)
     if again is value:  # one that says that it never changes, as torch's own TreeSpec of a leaf does
         again = object.__new__(type(value))
@@ -69,25 +70,25 @@ def _dataclass_again(value: Any, each: Leaf) -> Any:
     return again
 
 
-def exchanged(value: Any, leaf: Leaf, depth: int = DEPTH) -> Any:
+def map_leaves(value: Any, leaf: Leaf, depth: int = DEPTH) -> Any:
     """`value` with every leaf exchanged; containers are made anew, other objects are leaves."""
     rebuild = _rebuilder(value) if depth else None
-    return leaf(value) if rebuild is None else rebuild(value, lambda inner: exchanged(inner, leaf, depth - 1))
+    return leaf(value) if rebuild is None else rebuild(value, lambda inner: map_leaves(inner, leaf, depth - 1))
 
 
 def leaves(value: Any) -> list[Any]:
     """The leaves in the order in which `exchanged` visits them."""
     collected: list[Any] = []
-    exchanged(value, collected.append)
+    map_leaves(value, collected.append)
     return collected
 
 
-def anew(value: Any) -> Any:
+def copy_containers(value: Any) -> Any:
     """The same leaves in containers of their own."""
-    return exchanged(value, lambda leaf: leaf)
+    return map_leaves(value, lambda leaf: leaf)
 
 
-def with_those(values: Sequence[Any], places: Sequence[int], replacements: Iterable[Any]) -> list[Any]:
+def with_replaced(values: Sequence[Any], places: Sequence[int], replacements: Iterable[Any]) -> list[Any]:
     """The values, with others at some places."""
     full = list(values)
     for i, replacement in zip(places, replacements, strict=True):
@@ -100,7 +101,12 @@ def holds_tensors(value: Any) -> bool:
     return not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in leaves(value))
 
 
-def opened(args: Sequence[Any]) -> tuple[Any, ...]:
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors among the leaves of a pytree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def open_containers(args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments with holes for the tensors inside containers, those tensors behind them."""
     if ATOMS.issuperset(map(type, args)):
         return tuple(args)
@@ -112,7 +118,7 @@ def opened(args: Sequence[Any]) -> tuple[Any, ...]:
         inner.append(leaf)
         return Hole(len(args) + len(inner) - 1)
 
-    holed = [a if isinstance(a, Tensor) or not holds_tensors(a) else exchanged(a, take) for a in args]
+    holed = [a if isinstance(a, Tensor) or not holds_tensors(a) else map_leaves(a, take) for a in args]
     return (*holed, *inner)
 
 
@@ -121,11 +127,11 @@ def holes(value: Any) -> list[Hole]:
     return [leaf for leaf in leaves(value) if isinstance(leaf, Hole)]
 
 
-def filled(value: Any, tensors: Mapping[Any, Any] | Sequence[Any]) -> Any:
+def fill_holes(value: Any, tensors: Mapping[Any, Any] | Sequence[Any]) -> Any:
     """A container with every hole filled by its key."""
-    return exchanged(value, lambda leaf: tensors[leaf.key] if isinstance(leaf, Hole) else leaf)
+    return map_leaves(value, lambda leaf: tensors[leaf.key] if isinstance(leaf, Hole) else leaf)
 
 
-def closed(args: Sequence[Any], count: int) -> list[Any]:
+def close_containers(args: Sequence[Any], count: int) -> list[Any]:
     """The `count` arguments that the user gave, from `opened` ones; containers are copies."""
-    return [a if isinstance(a, Tensor) else filled(a, args) for a in args[:count]]
+    return [a if isinstance(a, Tensor) else fill_holes(a, args) for a in args[:count]]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.errors import FusegradError
+from .frames import user_line
 
 ROLES = {"forward": ("forward", "setup_context"), "backward": ("backward", "vjp"), "jvp": ("jvp",)}
 """The keys of `traceable`, and the methods that each speaks of."""
@@ -34,7 +35,7 @@ class Declared:
 def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
     """The declaration of each role: the option of `compile`, else the class's `traceable`, else its `is_traceable`."""
     by_role = {role: Declared() for role in ROLES}
-    if (for_all := _whole(cls)) is not None:
+    if (for_all := _declared_for_all(cls)) is not None:
         by_role = dict.fromkeys(ROLES, Declared(for_all, f"it declares is_traceable = {for_all}"))
     for owner in reversed(cls.__mro__):
         if "traceable" in vars(owner):
@@ -43,12 +44,12 @@ def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
     if isinstance(option, bool):
         return dict.fromkeys(ROLES, Declared(option, f"it is compiled with traceable={option}"))
     if option is not None:
-        table = _table(cls, "compile(traceable=...)", option, call_place())
+        table = _table(cls, "compile(traceable=...)", option, user_line())
         by_role |= {role: Declared(v, f"it is compiled with traceable={{{role!r}: {v}}}") for role, v in table.items()}
     return by_role
 
 
-def _whole(cls: type) -> bool | None:
+def _declared_for_all(cls: type) -> bool | None:
     """The class's `is_traceable`, inherited: True, False, or None where it is not declared."""
     owner = next((c for c in cls.__mro__ if "is_traceable" in vars(c)), None)
     if owner is None:
@@ -104,11 +105,3 @@ def _class_place(cls: type) -> str:
 
         places = [method_place(m) for m in methods(cls).values()]
         return next((p for p in places if p != "unknown"), "unknown")
-
-
-def call_place() -> str:
-    """`file:line` of the user's call of fusegrad."""
-    from .frames import user_frame
-
-    frame = user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"

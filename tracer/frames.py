@@ -27,6 +27,12 @@ def user_frame() -> types.FrameType | None:
     return frame
 
 
+def user_line() -> str:
+    """`file:line` of that frame."""
+    frame = user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
+
+
 def is_user_file(filename: str) -> bool:
     """True if a file is neither torch's, nor of this package (its rooms, generated text), nor a frozen module."""
     return not filename.startswith((TORCH, *_FOLDERS, "<frozen", "<fusegrad"))

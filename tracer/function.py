@@ -18,26 +18,36 @@ import torch
 
 from ..ir.errors import FusegradError
 from ..ir.program import ValueRef
-from .arithmetic import computed
-from .capture.capture import Session, as_data_read, is_a_view, is_capturing, reason_of
+from .arithmetic import SYMBOLIC, compute_number
+from .capture.capture import Session, as_data_read_error, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
 from .capture.fake_leaks import holds_fakes
-from .capture.grad_mode import of_a_backward
+from .capture.grad_mode import following_grad_mode
 from .capture.history import ASKS, History, text_of
-from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
+from .containers import (
+    Hole,
+    close_containers,
+    copy_containers,
+    fill_holes,
+    holds_tensors,
+    holes,
+    leaves,
+    map_leaves,
+    with_replaced,
+)
 from .frames import where_raised
 from .methods import as_tuple, backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
 from .opaque.output_aliasing import whole_tensors
 from .opaque.shared import Shared, shared_with
 from .reads.reads import Reads
-from .reads.soiled import Again, Soiled
+from .reads.snapshot import CaptureAgain, Snapshot
 from .reads.value_keys import SCALARS, has_hidden_state, state_of
 from .torch_private import FakeTensor, expression_of, memory_of, sizes_as_keys
 from .trace import CaptureError, Trace
 
 Tensor = torch.Tensor
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
+SYMBOLS = (*SYMBOLIC, torch.Size)
 
 
 methods_now = operator.attrgetter("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
@@ -150,7 +160,7 @@ class ForwardCapture:
         return source[place.index]
 
 
-def users_own(method: Callable[..., Any], *args: Any) -> Any:
+def call_users_method(method: Callable[..., Any], *args: Any) -> Any:
     """Calls a method of the user's. An error that comes through here on real tensors is the user's own."""
     return method(*args)
 
@@ -158,9 +168,9 @@ def users_own(method: Callable[..., Any], *args: Any) -> Any:
 def call_forward(cls: type, ctx: Any, args: Sequence[Any]) -> Any:
     """The user's forward and, where there is one, setup_context, on whatever `args` are."""
     if not uses_setup_context(cls):
-        return users_own(cls.forward, ctx, *args)  # type: ignore[attr-defined]
-    output = users_own(cls.forward, *args)  # type: ignore[attr-defined]
-    users_own(cls.setup_context, ctx, tuple(args), output)  # type: ignore[attr-defined]
+        return call_users_method(cls.forward, ctx, *args)  # type: ignore[attr-defined]
+    output = call_users_method(cls.forward, *args)  # type: ignore[attr-defined]
+    call_users_method(cls.setup_context, ctx, tuple(args), output)  # type: ignore[attr-defined]
     return output
 
 
@@ -179,11 +189,12 @@ def capture_forward(
     recorded: dict[str, Any] = {}
 
     def whole(*tensors: Tensor) -> tuple[Any, ...]:
-        full = with_those(args, slots, tensors)
+        full = with_replaced(args, slots, tensors)
         ctx = ForwardContext(needs[:count])
-        user_args = closed(full, count)
+        user_args = close_containers(full, count)
+        # What is no tensor and may change is noted before the method runs: no graph would change it at each call.
         before = [leaves(a) for a in user_args]
-        objects = [o for group in before for leaf in group for o in _objects(leaf)]
+        objects = [o for group in before for leaf in group for o in _changeable_parts(leaf)]
         states = [(value, state_of(value)) for value in objects]
         output = call_forward(cls, ctx, user_args)
         _refuse_changed(before, user_args)
@@ -196,9 +207,10 @@ def capture_forward(
         return (*recorded["returned"], *recorded["fake_hidden"])
 
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
+    # Sizes of results that depend on data show only when the trace has ended.
     results = (*recorded["fake_outputs"], *recorded["fake_hidden"])
     if any(has_unbacked(n) for t in results for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
-        raise as_data_read(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
+        raise as_data_read_error(CaptureError(reason="it reads the data of a tensor (a size)"), tape)
     recorded.pop("returned")
     on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
     traced = ForwardTrace(session, trace, list(fakes), **on_fakes)
@@ -215,7 +227,7 @@ def _refuse_saved_as_returned(recorded: dict[str, Any]) -> None:
     saved = {place.index for place in places if place and place.kind == "input"}
     dirty = {place.index for place in recorded["dirty"] if place.kind == "input"}
     if any(o.kind == "input" and o.index in saved - dirty for o in recorded["outputs"]):
-        raise CaptureError(reason="it saves an argument that it returns as it is", where="unknown")
+        raise CaptureError(reason="it saves an argument that it returns as it is")
 
 
 def user_count(args: Sequence[Any]) -> int:
@@ -229,7 +241,7 @@ def _refuse_changed(before: Sequence[Sequence[Any]], arguments: Sequence[Any]) -
         leaves_after = leaves(argument)
         pairs = zip(leaves_before, leaves_after, strict=False)
         if len(leaves_before) != len(leaves_after) or any(a is not b for a, b in pairs):
-            raise CaptureError(reason=f"it changes a {type(argument).__name__} that is an argument", where="unknown")
+            raise CaptureError(reason=f"it changes a {type(argument).__name__} that is an argument")
 
 
 _ABSENT = object()
@@ -247,7 +259,7 @@ def _refuse_changed_objects(states: Sequence[tuple[Any, dict[str, Any]]]) -> Non
             else:
                 object.__delattr__(value, name)
     if changed is not None:
-        raise CaptureError(reason=f"it changes a {type(changed).__name__} that is an argument", where="unknown")
+        raise CaptureError(reason=f"it changes a {type(changed).__name__} that is an argument")
 
 
 NO_KEY = "unhashable type: non-nested SymInt"
@@ -263,61 +275,60 @@ def guarded_trace(
     tape: Tape | None = None,
 ) -> Trace:
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
+
+    def trace(tape: Tape | None) -> Trace:
+        return session.trace(fn, fakes, reads, from_source, tape)
+
     try:
-        return _traced(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_sizes_as_keys(trace, reads, tape)
     except CaptureError as error:
-        if as_data_read(error.through(error), tape) is error:
+        if as_data_read_error(error.with_lines_of(error), tape) is error:
             raise  # an error that is its own cause is a cycle
-        raise as_data_read(error, tape) from error
+        raise as_data_read_error(error, tape) from error
     except (Exception, RecursionError) as error:
-        raise as_data_read(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
+        # No name for the new error here: a frame that holds its error is a cycle.
+        raise as_data_read_error(_as_capture_error(error), tape) from error
 
 
-def _traced(
-    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-    tape: Tape | None,
-) -> Trace:  # fmt: skip
-    """`session.trace`, once more for one size alone where the method looks it up in a dict."""
+def _trace_with_sizes_as_keys(trace: Callable[[Tape | None], Trace], reads: Reads | None, tape: Tape | None) -> Trace:
+    """The trace, once more for one size alone where the method looks it up in a dict."""
     try:
-        return _traced_again(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_caches_filled(trace, reads, tape)
     except TypeError as error:
         if not str(error).startswith(NO_KEY):
             raise
     with sizes_as_keys():
-        return _traced_again(session, fn, fakes, reads, from_source, None if tape is None else tape.again())
+        return _trace_with_caches_filled(trace, reads, None if tape is None else tape.rewound_tape())
 
 
-def _traced_again(
-    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-    tape: Tape | None,
-) -> Trace:  # fmt: skip
-    """`session.trace`, once more where it came to functions of other packages that change something, or fill caches."""
-    filled: list[Soiled] = []
+def _trace_with_caches_filled(trace: Callable[[Tape | None], Trace], reads: Reads | None, tape: Tape | None) -> Trace:
+    """The trace, once more where it came to functions of other packages that change something, or fill caches."""
+    filled: list[Snapshot] = []
     try:
         for _ in range(PASSES):
             try:
-                return session.trace(fn, fakes, reads, from_source, tape)
-            except Again as again:
-                filled += [again.soiled] if again.filled else []
+                return trace(tape)
+            except CaptureAgain as again:
+                filled += [again.snapshot] if again.filled else []
             if len(filled) > 1:
                 break
-            tape = None if tape is None else tape.again()
+            tape = None if tape is None else tape.rewound_tape()
     except BaseException:
-        _put_back(filled)
+        _restore_all(filled)
         raise
     if reads is not None:
-        reads.beyond.failures += 1
-    changed = _put_back(filled) or "functions of other packages"
-    raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
+        reads.foreign.failures += 1
+    changed = _restore_all(filled) or "functions of other packages"
+    raise CaptureError(reason=f"it changes what it reaches by the {changed}")
 
 
 PASSES = 4
 """Captures of one body: for what is met, what that comes to then, what is filled, and one that changes nothing."""
 
 
-def _put_back(filled: Sequence[Soiled]) -> str | None:
+def _restore_all(filled: Sequence[Snapshot]) -> str | None:
     """The content of caches before they were filled; the path to one of them."""
-    paths = [soiled.put_back() for soiled in reversed(filled)]
+    paths = [snapshot.restore() for snapshot in reversed(filled)]
     return next((path for path in paths if path is not None), None)
 
 
@@ -327,14 +338,14 @@ def require_no_difference(first_history: History, trace: Trace, second_history: 
     differ = len(trace.lifted) != len(second_trace.lifted) or any(a is not b for a, b in pairs)
     second_graph = second_trace.graph_module
     if differ or text_of(trace.graph_module) != text_of(second_graph) or second_history.shows(second_graph):
-        raise CaptureError(reason=ASKS, where=first_history.place)
+        raise CaptureError(reason=ASKS, where=first_history.place or "unknown")
 
 
-def _captures(error: BaseException) -> CaptureError:
-    return CaptureError(reason=reason_of(error), where=where_raised(error)).through(error)
+def _as_capture_error(error: BaseException) -> CaptureError:
+    return CaptureError(reason=reason_of(error), where=where_raised(error)).with_lines_of(error)
 
 
-def _objects(leaf: Any) -> list[Any]:
+def _changeable_parts(leaf: Any) -> list[Any]:
     """The parts of an argument that may change, where it is no container: itself, and the modules within a module."""
     if isinstance(leaf, torch.nn.Module):
         return list(leaf.modules())
@@ -350,11 +361,13 @@ def _classify(
     places: dict[int, ValueRef] = {}
     for index, tensor in enumerate(tensors):
         places.setdefault(id(tensor), ValueRef("input", index))
+    # Outputs come before all else: what is saved or marked may be one of them. Objects wait until the parts of
+    # outputs are found, since a tensor within them may be hidden by then.
     described, returned, positions = _describe_outputs(outputs, tensors, places, ctx)
     hidden: list[Tensor] = []
     _find_parts(described, positions, returned, hidden)
     places |= {id(t): ValueRef("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
-    described = [_plain(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
+    described = [_describe_object(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
     tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden, argument_ids)
@@ -367,8 +380,8 @@ def _classify(
         "fake_hidden": hidden,
         "saved": saved,
         "saved_for_forward": saved_for_forward,
-        "dirty": _marked(ctx.dirty_tensors, places, "mark_dirty"),
-        "non_differentiable": _marked(ctx.non_differentiable, places, "mark_non_differentiable"),
+        "dirty": _places_of_marked(ctx.dirty_tensors, places, "mark_dirty"),
+        "non_differentiable": _places_of_marked(ctx.non_differentiable, places, "mark_non_differentiable"),
         "materialize_grads": ctx.materialize_grads,
         "materialize_non_diff_grads": ctx._materialize_non_diff_grads,
         "constants": constants,
@@ -392,7 +405,7 @@ def _describe_outputs(
         elif place is not None:
             described.append(Output("input", place.index))
         else:
-            described.append(_own_or_view(value, tensors))
+            described.append(_describe_new_tensor(value, tensors))
             places[id(value)] = ValueRef("output", len(returned))
         positions.append(position)
         returned.append(value)
@@ -412,28 +425,30 @@ def _find_parts(
         described[positions[number]] = Output(kind, at, own[number]._is_view())
 
 
-def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
+def _describe_new_tensor(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     for index, tensor in enumerate(tensors):
         if memory_of(value) == memory_of(tensor):
             return Output("view", index, is_a_view(value))
     return Output("tensor", value=is_a_view(value))
 
 
-def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]) -> Output:
+def _describe_object(
+    output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]
+) -> Output:
     """A Python value that goes back to the user as it is; sizes and tensors in it are those of each call."""
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor):
             return Hole(_place_returned(value, inputs, places, hidden))
         if isinstance(value, torch.SymInt | torch.SymFloat) and has_unbacked(value):
-            raise CaptureError(reason="it returns a number that depends on the data of a tensor", where="unknown")
-        if not isinstance(value, (*SCALARS, torch.SymInt, torch.SymFloat, torch.SymBool)) and not callable(value):
-            raise CaptureError(reason=f"it returns a {type(value).__name__}", where="unknown")
+            raise CaptureError(reason="it returns a number that depends on the data of a tensor")
+        if not isinstance(value, (*SCALARS, *SYMBOLIC)) and not callable(value):
+            raise CaptureError(reason=f"it returns a {type(value).__name__}")
         if not isinstance(value, SYMBOLS) and holds_fakes(value):
-            raise CaptureError(reason=f"it returns a {type(value).__name__} that holds tensors", where="unknown")
+            raise CaptureError(reason=f"it returns a {type(value).__name__} that holds tensors")
         return value
 
-    return Output("object", value=exchanged(output.value, leaf))
+    return Output("object", value=map_leaves(output.value, leaf))
 
 
 def _place_returned(
@@ -442,7 +457,7 @@ def _place_returned(
     """Where a tensor comes from that is returned inside a container. It has memory of its own, or is an argument."""
     is_placed = id(tensor) in places
     if not is_placed and any(memory_of(tensor) == memory_of(t) for t in (*inputs, *hidden)):
-        raise CaptureError(reason="it returns a container with a view", where="unknown")
+        raise CaptureError(reason="it returns a container with a view")
     return _place(tensor, places, hidden)
 
 
@@ -451,16 +466,16 @@ def _place(tensor: Tensor | None, places: dict[int, ValueRef], hidden: list[Tens
         return None
     if id(tensor) not in places:
         if isinstance(tensor, FakeTensor) and tensor.requires_grad and tensor.grad_fn is not None:
-            raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode", where="unknown")
+            raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode")
         places[id(tensor)] = ValueRef("hidden", len(hidden))
         hidden.append(tensor)
     return places[id(tensor)]
 
 
-def _marked(tensors: Sequence[Any], places: dict[int, ValueRef], call: str) -> list[ValueRef]:
+def _places_of_marked(tensors: Sequence[Any], places: dict[int, ValueRef], call: str) -> list[ValueRef]:
     unknown = [t for t in tensors if id(t) not in places]
     if unknown:
-        raise CaptureError(reason=f"{call} is given something that is neither an input nor an output", where="unknown")
+        raise CaptureError(reason=f"{call} is given something that is neither an input nor an output")
     return [places[id(t)] for t in tensors]
 
 
@@ -484,16 +499,16 @@ def _split_attributes(
         if isinstance(value, Tensor):
             placed(name, value)
         elif holds_tensors(value):
-            constants[name] = exchanged(value, _numbered(name, placed))
+            constants[name] = map_leaves(value, _hole_maker(name, placed))
         else:
-            constants[name] = anew(value)
+            constants[name] = copy_containers(value)
         for leaf in leaves(value):
             if id(leaf) not in argument_ids or holds_fakes(state_of(leaf)):
                 _refuse_leaf(name, leaf)
     return tensors, constants
 
 
-def _numbered(name: str, place_tensor: Callable[[str, Tensor], str]) -> Callable[[Any], Any]:
+def _hole_maker(name: str, place_tensor: Callable[[str, Tensor], str]) -> Callable[[Any], Any]:
     """Every tensor of `ctx.name` becomes the hole `name[i]`."""
     numbers = itertools.count()
     return lambda leaf: Hole(place_tensor(f"{name}[{next(numbers)}]", leaf)) if isinstance(leaf, Tensor) else leaf
@@ -504,20 +519,20 @@ def tensors_of_attributes(attributes: Mapping[str, Any]) -> list[Tensor]:
     return [leaf for value in attributes.values() for leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
-def put_together(constants: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+def merge_attributes(constants: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
     """ctx attributes again: tensors, containers with their holes filled, constants."""
     hole_keys = {hole.key for value in constants.values() for hole in holes(value)}
-    complete = {k: filled(v, tensors) for k, v in constants.items()}
+    complete = {k: fill_holes(v, tensors) for k, v in constants.items()}
     return complete | {k: t for k, t in tensors.items() if k not in hole_keys}
 
 
 def _refuse_leaf(name: str, leaf: Any) -> None:
     if isinstance(leaf, torch.SymInt | torch.SymFloat) and has_unbacked(leaf):
-        raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor", where="unknown")
+        raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor")
     if not isinstance(leaf, Tensor | type) and any(holds_tensors([v]) for v in state_of(leaf).values()):
-        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} with tensors", where="unknown")
+        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} with tensors")
     if not isinstance(leaf, (Tensor, *SYMBOLS)) and holds_fakes(leaf):
-        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} that holds tensors", where="unknown")
+        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} that holds tensors")
 
 
 def _refuse_made_here(attributes: Mapping[str, Any], argument_leaves: Sequence[Any], reads: Reads) -> None:
@@ -526,7 +541,7 @@ def _refuse_made_here(attributes: Mapping[str, Any], argument_leaves: Sequence[A
     for name, leaf in ((name, leaf) for name, value in attributes.items() for leaf in leaves(value)):
         is_from_outside = any(leaf is argument for argument in argument_leaves)
         if not is_from_outside and has_hidden_state(leaf) and not reads.has_object(leaf):
-            raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}", where="unknown")
+            raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}")
 
 
 def _is_size(value: Any) -> bool:
@@ -541,11 +556,11 @@ def has_unbacked(symbol: Any) -> bool:
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     """The session symbols inside Python values (sizes kept on ctx)."""
     numbers = [n for value in values for leaf in leaves(value) for n in (leaf if _is_size(leaf) else (leaf,))]
-    exprs = [n.node.expr for n in numbers if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    exprs = [n.node.expr for n in numbers if isinstance(n, SYMBOLIC)]
     return {s for e in exprs for s in e.free_symbols}
 
 
-def as_written(symbol: Any, known_symbols: Collection[sympy.Symbol]) -> Any:
+def expression_at_forward(symbol: Any, known_symbols: Collection[sympy.Symbol]) -> Any:
     """The expression over the symbols as forward had it: what a later trace learnt of them holds for its sizes only."""
     original = expression_of(symbol)
     for expr in (original, original.xreplace(getattr(symbol.node.shape_env, "equal", {}))):
@@ -556,11 +571,11 @@ def as_written(symbol: Any, known_symbols: Collection[sympy.Symbol]) -> Any:
 
 def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     """`value` with every session symbol replaced: by ints at run time, by another session's SymInts while tracing."""
-    return exchanged(value, lambda leaf: _rebound(leaf, sizes))
+    return map_leaves(value, lambda leaf: _rebound(leaf, sizes))
 
 def _rebound(leaf: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
-    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return computed(as_written(leaf, sizes), sizes)
+    if isinstance(leaf, SYMBOLIC):
+        return compute_number(expression_at_forward(leaf, sizes), sizes)
     return torch.Size(tuple(_rebound(n, sizes) for n in leaf)) if _is_size(leaf) else leaf
 
 
@@ -601,18 +616,19 @@ def run_backward(
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
     ctx = backward_context(cls.__name__)(saved, attributes, forward.needs_input_grad[:count])
-    before = _held_by(ctx) if is_capturing() and not may_change else None
-    with nullcontext() if is_once_differentiable(method) else of_a_backward():  # of which nothing is recorded
+    # A capture runs once, and its graph many times: what a run leaves on ctx, the next one would not find.
+    before = _identities_on(ctx) if is_capturing() and not may_change else None
+    with nullcontext() if is_once_differentiable(method) else following_grad_mode():  # of which nothing is recorded
         arguments = (list(gradients),) if takes_boxed_gradients(cls) else gradients
-        result = users_own(method, ctx, *arguments)
-    if before is not None and before != _held_by(ctx):
-        raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
+        result = call_users_method(method, ctx, *arguments)
+    if before is not None and before != _identities_on(ctx):
+        raise CaptureError(reason="it changes what is on ctx, which its next run reads")
     attributes.clear()
     attributes.update(ctx.left())
     return exact_gradients(cls, result, count)
 
 
-def _held_by(ctx: Any) -> dict[str, list[int]]:
+def _identities_on(ctx: Any) -> dict[str, list[int]]:
     return {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}
 
 

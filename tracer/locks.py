@@ -53,10 +53,7 @@ def _let_go_in_child() -> None:
     _let_go()
 
 
-def _hold() -> None:
-    """At the end of the process no thread is left within a capture: one that is stopped in C++ code aborts it."""
-    _take_all()
-
-
-atexit.register(_hold)  # threads that the process waits for have ended by then
+# At the end of the process no thread is left within a capture: one that is stopped in C++ code aborts it. Threads that
+# the process waits for have ended by then.
+atexit.register(_take_all)
 os.register_at_fork(before=_take_all, after_in_parent=_let_go, after_in_child=_let_go_in_child)

@@ -75,7 +75,7 @@ def takes_boxed_gradients(cls: type) -> bool:
     return boxes_gradients and bool(getattr(cls, "boxed_grads_call", False))
 
 
-def signed(method: Callable[..., Any]) -> tuple[Any, ...]:
+def signature_objects(method: Callable[..., Any]) -> tuple[Any, ...]:
     """The objects that a method's signature is read off, each of which may be exchanged."""
     inner = inspect.unwrap(method)
     return (method, *(getattr(inner, name, None) for name in ("__code__", "__defaults__", "__kwdefaults__")))

@@ -12,8 +12,8 @@ from torch.utils._sympy import functions as torch_sympy
 
 from ..ir.errors import LoweringError
 from ..ir.text.text import plain_sympy
+from .arithmetic import SYMBOLIC
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
 
 
@@ -24,7 +24,7 @@ class Sizes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[sympy.Basic, int, int], Any] = {}
+        self._expressions: dict[tuple[sympy.Basic, int, int], Any] = {}
         self._equations: dict[int, dict[sympy.Basic, sympy.Basic]] = {}
 
     def __call__(self, size: Any) -> Any:
@@ -36,15 +36,15 @@ class Sizes:
         expr, env = size.node.expr, size.node.shape_env
         facts = _divisible(env)
         key = (expr, len(facts), len(env.guards))
-        if key not in self._known:
-            self._known[key] = _number(plain_sympy(_replaced(_exact(expr, facts), self._solved(env))))
-        return self._known[key]
+        if key not in self._expressions:
+            self._expressions[key] = _number(plain_sympy(_substitute(_exact(expr, facts), self._solved(env))))
+        return self._expressions[key]
 
     def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:
         if len(env.guards) not in self._equations:
             exprs = (env.replace(g.expr) for g in env.guards)
             age_of = getattr(env, "age_of", _ageless)
-            self._equations[len(env.guards)] = solved([e for e in exprs if isinstance(e, sympy.Eq)], age_of)
+            self._equations[len(env.guards)] = solve_equations([e for e in exprs if isinstance(e, sympy.Eq)], age_of)
         return self._equations[len(env.guards)]
 
     def tree(self, item: Any) -> Any:
@@ -58,14 +58,16 @@ def _ageless(expr: Any) -> int:
     return 0
 
 
-def solved(equations: Sequence[sympy.Eq], age_of: Callable[[Any], int] = _ageless) -> dict[sympy.Basic, sympy.Basic]:
+def solve_equations(
+    equations: Sequence[sympy.Eq], age_of: Callable[[Any], int] = _ageless
+) -> dict[sympy.Basic, sympy.Basic]:
     """The divisions and symbols that the equations determine, each in terms of what is left, and is not younger.
 
     s1 // 2 == s0, s1 - s1 // 2 == s0   ->   s1 // 2: s0, s1: 2 * s0
     """
     solutions: dict[sympy.Basic, sympy.Basic] = {}
     for equation in equations:
-        unknown = _solution(sympy.expand(_replaced(equation.lhs - equation.rhs, solutions)), age_of)
+        unknown = _solution(sympy.expand(_substitute(equation.lhs - equation.rhs, solutions)), age_of)
         if unknown is not None:
             solutions = {k: v.xreplace(dict([unknown])) for k, v in solutions.items()} | dict([unknown])
     return solutions
@@ -83,7 +85,7 @@ def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Bas
     return None
 
 
-def _replaced(expr: Any, substitutions: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+def _substitute(expr: Any, substitutions: Mapping[sympy.Basic, sympy.Basic]) -> Any:
     for _ in substitutions:
         expr = expr.xreplace(dict(substitutions))
     return expr

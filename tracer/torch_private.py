@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch.autograd_function import custom_function_call
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch._functorch.autograd_function import custom_function_call as custom_function_call
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.function import Function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..ir.versions import version_numbers
+from .scoped_state import attribute_within
 
 Tensor = torch.Tensor
 
@@ -89,7 +91,7 @@ DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias
 2.14 on."""
 
 
-def two_by_two(graph: torch.fx.Graph) -> None:
+def split_long_sums(graph: torch.fx.Graph) -> None:
     """Products and sums of two: make_fx writes one of all its terms for a size that it did not see made."""
     for node in [n for n in graph.nodes if n.target in (operator.mul, operator.add)]:
         while len(node.args) > 2:
@@ -100,7 +102,7 @@ def two_by_two(graph: torch.fx.Graph) -> None:
             node.args = (inner, *more_operands)
 
 
-def detach_as_ever(graph: torch.fx.Graph) -> None:
+def normalize_detach(graph: torch.fx.Graph) -> None:
     """`alias` makes a view where it is run, `detach` none: what torch 2.14 records for `detach` is put down as that."""
     detach, alias = DETACHES
     if _DETACH_IS_ALIAS:
@@ -109,7 +111,7 @@ def detach_as_ever(graph: torch.fx.Graph) -> None:
                 node.target = detach
 
 
-def apply_now(cls: type) -> Callable[..., Any]:
+def torchs_apply(cls: type) -> Callable[..., Any]:
     """torch's own `Function.apply`, as it is now, bound to a class that may have another one.
 
     A method written in Python up to torch 2.13, in C from 2.14 on.
@@ -163,20 +165,11 @@ def own_leaves_allowed() -> Iterator[None]:
 _here = threading.local()  # `plain`: whether this thread works on plain tensors; torch's level is one for all threads
 
 
-_without_modes: Callable[[], Any] = (
-    _private("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
-)
-
-
 @contextlib.contextmanager
 def plain_tensors() -> Iterator[None]:
     """Within the block no transform, dual level or mode is active: for capturing, which works on plain tensors."""
-    before, _here.plain = getattr(_here, "plain", False), True
-    try:
-        with temporarily_clear_interpreter_stack(), _without_modes():
-            yield
-    finally:
-        _here.plain = before
+    with attribute_within(_here, "plain", True, False), temporarily_clear_interpreter_stack(), no_modes():
+        yield
 
 
 pushes_tangents: Callable[[], bool] = _private("_C._is_fwd_grad_enabled") or torch.is_grad_enabled
@@ -269,7 +262,7 @@ def dict_of_context(ctx: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------ tensors
-def unwrapped(tensor: Tensor) -> Tensor:
+def unwrap_functorch(tensor: Tensor) -> Tensor:
     """The tensor behind all functorch wrappers."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
@@ -316,14 +309,14 @@ def is_fake(value: Any) -> bool:
     """True if a tensor has no data, behind all functorch wrappers; so has a subclass that is made of such."""
     if not isinstance(value, Tensor):
         return False
-    inner = unwrapped(value)
-    if not is_made_of_others(inner):
+    inner = unwrap_functorch(value)
+    if not is_wrapper_subclass(inner):
         return isinstance(inner, FakeTensor)
     names, _ = inner.__tensor_flatten__()  # type: ignore[attr-defined]
     return any(is_fake(getattr(inner, name)) for name in names)
 
 
-def is_taken_apart(value: Tensor) -> bool:
+def is_traced_by_aot(value: Tensor) -> bool:
     """True if AOTAutograd traces what a tensor subclass is made of, which no other tracer does."""
     from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -331,7 +324,7 @@ def is_taken_apart(value: Tensor) -> bool:
     return any(isinstance(getattr(value, name), FunctionalTensor) for name in names)
 
 
-def is_made_of_others(value: Any) -> bool:
+def is_wrapper_subclass(value: Any) -> bool:
     """True if the value is a tensor subclass that torch.compile takes apart: a DTensor, or a quantised tensor of a
     library."""
     return type(value) is not Tensor and is_traceable_wrapper_subclass(value)
@@ -407,10 +400,6 @@ def below_autograd(overload: Any, keyset: Any, args: Sequence[Any]) -> Any:
         return overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
-def _excluded() -> Any:
-    return torch._C._dispatch_tls_local_exclude_set()
-
-
 _of_autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 for _name, _key in torch._C.DispatchKey.__members__.items():
     if _name.startswith("Autocast"):
@@ -422,7 +411,8 @@ def above_autograd() -> Iterator[None]:
     """Within the block, which a kernel runs, torch is as outside of any operator: derivatives may be captured there,
     views know their bases, functions are made functional. Autocast stays on or off.
     """
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _excluded() & _of_autocast):
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded & _of_autocast):
         yield
 
 
@@ -451,7 +441,7 @@ def memory_of(tensor: Tensor) -> int:
 
 def share_memory(args: Sequence[Any]) -> bool:
     """True if two tensors look at the same memory."""
-    storages = [memory_of(unwrapped(a)) for a in args if isinstance(a, Tensor)]
+    storages = [memory_of(unwrap_functorch(a)) for a in args if isinstance(a, Tensor)]
     return len(set(storages)) < len(storages)
 
 
@@ -465,12 +455,10 @@ def without_address(fake: Tensor) -> Tensor:
     return fake
 
 
-def _empty_on_cpu(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
-
-
 _guards = "_C._dynamo.guards"
-empty_on_cpu: Callable[[Any, Any, torch.dtype], Tensor] = _private(f"{_guards}._empty_strided_cpu") or _empty_on_cpu
+empty_on_cpu: Callable[[Any, Any, torch.dtype], Tensor] = _private(f"{_guards}._empty_strided_cpu") or (
+    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+)
 """`(shape, strides, dtype)` -> memory on the CPU, in a quarter of the time of `torch.empty_strided`."""
 
 _empty_on_gpu = _private(f"{_guards}._empty_strided_cuda")
@@ -485,11 +473,9 @@ def allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], Tensor]
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _current_stream(index: int) -> int:
-    return int(torch.cuda.current_stream(index).cuda_stream)
-
-
-current_stream: Callable[[int], int] = _private("_C._cuda_getCurrentRawStream") or _current_stream
+current_stream: Callable[[int], int] = _private("_C._cuda_getCurrentRawStream") or (
+    lambda index: int(torch.cuda.current_stream(index).cuda_stream)
+)
 """The handle of the stream that a GPU's work is queued on."""
 
 current_device: Callable[[], int] = _private("_C._cuda_getDevice") or torch.cuda.current_device
@@ -591,19 +577,11 @@ def sizes_as_keys() -> Iterator[None]:
             torch.SymInt.__hash__ = _hash_of_size  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def through_compiled_functions() -> Iterator[None]:
+def through_compiled_functions() -> contextlib.AbstractContextManager[None]:
     """Within the block what torch.compile made of a function is the function itself: Dynamo refuses to be recorded."""
-    config = _private("_dynamo.config")
-    before = getattr(config, "error_on_nested_fx_trace", None)
-    if before is None:
-        yield
-        return
-    config.error_on_nested_fx_trace = False
-    try:
-        yield
-    finally:
-        config.error_on_nested_fx_trace = before
+    config, switch = _private("_dynamo.config"), "error_on_nested_fx_trace"
+    is_there = getattr(config, switch, None) is not None
+    return attribute_within(config, switch, False) if is_there else contextlib.nullcontext()
 
 
 _Legacy = type(torch.autograd.Variable)
@@ -678,7 +656,7 @@ ProxyMode: Any = getattr(_proxies, "ProxyTorchDispatchMode", object) if _complet
 """The dispatch mode by which make_fx records; `object` where this torch has another."""
 
 
-def known_of(tracer: Any, tensor: Tensor) -> tuple[Any, Any]:
+def tracked_proxy(tracer: Any, tensor: Tensor) -> tuple[Any, Any]:
     """The proxy of a tensor in make_fx's tracer, and its value where that is a constant; None where it has none."""
     slot = tracer.tensor_tracker.get(tensor)
     return (None, None) if slot is None else (slot.proxy, slot.constant)
@@ -756,69 +734,6 @@ def operation(target: Any) -> Any:
 def expression_of(symbol: Any) -> Any:
     """The expression of a SymInt as it was made: `node.expr` puts in what its ShapeEnv has learnt since."""
     return getattr(symbol.node, "_expr", symbol.node.expr)
-
-
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "ProxyMode",
-    "above_autograd",
-    "allocator",
-    "below_autograd",
-    "boxes_gradients",
-    "current_device",
-    "current_stream",
-    "custom_function_call",
-    "derivatives_active",
-    "direct_apply",
-    "dispatch_modes",
-    "dual_level",
-    "empty_on_cpu",
-    "enable_python_dispatcher",
-    "expression_of",
-    "extract_val",
-    "first_of_every_batch",
-    "forward_levels",
-    "forward_mode_is_active",
-    "function_modes",
-    "functions_of_torch",
-    "grad_switch",
-    "guard_in_dynamo",
-    "has_kernel",
-    "hide_from_dynamo",
-    "hooks_are_active",
-    "is_batched",
-    "is_batched_here",
-    "is_dual",
-    "is_fake",
-    "is_traced_elsewhere",
-    "jit_tracing",
-    "known_of",
-    "memory_of",
-    "neg_view",
-    "no_autocast",
-    "no_modes",
-    "no_tracing_functions",
-    "observing_mode",
-    "operation",
-    "operator_name",
-    "own_leaves_allowed",
-    "plain_tensors",
-    "pushes_tangents",
-    "records_above_autograd",
-    "remember_tensor",
-    "resolve_overload",
-    "saved_tensors_can_be_told_apart",
-    "saved_tensors_of",
-    "share_memory",
-    "sharing_dual_level",
-    "symbol_node",
-    "symbolic_python",
-    "tensor_check",
-    "transforms_active",
-    "unwrapped",
-    "without_address",
-]
 
 
 def torch_namespaces() -> list[tuple[str, dict[str, Any]]]:

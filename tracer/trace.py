@@ -19,24 +19,27 @@ class CaptureError(FusegradError):
 
     speaks = "inside"
     message = "{reason}\n  at:   {where}"
-    what: Any = None
+    callee: Any = None
     """The call that stays the user's own and can be no node of the graph, where that is the reason."""
 
     passed: Sequence[tuple[str, str, int]] = ()
     """The lines that the error came through: (file, function, line), outermost first."""
 
-    def through(self, error: BaseException) -> Self:
+    def __init__(self, detail: str = "", *, where: str = "unknown", **facts: Any) -> None:
+        super().__init__(detail, where=where, **facts)
+
+    def with_lines_of(self, error: BaseException) -> Self:
         """Itself, with the lines of an error's traceback."""
         steps = ((f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__))
         self.passed = [(c.co_filename, c.co_name, line) for c, line in steps if is_user_file(c.co_filename)]
         return self
 
-    def of(self, callee: Any) -> Self:
+    def because_of(self, callee: Any) -> Self:
         """Itself, because of this call."""
-        self.what = callee
+        self.callee = callee
         return self
 
-    def bare(self) -> Self:
+    def without_frames(self) -> Self:
         """Another of its kind, to be kept: what is raised gathers frames, in which the tensors of a call live on."""
         copy = type(self).__new__(type(self), *self.args)
         vars(copy).update(vars(self))

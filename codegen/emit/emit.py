@@ -157,6 +157,7 @@ def _emit_walk(emitter: Emitter) -> None:
         _set_aligned_rows(emitter, body)
     emitter.passes.emit()
     top.body.append(For(variable, over, body.body))
+    # From here on values are computed in the scopes of the finish, by the last program alone
     if plan.final:
         top.closed = True
         emitter.finals.finish()
@@ -182,6 +183,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     """The kernel of a complete tree: what no store needs is dropped, every name and mask is checked."""
     context, plan = emitter.context, emitter.context.plan
     sizes, label = context.sizes, context.label
+    # Masks, lanes and offsets are emitted before it is known whether an access reads them
     body = prune(context.top.body, set())
     read = read_names(body)
     body = _kept_multiples(context, read) + body
@@ -190,6 +192,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     scalars = [Scalar(argument, value) for value, argument in sizes.scalars.items() if argument in read]
     constants = {argument: value for argument, value in sizes.constants.items() if argument in read}
     arguments = [*(p.name for p in pointers), *(s.name for s in scalars), *constants]
+    # An undefined name or a missing mask is a fault of this package: it is found before any compiler runs
     check(body, {*arguments, *HELPERS, "tl", "libdevice", "range", "float"}, label)
     head = ", ".join(f"{a}: tl.constexpr" if a in constants else a for a in arguments)
     source = "\n".join(["@triton.jit", f"def {label}({head}):", *render(body)]) + "\n"

@@ -85,6 +85,7 @@ class LoopNests:
         variable = names.fresh(f"{axis.name}_at")
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
         start: Expr = name(variable)
+        # Sums from the end take the chunks from the last to the first
         if any(t.op == "cumsum_reverse" for t in self.context.program.terms):
             last = binary("-", call("tl.cdiv", length, step), literal(1))
             start = binary("-", binary("*", last, step), start)

@@ -55,7 +55,7 @@ class Roles:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the operands: low floats that were only widened lose nothing as what they were."""
+        """The dtype of the operands: low floats that were only widened are multiplied as they were, exactly."""
         sources = {source_of(t).dtype for t in (self.left, self.right)}
         return sources.pop() if len(sources) == 1 else self.total.dtype
 

@@ -53,6 +53,7 @@ class ProductLoop:
         """Where the program is; the sum; what is made of it."""
         roles, top = self.roles, self.context.top
         self._set_coordinates()
+        # A turn that is the only one needs no loop
         turn = Scope(0 if self.is_one_turn else 1, top)
         first = None
         if not self.is_one_turn:
@@ -61,6 +62,7 @@ class ProductLoop:
         right = self._operand(roles.right, (roles.k, roles.col), first, turn)
         # From here on the tile is that of the result
         self.tile.dims = (roles.row, roles.col)
+        # The epilogue reads the accumulator in the place of the product
         self._emit_dot(left, right, turn)
         for sink in self.context.program.sinks:
             self.emitter.stores.store(sink, top)

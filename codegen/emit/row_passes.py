@@ -94,6 +94,7 @@ class RowPasses:
         nest = self.nests.open(outermost_first, body, body.level + 1, 1)
         chunk = nest[-1].scope if nest else body
         ends: list[Statement] = []
+        # In the order of the program: what is computed for one serves the others
         for item in work:
             if isinstance(item, Sink):
                 self.stores.store(item, chunk)

@@ -172,6 +172,7 @@ class Scope:
 def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
     """The statements that a store depends on; `needed` collects what they read, last first."""
     live: list[Statement] = []
+    # From the last on: whatever is read below has to stay
     for statement in reversed(body):
         if isinstance(statement, (For, If)):
             live += _pruned_block(statement, needed)

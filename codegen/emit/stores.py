@@ -49,10 +49,12 @@ class Stores:
         groups = self.coords.groups_of(sink.place, sink.mode == "store")
         pointer = self.addresses.pointer(sink.ref, sink.place, indices, scope, sink.axes, groups)
         is_atomic = sink.mode == "add"
+        # Each lane adds its own, even where all have the same value
         if is_atomic and self.tile.lanes(sink.axes):
             value = self.tile.broadcast(value, sink.axes)
         masks = self.coords.masks(sink.axes, summed=True)
         comment = self.context.comment(sink)
+        # The text says where a result may differ from run to run
         if is_atomic and sink.dtype in FLOATING:
             comment = f"atomic: in no fixed order  {comment}".rstrip()
         if groups is None:

@@ -71,10 +71,12 @@ class Values:
             return self._constant(term)
         if (computed := scope.find(term)) is not None:
             return computed
+        # Where no loop around changes it, it is computed once, before the loops
         home = scope.home(self.levels.of(term))
         if term in self.context.plan.packed:
             return widen(self._packed_row(term, home), term.dtype)
         value = self.compute(term, home)
+        # Registers hold more digits than the dtype has: eager rounds after each operation
         if term.dtype in NARROW and self.context.needs_rounding(term):
             value = round_to(value, term.dtype)
         return self._named(term, value, home, scope)
@@ -118,6 +120,7 @@ class Values:
     def value_to_store(self, sink: Sink, scope: Scope) -> Expr:
         """The value of a sink in the dtype of the memory; the store itself rounds a value computed for it alone."""
         term, is_low = sink.value, sink.dtype in NARROW
+        # A value that only this store reads is not rounded twice
         is_free = self._uses.get(term, 0) <= 1 and scope.find(term) is None
         is_alone = is_free and scope.home(self.levels.of(term)) is scope and term.op not in ("load", "const")
         if is_low and term.dtype == sink.dtype and is_alone and self.context.needs_rounding(term):
@@ -137,6 +140,7 @@ class Values:
         if term in self.accumulated:
             home.memo[term] = self.context.let(home, user or "product", value)
             return home.memo[term]
+        # Loads, reductions and random numbers have names even in their only use: a reader looks for these lines
         is_plain = term.op not in ("load", *REDUCTIONS, *SCANS, "random")
         is_inline = is_plain and self._uses.get(term, 0) <= 1 and home is scope
         if is_inline and len(value.text) <= (LONG_NAMED if user else LONG):

@@ -78,8 +78,7 @@ class Walk:
     def _span(self, part: Expr, each: Expr) -> list[Expr]:
         """The ends of a share; programs beside each other walk every so many-th item of the same stretch."""
         place, offset = part, literal(0)
-        if self._stride():
-            (step,) = self._stride()
+        for step in self._stride():
             place, offset = binary("//", part, step), binary("%", part, step)
             each = binary("*", each, step)
         start, stop = binary("*", place, each), binary("*", binary("+", place, literal(1)), each)

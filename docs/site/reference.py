@@ -198,9 +198,9 @@ def documentation(found: Any) -> str:
 # ------------------------------------------------------------------ settings
 VARIABLES = {
     "FUSEGRAD_BACKEND": ("a backend's name", "Of every compiled class, ahead of what `compile` was asked for."),
-    "FUSEGRAD_WARN": ("`0`", "No warning where a method runs as written; `explain` still says it."),
+    "FUSEGRAD_WARN": ("`0`", "No warning where a method runs in eager; `explain` still says it."),
     "FUSEGRAD_DEBUG": ("`1`", "Verify every graph after every step. Slow."),
-    "FUSEGRAD_STORE": ("`0`", "Captures are neither kept on disk nor found there: every process makes its own."),
+    "FUSEGRAD_STORE": ("`0`", "Traces are neither cached on disk nor found there: every process makes its own."),
     "FUSEGRAD_DISABLE": ("names, comma-separated", "Steps of the pipeline that are left out: [which](#steps)."),
     "FUSEGRAD_NUMERICS": ("`eager` or `fast`", "Of every compiled class, ahead of what `compile` was asked for."),
     "FUSEGRAD_TUNE": ("`1`", "On a GPU, time a few versions of each kernel and keep the fastest."),
@@ -266,8 +266,8 @@ def settings_page() -> str:
 
 # ------------------------------------------------------------------ errors
 SERIES = {
-    "FG0": ("Why a method, or a part of it, is not compiled", "The method runs as you wrote it: slower, never wrong."),
-    "FG1": ("Compiled, with a launch more", "The reasons that `explain` gives for a cut between two kernels."),
+    "FG0": ("Why a method, or a part of it, is not compiled", "The method falls back to eager: slower, never wrong."),
+    "FG1": ("Compiled, with a launch more", "The reasons that `explain` gives for a fusion break between two kernels."),
     "FG2": ("Errors", "Exception classes, derived from `fusegrad.FusegradError`, which is a `RuntimeError`."),
     "FG9": ("Mistakes of fusegrad", "None of these should ever reach you."),
 }
@@ -360,7 +360,7 @@ TROUBLE_TOP = """# Troubleshooting
 Every reason and every error has a code. `fusegrad explain module:Class --args ...` prints it beside the method; a
 warning and an error say the same in words. This page is generated from the table of the codes (`ir/codes.py`).
 
-- A method is slow, or a warning says that it runs as written: find its reason below, or ask `explain`.
+- A method is slow, or a warning says that it runs in eager: find its reason below, or ask `explain`.
 - Results differ from eager: run [`fusegrad.check`](checking.md) on the class; it writes a script that shows the first
   difference. A way around is `is_traceable = False` on the class, or `fusegrad.config.patch(backend="reference")`.
 - Nothing works on this machine: `fusegrad doctor` tries each backend and says what to install.
@@ -395,7 +395,7 @@ and compiled for one. Host times are a CPU's. The whole tables, and what every c
 """
 HOST = """What a call costs beside its kernels, against a Function that does nothing."""
 CASES = """One size of each Function: forward and backward (launches: forward + backward). *Inductor* is what the
-compiler of torch.compile makes of the same forward and backward. Bytes are over the least possible, which is every
+compiler of torch.compile makes of the same forward and backward. Bytes are over the minimum traffic, which is every
 input read once and every output written once. Registers are those of sm_90."""
 
 

@@ -1,1 +1,1 @@
-"""How a graph may be computed in parts: one dim of some inputs divided among ranks."""
+"""Rules for computing a graph in parts: one dim of some inputs divided among ranks."""

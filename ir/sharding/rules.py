@@ -1,4 +1,4 @@
-"""How a graph may be computed in parts: one dim of some inputs is divided among ranks, and each runs the same graph.
+"""Computing a graph in parts: one dim of some inputs is divided among ranks, and each runs the same graph.
 
     y = x * w.sum()     x: rows divided, w whole    ->  y: rows divided
     s = (x * x).sum(0)  x: rows divided             ->  s: partial, the ranks' parts have to be added
@@ -64,13 +64,16 @@ def divide(
     if graph.mutations:
         raise NotDivisible(why="it writes to an argument")
     states: dict[int, State] = {}
+    # Inputs by their shapes, and by the caller where a shape does not tell (PARTIAL).
     for number, value in enumerate(graph.inputs):
         state = (partial or {}).get(number, WHOLE)
         states[value.id] = _checked_state(value, state, symbol)
+    # Then node by node; the shape of a result has the last word on its axis.
     for node in graph.order():
         operands = [states[a.id] for a in node.args]
         states[node.id] = _checked_state(node, _node_state(node, operands, symbol), symbol)
     outputs = tuple(None if o is None else _result(o, states[o.id]) for o in graph.outputs)
+    # Parts may differ in size by one unless a boundary value has several elements for each of the dim's.
     ends = [*graph.inputs, *(o for o in graph.outputs if o is not None)]
     even = any(unit(v, symbol) != 1 for v in ends if isinstance(states[v.id], int))
     inputs = tuple(states[v.id] for v in graph.inputs)
@@ -94,7 +97,7 @@ def axis_of(value: Value, symbol: sympy.Symbol) -> int | None:
 
 
 def unit(value: Value, symbol: sympy.Symbol) -> Size:
-    """How many elements of a value's divided axis there are for each element of the dim."""
+    """The number of elements of a value's divided axis for each element of the dim."""
     axis = axis_of(value, symbol)
     count = None if axis is None else _per_element(value.shape[axis], symbol)
     assert count is not None
@@ -161,7 +164,7 @@ def _is_never_linear(node: Value, states: Sequence[State]) -> bool:
 
 
 def _all_partial(node: Value, states: Sequence[State]) -> bool:
-    """Whether all operands are partial; a zero is."""
+    """True if all operands are partial; a zero is."""
     return all(s == PARTIAL or _is_zero(a) for a, s in zip(node.args, states, strict=True))
 
 
@@ -301,14 +304,14 @@ def _scatter(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> Stat
 
 
 def _adds_up(value: Value, state: State) -> bool:
-    """Whether the parts that the ranks have of it are to be added: of what is the same on each, zeros alone."""
+    """True if the ranks' parts of a value are to be added: of values that are the same on each, zeros alone."""
     return state != WHOLE or _is_zero(value)
 
 
 def _require_own_rows(
     node: Value, x: Value, index: Sequence[Value], states: Sequence[State], symbol: sympy.Symbol
 ) -> None:
-    """What is read or written along the divided axis of x is asked for by its position there, and nothing else is."""
+    """Refuse access along the divided axis of x, unless each rank addresses its own rows by their position."""
     axis, axes = axis_of(x, symbol), node.params["axes"]
     counted = [a for a, s in zip(axes, states, strict=True) if s == POSITION]
     own = axis in counted and unit(x, symbol) == 1
@@ -317,7 +320,7 @@ def _require_own_rows(
 
 
 def _extern(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
-    """What is called as it is: on whole values, what every rank does alike."""
+    """A call of the library: allowed on whole values, which every rank computes alike."""
     all_whole = all(s == WHOLE for s in states)
     if not all_whole or mentions(tuple(n for t in node.avals for n in t.shape), symbol) or _spec_mentions(node, symbol):
         raise refusal(node, "has no rule for parts")

@@ -1,4 +1,4 @@
-"""What a number that is made of a dim's size does where the dim is divided: on a part it is made of the part's size.
+"""Numbers made of a dim's size, where the dim is divided: on a part they are made of the part's size.
 
     y = (x * x).sum(0) * (1 / n)      n rows on this rank, of N: the share of this rank is n / N
 
@@ -43,7 +43,7 @@ def refusal(node: Value, why: str) -> NotDivisible:
 
 
 def mentions(param: Any, symbol: sympy.Symbol) -> bool:
-    """Whether a symbol is in a parameter of a node."""
+    """True if a symbol is in a parameter of a node."""
     if isinstance(param, tuple):
         return any(mentions(p, symbol) for p in param)
     return isinstance(param, sympy.Basic) and symbol in param.free_symbols
@@ -106,7 +106,7 @@ def _keep_first(node: Value, degrees: Sequence[Degree]) -> Degree:
 
 
 def _common_degree(node: Value, degrees: Sequence[Degree]) -> Degree:
-    """What is added, compared or put beside each other is to be scaled alike."""
+    """The degree that operands share which are added, compared or concatenated."""
     present = {d for d in degrees if d is not None}
     if len(present) > 1:
         raise refusal(node, "puts what is computed with its size beside what is not")

@@ -219,7 +219,7 @@ def _is_bounded_expression(expr: sympy.Basic) -> bool:
 
 
 def _terms(expr: sympy.Basic) -> int:
-    """How many terms multiplying it out gives, at most."""
+    """The number of terms of the expanded expression, at most."""
     inner = [_terms(a) for a in expr.args]
     if isinstance(expr, sympy.Mul):
         return math.prod(inner)
@@ -241,19 +241,21 @@ class _Reader:
         self.values: list[Value] = []
 
     def read(self, data: dict[str, Any]) -> Graph:
+        # Names and symbols first: sizes in nodes are read in terms of them.
         latest = time.monotonic() + MOST_SECONDS
         self.graph.name = text_from(data["name"], "name", 200)
         self.symbols = symbols_from(data["symbols"], "symbols")
         for at, node in enumerate(list_from(data["nodes"], "nodes")):
-            where = f"node {at}"
+            place = f"node {at}"
             try:
-                self.values.append(self._node(node, where))
+                self.values.append(self._node(node, place))
             except ParseError:
                 raise
             except FAULTS as error:
-                raise document_error(f"{type(error).__name__}: {error}"[:300], where) from error
+                raise document_error(f"{type(error).__name__}: {error}"[:300], place) from error
             if time.monotonic() > latest:
-                raise document_error(f"to check it takes longer than {MOST_SECONDS:g} seconds", where)
+                raise document_error(f"to check it takes longer than {MOST_SECONDS:g} seconds", place)
+        # Outputs and mutations last: they refer to nodes by number.
         self._outputs(list_from(data["outputs"], "outputs"))
         for pair in list_from(data["mutations"], "mutations"):
             self._mutation(list_from(pair, "mutations", 2))

@@ -29,7 +29,7 @@ class Relation:
     right: Size
 
     def holds(self, value: Callable[[Size], Any]) -> bool:
-        """Whether it does, for sizes of these values."""
+        """Evaluate the relation at sizes of these values."""
         return bool(COMPARE[self.word](value(self.left), value(self.right)))
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Joined:
     parts: tuple[Relation | Joined, ...]
 
     def holds(self, value: Callable[[Size], Any]) -> bool:
-        """Whether it does, for sizes of these values."""
+        """Evaluate the condition at sizes of these values."""
         results = (p.holds(value) for p in self.parts)
         return not any(results) if self.word == "not" else all(results) if self.word == "all" else any(results)
 

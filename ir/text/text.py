@@ -32,7 +32,7 @@ from ..types import ITEMSIZE, Size, TensorType, contiguous_strides, simplify_siz
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """What a python object without a literal is read back as: its name."""
+    """The name of a python object without a literal: it is read back as this."""
 
     name: str
 
@@ -142,7 +142,7 @@ def symbols_of(param: Any) -> set[sympy.Symbol]:
 
 
 def kind_of(symbol: sympy.Symbol) -> str:
-    """What is known about a symbol, by its word in KINDS."""
+    """The assumptions about a symbol, by their word in KINDS."""
     assumptions = symbol.assumptions0
     return next(kind for kind, facts in KINDS.items() if all(assumptions.get(f) is v for f, v in facts.items()))
 

@@ -34,6 +34,7 @@ def batch(
     stride of the batch axis, before the strides of the lane; None (for all, by default) for one that is row-major.
     """
     out = Graph(f"{graph.name}_batched")
+    # Inputs first: a mapped one gets the batch axis in front, so that a rule only shifts axes.
     env: dict[int, Any] = {
         v.id: _lane_input(out, v, size, step) if m else out.input_like(v)
         for v, m, step in zip(graph.inputs, mapped, steps or [None] * len(graph.inputs), strict=True)
@@ -41,11 +42,14 @@ def batch(
     flags: dict[int, Any] = {v.id: m for v, m in zip(graph.inputs, mapped, strict=True)}
     with building(out):
         for node in graph.order():
+            # A node without mapped operands is computed once for the whole batch.
             args, lanes = [env[a.id] for a in node.args], tuple(flags[a.id] for a in node.args)
             with provenance(node.origin):
                 env[node.id], flags[node.id] = _batch_node(node, args, lanes, size, rules, randomness)
+        # Mutations after all nodes: the value written last may come from any of them.
         for i, v in graph.mutations.items():
             out.mutations[i] = _batch_mutation(graph.inputs[i], v, mapped[i], env, flags, size)
+    # An output keeps its own layout for each sample, the batch outermost.
     mapped_out = tuple(o is not None and flags[o.id] for o in graph.outputs)
     strides = [
         (o.aval.numel, *s) if m and o is not None and s is not None else s
@@ -77,7 +81,7 @@ def _batch_node(
 
 
 def _differs_per_lane(node: Value, randomness: Randomness) -> bool:
-    """Whether a node that reads nothing mapped is another in every lane all the same."""
+    """True if a node without mapped operands still differs per sample: it draws random numbers."""
     if node.prim != "aten_effect" or not node.avals or randomness == "same":
         return False
     if randomness == "error":
@@ -88,7 +92,7 @@ def _differs_per_lane(node: Value, randomness: Randomness) -> bool:
 def _batch_mutation(
     target: Value, value: Value, mapped: bool, env: dict[int, Any], flags: dict[int, Any], size: Size
 ) -> Value:
-    """What is written into an input: it has room for a batch only where it has the axis itself."""
+    """The value written into an input, which has room for a batch only if it has the axis itself."""
     if flags[value.id] and not mapped:
         raise no_rule_error("vmap", value, f"is written into `{name_of(target)}`, which is not mapped")
     return with_batch_axis(size, env[value.id], flags[value.id]) if mapped else env[value.id]
@@ -140,8 +144,8 @@ def _dot(
 ) -> Value:  # fmt: skip
     """The batch is one more label, on the operands that are mapped."""
     lane = (max((*x_axes, *y_axes), default=-1) + 1,)
-    left, right = ((lane if m else ()) + axes for m, axes in zip(mapped, (x_axes, y_axes), strict=True))
-    return emit("dot", x, y, x_axes=left, y_axes=right, out_axes=lane + out_axes)
+    x_labels, y_labels = ((lane if m else ()) + axes for m, axes in zip(mapped, (x_axes, y_axes), strict=True))
+    return emit("dot", x, y, x_axes=x_labels, y_axes=y_labels, out_axes=lane + out_axes)
 
 
 def _gather(size: Size, mapped: Mapped, node: Value, x: Value, *index: Value, axes: tuple[int, ...]) -> Value:
@@ -171,16 +175,16 @@ def move_to_front(x: Value, axis: int) -> Value:
 
 
 def lane_numbers(index: Value) -> Value:
-    """For every element of a mapped index the number of its lane."""
+    """For every element of a mapped index, the number of its sample."""
     return broadcast(emit("iota", size=index.shape[0], dtype="i64"), index.shape, (0,))
 
 
 def _random(size: Size, mapped: Mapped, node: Value, *args: Value, **params: Any) -> Value:
-    raise no_rule_error("vmap", node, "draws from a seed or an offset that differs between the lanes")
+    raise no_rule_error("vmap", node, "draws from a seed or an offset that differs over the batch")
 
 
 def _batch_assertion(node: Value, condition: Value) -> Value:
-    """What has to hold in every lane: the least of 0 and 1."""
+    """An assertion that holds for every sample: the minimum of 0 and 1."""
     least = emit("amin", cast(condition, "i32"), axes=(0,))
     return emit(node.prim, cast(least, "b1"), **node.params)
 

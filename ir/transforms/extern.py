@@ -1,6 +1,6 @@
 """Rules of the nodes that are not primitives: `aten` (the rules of one op) and `call` (a nested Function's own).
 
-They come from outside as graphs to inline, in the symbols of the caller, memoised by whoever supplies them. `node` is
+They come from outside as graphs to inline, in the symbols of the caller, memoised by their supplier. `node` is
 the node itself: its `params` say what is called, its `args` and `avals` of what types.
 """
 
@@ -23,7 +23,7 @@ class Batched(NamedTuple):
 
 
 class ExternRules(Protocol):
-    """What a supplier of rules answers. Graphs take operands and results of the node as it has them."""
+    """A supplier of rules. Its graphs take operands and results of the node as the node has them."""
 
     def batch(self, node: Value, mapped: tuple[bool, ...], size: Size, randomness: str) -> Batched:
         """operands, the mapped ones with a leading axis of `size`  ->  one output per result of the node"""
@@ -31,17 +31,17 @@ class ExternRules(Protocol):
     def jvp(self, node: Value, wrt: tuple[int, ...]) -> Graph:
         """operands, results, tangents of the operands `wrt`  ->  tangents of the results, None for zero"""
 
-    def vjp(self, node: Value, wrt: tuple[int, ...], given: tuple[int, ...]) -> Graph:
-        """operands, results, cotangents of the results `given`  ->  cotangents of the operands `wrt`, None for zero"""
+    def vjp(self, node: Value, wrt: tuple[int, ...], cotangent_of: tuple[int, ...]) -> Graph:
+        """operands, results, cotangents of results `cotangent_of`  ->  cotangents of operands `wrt`, None for zero"""
 
     def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
-        """Whether the results are linear in the operands `wrt` together; None where that is not known.
+        """True if the results are linear in the operands `wrt` together; None if unknown.
 
         Where they are, `vjp` may be given zeros for these operands and for the results.
         """
 
     def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:
-        """Whether it is certain that the results are zero where the operands `wrt` are: they are linear in these."""
+        """True if the results are certainly zero where the operands `wrt` are: linear in these."""
 
 
 class NoRuleError(FusegradError):
@@ -54,7 +54,7 @@ class NoRuleError(FusegradError):
 
 
 class NoRules:
-    """The supplier that knows nothing: graphs of primitives need no more."""
+    """The supplier without rules: graphs of primitives need none."""
 
     def batch(self, node: Value, mapped: tuple[bool, ...], size: Size, randomness: str) -> Batched:
         raise no_rule_error("vmap", node, NO_SUPPLIER)
@@ -62,7 +62,7 @@ class NoRules:
     def jvp(self, node: Value, wrt: tuple[int, ...]) -> Graph:
         raise no_rule_error("jvp", node, NO_SUPPLIER)
 
-    def vjp(self, node: Value, wrt: tuple[int, ...], given: tuple[int, ...]) -> Graph:
+    def vjp(self, node: Value, wrt: tuple[int, ...], cotangent_of: tuple[int, ...]) -> Graph:
         raise no_rule_error("vjp", node, NO_SUPPLIER)
 
     def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
@@ -72,12 +72,12 @@ class NoRules:
         return False
 
 
-NO_SUPPLIER = "is not a primitive, and nobody supplies its rules"
+NO_SUPPLIER = "is not a primitive, and no rules are supplied for it"
 NO_RULES: ExternRules = NoRules()
 
 
 def op_name(node: Value) -> str:
-    """What the user called: "clamp" for a node that came of aten.clamp.default."""
+    """The name of the user's call: "clamp" for a node that came of aten.clamp.default."""
     op = node.origin.op or str(node.params.get("op", node.params.get("target", node.prim)))
     parts = op.split(".")
     return parts[1] if len(parts) == 3 else op

@@ -38,9 +38,9 @@ def linear_positions(prim: str, operands: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a graph is not linear: the operation as the user wrote it, its place, and what it does.
+    """The reason why a graph is not linear: the user's operation, its place, and its effect.
 
-    "unknown" is an operation that is not a primitive and about which nobody knows.
+    "unknown" is an operation that is not a primitive and of unknown linearity.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ class NonLinearError(FusegradError):
 def why_not_linear(
     graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES, outputs: Sequence[int] | None = None
 ) -> Refusal | None:
-    """Why the outputs (all, unless some are named, and what is written) are not linear in these inputs together."""
+    """The first reason why outputs (by default all, and mutations) are not linear in these inputs together, or None."""
     results = graph.results if outputs is None else [o for i in outputs if (o := graph.outputs[i]) is not None]
     return _first_refusal(results, *_classify(graph, inputs, rules))
 
@@ -105,7 +105,7 @@ def _first_refusal(results: Sequence[Value], by_value: dict[int, Refusal | None]
 
 
 def _refusal(node: Value, hits: tuple[int, ...], zero: set[int], rules: ExternRules) -> Refusal | None:
-    """Why a node is not linear in the operands `hits`, the others being constant."""
+    """The reason why a node is not linear in the operands `hits`, the others being constant, or None."""
     if node.prim == "pick":
         return None
     if node.prim in EXTERN:
@@ -133,7 +133,7 @@ def _constant(result: Value, zero: set[int]) -> Refusal | None:
 
 
 def _is_zero(node: Value, zero: set[int], rules: ExternRules) -> bool:
-    """Whether a node is zero everywhere, by construction: a linear map of zeros is. So is 0 * x, infinities apart."""
+    """True if a node is zero everywhere by construction: a linear map of zeros, and 0 * x, infinities apart."""
     if node.prim in EXTERN or node.prim == "pick":
         zeros = tuple(i for i, a in enumerate(node.args) if a.id in zero)
         return bool(zeros) and (node.prim == "pick" or rules.keeps_zero(node, zeros))

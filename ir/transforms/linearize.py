@@ -67,18 +67,22 @@ def push_forward(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_p
         raise InvalidGraphError("tangents alone are asked of a graph that writes into its inputs", node=graph.name)
     out = Graph(f"{graph.name}_jvp")
     env = {v.id: out.input_like(v) for v in graph.inputs}
+    # Tangents come behind all inputs, so that the primal's inputs keep their numbers.
     moving = [graph.inputs[i] for i in wrt]
     dot: dict[int, Any] = {v.id: out.input(v.aval, f"{v.params['name']}_dot") for v in moving}
     with building(out):
         for node in graph.order():
             with provenance(node.origin):
+                # The primal first: a jvp rule may read its result.
                 args = [env[a.id] for a in node.args]
                 ans = env[node.id] = emit(node.prim, *args, **node.params)
+            # No tangent is a structural zero: such a node gets none, and costs nothing.
             dots = [dot.get(a.id) for a in node.args]
             if any(d is not None for d in dots):
                 with on_behalf_of(node):
                     dot[node.id] = tangent_of(node, dots, ans, args, rules)
                 set_derived_name(dot[node.id] if isinstance(dot[node.id], Value) else None, node.origin.name, "_dot")
+        # Last, since a mutation may write any value and its tangent.
         _write_tangents(graph, wrt, out, env, dot)
     primal = [None if o is None else env[o.id] for o in graph.outputs]
     tangents = [None if o is None else dot.get(o.id) for o in graph.outputs]
@@ -106,7 +110,7 @@ def tangent_of(node: Value, dots: list[Any], ans: Value, args: list[Value], rule
 
 
 def _write_tangents(graph: Graph, wrt: Sequence[int], out: Graph, env: dict[int, Value], dot: dict[int, Any]) -> None:
-    """What is written back into an input, and its tangent into the tangent of the input."""
+    """Write a value back into an input, and its tangent into the tangent of the input."""
     place = {i: len(graph.inputs) + k for k, i in enumerate(wrt)}
     for i, value in graph.mutations.items():
         out.mutations[i] = env[value.id]

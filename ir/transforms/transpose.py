@@ -53,18 +53,20 @@ def transpose(graph: Graph, linear_in: Sequence[int], rules: ExternRules = NO_RU
     return _pull_back(graph, linear_in, out, cotangents, rules)
 
 
-def vjp(graph: Graph, wrt: Sequence[int], given: Sequence[int] | None = None, rules: ExternRules = NO_RULES) -> Graph:
-    """(inputs, cotangents of the outputs `given`) -> cotangents of the inputs `wrt`: transpose(linearize(graph)).
+def vjp(
+    graph: Graph, wrt: Sequence[int], cotangent_of: Sequence[int] | None = None, rules: ExternRules = NO_RULES
+) -> Graph:
+    """(inputs, cotangents of outputs `cotangent_of`) -> cotangents of inputs `wrt`: transpose(linearize(graph)).
 
-    Without `given`: of every output that has a float type. `aten` and `call` nodes have the vjp that the rules supply.
+    By default: of every output that has a float type. `aten` and `call` nodes have the vjp that the rules supply.
     """
-    if given is None:
-        given = [i for i, o in enumerate(graph.outputs) if o is not None and o.dtype in DIFFERENTIABLE]
+    if cotangent_of is None:
+        cotangent_of = [i for i, o in enumerate(graph.outputs) if o is not None and o.dtype in DIFFERENTIABLE]
     deferred = Deferred(rules)
     forward = push_forward(graph, wrt, deferred)
     out = _graph_with_inputs(f"{graph.name}_vjp", graph.inputs)
-    bars = [out.input(o.aval, f"{name_of(o)}_bar") for i in given if (o := graph.outputs[i]) is not None]
-    pairs = [(forward.outputs[i], bar) for i, bar in zip(given, bars, strict=True)]
+    bars = [out.input(o.aval, f"{name_of(o)}_bar") for i in cotangent_of if (o := graph.outputs[i]) is not None]
+    pairs = [(forward.outputs[i], bar) for i, bar in zip(cotangent_of, bars, strict=True)]
     live = [(dot, bar) for dot, bar in pairs if dot is not None]
     forward.returning([dot for dot, _ in live])
     pulled = _pull_back(forward, range(len(graph.inputs), len(forward.inputs)), out, live, deferred)
@@ -84,18 +86,22 @@ def _pull_back(
     """`out`, whose first inputs are those of the graph that are not linear, returning cotangents of the others."""
     if graph.mutations:
         raise InvalidGraphError("a graph that writes into its inputs has no transpose", node=graph.name)
+    # The proof of linearity comes first: the rules below are right for linear nodes only.
     on_the_way = linear_part(graph, linear_in, rules)
     nodes = [v for v in graph.order() if v.id in on_the_way]
     rest_inputs = [v for i, v in enumerate(graph.inputs) if i not in linear_in]
     env = dict(zip((v.id for v in rest_inputs), out.inputs, strict=False))
     bars = Cotangents()
     with building(out):
+        # Coefficients of the linear nodes are recomputed: they depend on the other inputs alone.
         for node in nodes_between({a for v in nodes for a in v.args if a.id not in on_the_way}, env):
             with provenance(node.origin):
                 env[node.id] = emit(node.prim, *(env[a.id] for a in node.args), **node.params)
+        # The seeds, before any pull: one value may be several outputs.
         for value, bar in cotangents:
             if value.id in on_the_way:
                 bars.add(value, bar)
+        # Users before operands: a cotangent is complete when its node is reached.
         for node in reversed(nodes):
             if (bar := bars.pop(node)) is not None:
                 with on_behalf_of(node):
@@ -104,7 +110,7 @@ def _pull_back(
 
 
 class Cotangents:
-    """What has been pulled back so far, by value. A node with several results has one for each."""
+    """Cotangents accumulated so far, by value. A node with several results has one for each."""
 
     def __init__(self) -> None:
         self._bars: dict[int, Any] = {}
@@ -183,18 +189,19 @@ class Deferred:
     def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:
         return not isinstance(node.params.get("op"), Pushforward) and self.rules.keeps_zero(node, wrt)
 
-    def vjp(self, node: Value, wrt: tuple[int, ...], given: tuple[int, ...]) -> Graph:
+    def vjp(self, node: Value, wrt: tuple[int, ...], cotangent_of: tuple[int, ...]) -> Graph:
         """The vjp of the node that was pushed forward, as a rule of the node that pushes."""
         push = node.params.get("op")
         if not isinstance(push, Pushforward):
-            return self.rules.vjp(node, wrt, given)
+            return self.rules.vjp(node, wrt, cotangent_of)
         first = len(node.args) - len(push.wrt)
         floats = [i for i, t in enumerate(push.node.avals) if t.dtype in DIFFERENTIABLE]
-        pulled = self.rules.vjp(push.node, tuple(push.wrt[i - first] for i in wrt), tuple(floats[i] for i in given))
+        wrt_of_node, outputs = tuple(push.wrt[i - first] for i in wrt), tuple(floats[i] for i in cotangent_of)
+        pulled = self.rules.vjp(push.node, wrt_of_node, outputs)
         rule = Graph(pulled.name)
         args = [rule.input(a.aval, f"x{i}") for i, a in enumerate(node.args)]
         _ = [rule.input(t, f"y{i}") for i, t in enumerate(node.avals)]
-        bars = [rule.input(node.avals[i], f"y{i}_bar") for i in given]
+        bars = [rule.input(node.avals[i], f"y{i}_bar") for i in cotangent_of]
         with building(rule):
             return rule.returning(inline(pulled, [*args[:first], *bars]))
 
@@ -270,12 +277,12 @@ def transpose_slice(c: Value, x: Value, start: tuple[Size, ...], step: tuple[int
 
 
 def _elements_behind(size: Size, start: Size, length: Size, step: int) -> Size:
-    """How many elements there are behind the last one taken."""
+    """The number of elements behind the last one of the slice."""
     return simplify_size(sympy.expand(sympy.sympify(size) - start - length - (length - 1) * (step - 1)))
 
 
 def transpose_pad(c: Value, x: Value, lo: tuple[Size, ...], inner: tuple[int, ...]) -> Value:
-    """What was padded, without the padding."""
+    """The cotangent of a padded operand: the slice without the padding."""
     if 0 in x.shape:
         return zeros(x.aval)
     stop = tuple(simplify_size(sympy.expand(a + n + (n - 1) * i)) for a, n, i in zip(lo, x.shape, inner, strict=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import users_line
-from ...tracer.capture.capture import OpaqueMet, is_capturing
+from ...tracer.capture.capture import OpaqueCallError, is_capturing
 from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, transforms_active
 from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_changed
@@ -108,7 +108,7 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
     a derivative would run it again, and it may have effects, or draw."""
     try:
         entry = spec.backward.entry(call.kinds)
-    except OpaqueMet as error:
+    except OpaqueCallError as error:
         compiler.ledger.refuse_derivative(error)
         return False
     except CaptureError as error:
@@ -118,7 +118,7 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
         compiler.ledger.refuse("backward", error)
         return False
     for opaque in opaque_calls(entry):
-        compiler.ledger.refuse_derivative(CaptureError(reason=opaque.told, where=opaque.where))
+        compiler.ledger.refuse_derivative(CaptureError(reason=opaque.reason_of_method, where=opaque.where))
     if entry.written_inputs:  # a derivative would compute it again, on what is in that memory by then
         compiler.ledger.refuse_derivative(CaptureError(reason=WRITES_GIVEN, where=spec.captured.backward_place()))
     return not (entry.opaque or entry.written_inputs)
@@ -140,7 +140,7 @@ def _record_assigned(compiler: Compiled) -> None:
     if ASSIGNED not in records and records.get("backward", Record("")).status != "opaque":
         records[ASSIGNED] = record = Record("opaque", REASON, users_line())
         count("fallbacks")
-        warn(f"{compiler.user.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
+        warn(f"{compiler.user.cls.__name__}.backward falls back to eager: {REASON} [{record.code}]")
 
 
 def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tuple[Any, ...]:

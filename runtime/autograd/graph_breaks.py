@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
-from ...tracer.containers import opened
+from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock
+from ...tracer.containers import open_containers, tensors_in
 from ...tracer.methods import method_place
 from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import (
     Mismatch,
     Tape,
-    remember,
-    tensors_in,
+    remember_opaque,
     version,
 )
 from ...tracer.trace import CaptureError
@@ -45,9 +44,9 @@ class OpaqueWriteError(FusegradError):
     """An opaque body wrote to an argument of its caller, which it had not done when the caller was captured."""
 
     message = (
-        "{function}: a nested call that runs as written changed an argument in place, which it did not at the capture\n"
+        "{function}: a nested call that runs in eager changed an argument in place, which it did not when traced\n"
         "  at:   {where}\n"
-        "  fix:  declare `is_traceable = False` on {function}, so that all of it runs as you wrote it."
+        "  fix:  declare `is_traceable = False` on {function}, so that all of it falls back to eager."
     )
 
 
@@ -57,14 +56,14 @@ class OpaqueWriteError(FusegradError):
 # ------------------------------------------------------------------ forward
 
 
-def first_call(compiler: Compiled, opaque: OpaqueMet, args: Sequence[Any]) -> Any:
+def first_call(compiler: Compiled, opaque: OpaqueCallError, args: Sequence[Any]) -> Any:
     """A call at which an opaque node was met: the user's own class, recorded, then the capture."""
     if _differentiates_its_body(compiler, args):
         result = compiler.user.run(*args)
-        if isinstance(opaque, DataMet):
+        if isinstance(opaque, DataReadError):
             compiler.ledger.refuse("forward", opaque)
         return result
-    return _finished(compiler, args, Tape(data=isinstance(opaque, DataMet)), opaque)
+    return _finished(compiler, args, Tape(data=isinstance(opaque, DataReadError)), opaque)
 
 
 @launching
@@ -72,7 +71,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
     """A call of a specialisation with opaque nodes."""
     if _differentiates_its_body(compiler, args):
         return compiler.user.run(*args)
-    flat_args = opened(args)
+    flat_args = open_containers(args)
     backend, versions = compiler.options.backend_for(flat_args), list(map(version, flat_args))
     tape = Tape(data=any(node.of_data for node in specialization.captured.opaque))
     for candidate in _candidates(compiler, specialization, flat_args):
@@ -82,7 +81,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
         try:
             result = node_of(compiler, candidate, compiler.node_key(candidate, backend), flat_args)(*args)
         except Mismatch:
-            tape = tape.again()
+            tape = tape.rewound_tape()
             _require_unwritten(compiler, flat_args, versions)
             continue
         except Exception as error:
@@ -98,7 +97,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
     else:
         return _finished(compiler, args, tape)
     _require_unwritten(compiler, flat_args, versions)
-    return _recovered(compiler, args, tape.again(), fault)
+    return _recovered(compiler, args, tape.rewound_tape(), fault)
 
 
 def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault) -> Any:
@@ -111,9 +110,9 @@ def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault
 
 def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
     """True if a graph was captured for the values that opaque nodes returned in this call so far."""
-    sizes, calls = specialization.captured.sizes(args), tape.again()
+    sizes, calls = specialization.captured.sizes(args), tape.rewound_tape()
     for node in specialization.captured.opaque if calls.pending else ():
-        if (taped := calls.take(node.what)) is None:
+        if (taped := calls.take(node.callee)) is None:
             return True
         if not node.fits(taped, sizes):
             return False
@@ -133,7 +132,7 @@ def _candidates(compiler: Compiled, first: Specialization, args: Sequence[Any]) 
     yield from (s for s in specializations if s is not first and s.captured.guard(tensors))
 
 
-def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, opaque: OpaqueMet | None = None) -> Any:
+def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, opaque: OpaqueCallError | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
     before = compiler.keys.reads_now().by_path()
     with recording(tape, skip=compiler.user.cls, operators=_of_operators(opaque)):
@@ -144,7 +143,7 @@ def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, opaque: Opaqu
         if _has_own_lines(tape) and _changed(before, compiler.keys.reads_now().by_path()):
             compiler.ledger.report_once("forward", CHANGES)
             return result
-        _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
+        _add(compiler, open_containers(args), Tape(completed=tape.completed, data=tape.data))
     return result
 
 
@@ -175,11 +174,11 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
         return
     try:
         specialization = compiler.captures.enter_split(args, tape)
-    except OpaqueMet as error:  # one more opaque node, found only now: the next call records it
-        if isinstance(error, DataMet):
+    except OpaqueCallError as error:  # one more opaque node, found only now: the next call records it
+        if isinstance(error, DataReadError):
             compiler.table.opaque_nodes[compiler.keys.facts(args)] = error
         else:
-            remember(error.what, error.why)
+            remember_opaque(error.callee, error.why)
         return
     except CaptureError as error:
         if not compiler.keys.take_out("forward", error):
@@ -194,8 +193,8 @@ def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> 
     captured = specialization.captured
     if not captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False
-    sizes, calls = captured.sizes(args), tape.again()
-    return all(node.fits(calls.take(node.what), sizes) for node in captured.opaque)
+    sizes, calls = captured.sizes(args), tape.rewound_tape()
+    return all(node.fits(calls.take(node.callee), sizes) for node in captured.opaque)
 
 
 def _differentiates_its_body(compiler: Compiled, args: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock
-from ...tracer.containers import opened
+from ...tracer.containers import open_containers
 from ...tracer.function import ForwardCapture
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
@@ -23,7 +23,7 @@ from ..capture.outputs import rebuild_output
 from ..capture.user_methods import ctx_attributes
 from ..compiled.function_class import node_class, shown
 from ..execution.source_writer import SourceWriter, row
-from ..fallback.effects import careful
+from ..fallback.effects import with_effects_noted
 from ..settings.config import handed_over
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
@@ -81,7 +81,7 @@ def _forward(spec: Specialization, backend: str, chosen: ResidualPlan | None, ow
     at, plan = text.constant(spec, "spec"), text.constant(chosen, "chosen")
     args = "given"
     if len(captured.arguments) > captured.count:  # tensors in containers are arguments, too
-        args = text.let("args", f"{text.constant(opened, 'opened')}(given)")
+        args = text.let("args", f"{text.constant(open_containers, 'opened')}(given)")
     data, rebuild = text.constant(captured, "captured"), text.constant(rebuild_output, "rebuild")
     sizes = text.let("sizes", f"{data}.sizes({args})")
     if not own_backward:  # before forward may write to an argument: a fault of ours is answered by eager until then
@@ -201,4 +201,4 @@ def _add_node(
         return
     chosen = compiler.prepare(specialization, key, specialization.captured.sizes(args))
     node = make_node(compiler, specialization, key[0], chosen, key[2])
-    specialization.nodes[key] = careful(direct_apply(node), specialization.captured)
+    specialization.nodes[key] = with_effects_noted(direct_apply(node), specialization.captured)

@@ -20,19 +20,19 @@ from torch.autograd.function import Function, once_differentiable
 
 from ...tracer.capture.capture import Session, capture_lock, is_capturing, written_placeholders
 from ...tracer.capture.context import backward_context
-from ...tracer.containers import anew
+from ...tracer.containers import copy_containers
 from ...tracer.methods import as_tuple, backward_method, is_once_differentiable, method_place
 from ...tracer.opaque.segments import Segment
 from ...tracer.opaque.shared import picture, tensors_of
 from ...tracer.reads.reads import Reads, scan
 from ...tracer.reads.value_keys import DEPTH, SCALARS, Handle, freeze, is_library
 from ...tracer.torch_private import (
-    apply_now,
     dual_level,
     is_batched,
     no_autocast,
     saved_tensors_can_be_told_apart,
     saved_tensors_of,
+    torchs_apply,
     transforms_active,
 )
 from ...tracer.trace import CaptureError, Trace
@@ -112,7 +112,7 @@ class OpaqueForward:
         return saved
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return hand_over(apply_now(self.node), *args, **kwargs)
+        return hand_over(torchs_apply(self.node), *args, **kwargs)
 
     # ------------------------------------------------------------------ backward
     def backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:
@@ -202,7 +202,7 @@ class OpaqueForward:
             return unit
         with capture_lock:
             self.reads = self._scanned()
-            if (certain := self.reads.certain()):
+            if (certain := self.reads.certain_effects()):
                 raise CaptureError(reason=certain[0].reason, where=certain[0].where)
             key = self._key(shape, len(saved), backend)
             if key not in self.units:
@@ -217,7 +217,7 @@ class OpaqueForward:
         """Raises CaptureError where backward was captured often enough."""
         if sum(len(unit.graphs) for unit in self.units.values()) >= BACKWARDS:
             raise CaptureError(
-                reason=f"it is captured for {BACKWARDS} combinations of what forward leaves on ctx already; "
+                reason=f"it is traced for {BACKWARDS} combinations of what forward leaves on ctx already; "
                 "save a number that changes at every call as a 0-d tensor",
                 where="unknown",
             )
@@ -233,9 +233,9 @@ def _unpacked(ctx: Any) -> Sequence[Any] | None:
 
 def as_effect(error: CaptureError) -> CaptureError:
     """A segment that nothing is captured around, told as what its statements do."""
-    if not isinstance(error.what, Segment):
+    if not isinstance(error.callee, Segment):
         return error
-    return CaptureError(reason=error.facts["reason"], where=error.what.where)
+    return CaptureError(reason=error.facts["reason"], where=error.callee.where)
 
 
 class _Left:
@@ -289,7 +289,7 @@ class OpaqueBackward(TransformableGraph):
 
     def __init__(self, owner: OpaqueForward, left: _Left, saved: int, needs: tuple[bool, ...], backend: str) -> None:
         self.owner, self.saved, self.needs = owner, saved, needs
-        self.names, self.constants = list(left.tensors), anew(left.constants)
+        self.names, self.constants = list(left.tensors), copy_containers(left.constants)
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         name = f"{owner.compiler.user.cls.__name__}_backward"
         graphs = _BackwardGraphs(name, self._python, backend, owner.reads)
@@ -298,7 +298,7 @@ class OpaqueBackward(TransformableGraph):
 
     def _python(self, *args: Any) -> Sequence[Any]:
         middle = self.saved + len(self.names)
-        attributes = anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
+        attributes = copy_containers(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
         ctx = backward_context(self.owner.compiler.user.cls.__name__)(args[: self.saved], attributes, self.needs)
         before = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
         results = self.owner.method(ctx, *args[middle:])

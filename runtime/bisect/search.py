@@ -1,7 +1,7 @@
 """`fusegrad.bisect`: the first step after which a compiled Function is not the one that you wrote.
 
-Steps (captures, passes, single rules, kernels of groups) are numbered as they are met. With the first k alone the rest
-runs as it was before: captured operations, the reference executor on the graph so far. Where k are right and k + 1
+Steps (traces, passes, single rules, kernels of groups) are numbered as they are met. With the first k alone the rest
+runs as it was before: traced operations, the reference executor on the graph so far. Where k are right and k + 1
 wrong, step k + 1 is the one. What is right is `fusegrad.check`'s verdict on the whole call.
 """
 
@@ -208,7 +208,7 @@ class Search:
         for settings in self._candidates(step, [n for n in names if n in SWITCHES]):
             if self._is_right(case, settings):
                 return ", ".join(f"fusegrad.config.patch({k}={v!r})" for k, v in settings.items())
-        return "is_traceable = False runs the class as you wrote it"
+        return "is_traceable = False runs the class in eager"
 
     def _candidates(self, step: Step, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Settings that may help: the step left out, single decisions of the generator, the first call's check."""

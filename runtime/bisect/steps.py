@@ -9,7 +9,7 @@ from typing import Any
 from ..values.bitwise import _copy
 
 WORDS = {
-    "capture": "the capture",
+    "capture": "the trace",
     "lower": "lowering to the IR",
     "simplify": "simplify",
     "rule": "a rule of simplify",

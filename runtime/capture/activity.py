@@ -1,4 +1,4 @@
-"""Which results of a captured graph depend on which of its inputs: what does not is no differentiable output.
+"""Dependence of a captured graph's results on its inputs: a result without one is no differentiable output.
 
 In eager the gradient `g * w` requires grad only where `g` or `w` does; a Function would say so of all its outputs.
 Where in doubt a result depends: too much costs a zero, too little would lose a gradient.
@@ -46,7 +46,7 @@ def _compute_sources(graph: torch.fx.Graph, tangents: bool) -> list[frozenset[in
 
 
 def _is_cut(node: torch.fx.Node, tangents: bool) -> bool:
-    """Whether nothing leads through an operation. A view made with grad mode off requires grad as its base does."""
+    """True if no dependence leads through an operation. A view made with grad mode off follows its base."""
     if node.meta.get(UNRECORDED):
         return not tangents and (bool(node.meta.get(CUT)) or not _is_view(node))
     return bool(node.meta.get(CUT))
@@ -129,7 +129,7 @@ _BY_STRIDES = {
 
 
 def takes_gaps(node: torch.fx.Node) -> bool:
-    """Whether operations may be given a tensor with gaps for this input, which was captured without: as eager's are.
+    """True if operations may be given a tensor with gaps for this input, which was captured without, as eager's are.
 
     Sums and contractions add in another order along other strides; elementwise it is all one.
     """

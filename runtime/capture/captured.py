@@ -1,4 +1,4 @@
-"""A class at one key: its forward as a graph, and all that a call or its backward has to know of the user's methods."""
+"""A class at one key: its forward as a graph, and the facts that a call and its backward need of the user's methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...ir.lazy_attribute import lazy_attribute
 from ...ir.program import ValueRef
 from ...ir.switches import switch_state, watch_allows
 from ...tracer.capture.capture import Session, unversioned_placeholders, written_placeholders
-from ...tracer.containers import anew
+from ...tracer.containers import copy_containers
 from ...tracer.function import ForwardCapture, capture_forward, rebind, symbols_in, user_count
 from ...tracer.methods import backward_method, method_place, parameter_names, plain_function, uses_setup_context
 from ...tracer.opaque.opaque import Tape
@@ -37,7 +37,7 @@ _AS_IT_IS = nullcontext()
 
 
 class CapturedFunction:
-    """forward of one class at one key, and what a call has to know of it: data, but for the trace, which may be lazy.
+    """forward of one class at one key, with the facts that a call needs: data, but for the trace, which may be lazy.
 
     `capture_function` makes one from a class and arguments, `persistence` from a document on disk.
     """
@@ -58,7 +58,7 @@ class CapturedFunction:
         self.report = report or (lambda method, why: None)
         self.switches = switch_state()  # whatever is captured or generated later, is so under them
         self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
+        self.arguments = tuple(None if isinstance(a, Tensor) else copy_containers(a) for a in args)
         self.count = user_count(args)  # tensors from inside the user's containers stand behind the arguments
         self.names = argument_names(cls, len(args))
         self.forward, self.binder, self.opaque = forward, binder, opaque
@@ -69,7 +69,7 @@ class CapturedFunction:
         self.assumed_conditions: Sequence[str] = ()  # the guard's conditions that no session knows: of a stored capture
         self.stored_kinds: tuple[Any, ...] | None = None  # the commonest backward, where it is known without a trace
         self.read_constants: Callable[[Sizes], dict[str, Any]] | None = None  # the same of what is on ctx
-        # What the graph reads and writes besides its arguments' values.
+        # Reads and writes of the graph besides its arguments' values.
         self.lifted: list[Any] = []
         self.written_inputs: list[int] = []
         self.unversioned_inputs: list[int] = []
@@ -81,7 +81,7 @@ class CapturedFunction:
         self.sharing = Sharing(forward.shared, self.arguments) if forward.shared else None
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self.outside_at_capture = self.outside_state()  # when it was captured
-        # What the first call's comparison finds out.
+        # Findings of the first call's comparison.
         self.restrided = False  # strides were corrected
         self.returns_input_memory = False  # an operator returns memory that it is given, and does not say so
         self.unchecked = False  # made-up data was no fit for its method: the first call on real data compares
@@ -125,27 +125,27 @@ class CapturedFunction:
 
     @property
     def writes_inputs(self) -> bool:
-        """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
+        """True if forward writes to an argument's memory: then shared memory between arguments matters."""
         return bool(self.forward.dirty) or bool(self.written_inputs)
 
     @lazy_attribute
     def draws(self) -> bool:
-        """Whether forward may draw random numbers."""
+        """True if forward may draw random numbers."""
         return draws(self.forward.trace)
 
     @property
     def residual_places(self) -> list[ValueRef | None]:
-        """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
+        """The tensors kept for backward: the saved tensors, then tensors that are attributes of ctx."""
         return [*self.forward.saved, *self.forward.tensor_attributes.values()]
 
     def constants_at(self, sizes: Sizes) -> dict[str, Any]:
-        """What forward left on ctx and is no tensor, at these sizes."""
+        """The attributes of ctx that are no tensors, at these sizes."""
         if self.read_constants is not None and not self.forward.is_traced:
             return self.read_constants(sizes)
         return {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
 
     def outside_state(self) -> tuple[Any, ...]:
-        """What is read from outside, and torch's state, at present."""
+        """The facts read from outside, and torch's state, at present."""
         return self.reads.facts(), lasting_state()
 
     def without_added_casts(self) -> Any:
@@ -165,13 +165,16 @@ def capture_function(
 
     tape: what its opaque calls returned; report: is told where a captured method runs slower than it might.
     """
+    # Trace, under a session of its own: its symbols are shared with every backward traced later.
     reads = reads.with_arguments(args)
     forward = trace_forward(cls, args, reads, Session(dynamic), tape)
     traced, trace = forward.traced, forward.trace
     captured = CapturedFunction(cls, args, reads, dynamic, report, forward, Binder(traced.fakes), trace.opaque)
+    # The user's names, for the text of kernels.
     visible = len(traced.fake_outputs)
     trace.names = [captured.names[i] for i in captured.slots]
     trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
+    # Writes to arguments: an opaque node beside one could not be finished by hand, so it is refused now.
     captured.written_inputs = written_placeholders(trace.graph_module, len(captured.slots))
     if captured.written_inputs:
         captured.unversioned_inputs = unversioned_placeholders(trace.graph_module, len(captured.slots))
@@ -179,10 +182,12 @@ def capture_function(
         raise in_place_error(captured.opaque[0])
     # The guard before anything else is asked of the session, which may learn more with every question.
     captured.guard = captured.current_guard()
-    captured.session.keep_equal()
+    captured.session.fix_equalities()
+    # The inputs that backward will need are known now, before any backward is traced.
     captured.lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
     captured.passthrough = passthrough_inputs(captured) if captured.is_plain else ()
     captured.backward_symbols = unbound_symbols(captured)
+    # Later guards of the session are backward's.
     traced.since = len(captured.session.env.guards)
     return captured
 
@@ -257,10 +262,10 @@ def argument_names(cls: type, count: int) -> list[str]:
     return parameter_names(cls.forward, count, skip, "argument")  # type: ignore[attr-defined]
 
 
-def require_capture_allowed(what: str) -> None:
-    """Raises CaptureError where whoever watches does not let this be captured."""
-    if not watch_allows("capture", what):
-        raise CaptureError(reason="it is not captured while a fault is looked for", where="unknown")
+def require_capture_allowed(method: str) -> None:
+    """Raise CaptureError if the watch refuses this capture."""
+    if not watch_allows("capture", method):
+        raise CaptureError(reason="it is not traced while a fault is looked for", where="unknown")
 
 
 def hint_of(session: Session, symbol: sympy.Symbol) -> Any:

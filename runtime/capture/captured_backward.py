@@ -65,7 +65,7 @@ class BackwardEntry:
 
     @property
     def traced(self) -> BackwardTrace:
-        """The trace, made now where it was not yet."""
+        """The trace, made at the first read."""
         if not isinstance(self.source, BackwardTrace):
             self.source = self.source()
         return self.source
@@ -82,18 +82,18 @@ class BackwardEntry:
 
     @lazy_attribute
     def draws(self) -> bool:
-        """Whether it may draw random numbers."""
+        """True if it may draw random numbers."""
         return draws(self.trace)
 
     @lazy_attribute
     def takes_gaps(self) -> list[bool]:
-        """Per tensor that is given, whether torch's operations may have it with gaps in memory."""
+        """Per input tensor, whether torch's operations may have it with gaps in memory."""
         return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]
 
     def with_passed_gradients(
         self, results: Sequence[V], gradients: Sequence[V], backend: str, view: Callable[[Tensor, V], V]
     ) -> list[V]:
-        """What autograd gets: results, gradients that are handed on as they came, and views of such.
+        """The gradients for autograd: results, gradients that are handed on unchanged, and views of such.
 
         Over values of any kind: tensors in a call, their names in a text. view: makes what a fake is, of a gradient.
         """
@@ -106,7 +106,7 @@ class BackwardEntry:
         return full
 
     def admits(self, sizes: Sizes) -> bool:
-        """Whether what this trace assumed about sizes holds."""
+        """True if the assumptions of this trace about sizes hold."""
         if not self.guards or self.serves_all_sizes:
             return True
         if any(not s.is_integer for g in self.guards for s in g.free_symbols):  # numbers that were read: never twice
@@ -120,7 +120,7 @@ class BackwardEntry:
         return admitted
 
     def assume(self, guards: tuple[sympy.Basic, ...]) -> None:
-        """Lowering added to what is assumed."""
+        """Add the assumptions of lowering."""
         guards = tuple(dict.fromkeys((*self.stored_guards, *guards)))
         if guards != self.guards:
             self.guards = guards
@@ -128,7 +128,7 @@ class BackwardEntry:
 
 
 def backward_names(captured: CapturedFunction) -> list[str]:
-    """The user's names for what backward reads: his arguments, what forward made, his gradients."""
+    """The user's names for the inputs of backward: arguments, results of forward, gradients."""
     method = backward_method(captured.cls)
     assert method is not None
     residuals = ["" if p is None else name_at(captured, p) for p in captured.residual_places]
@@ -143,6 +143,7 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
     """
     require_capture_allowed(f"{captured.name}.backward")
     count("captures")
+    # Fresh fakes: a history that one trace gives them must not reach another.
     residuals, symbols = fresh_residuals(captured)
     fakes = [fake_gradient(captured, i, k) for i, k in enumerate(kinds)]
     everything, answer = [*residuals, *symbols, *fakes], False
@@ -160,10 +161,11 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
             histories.append(history)
             return reduce_like_autograd(captured, run_user_backward(captured, full[:r], sizes, full[s:]))
 
+    # Trace, twice where backward asks for a saved tensor's history.
     gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
-    what = f"{captured.name}.backward for gradients {gradients}"
-    with logs.capturing(what, lambda: trace, captured.backward_place()):
-        tape_copy = None if tape is None else tape.again()
+    label = f"{captured.name}.backward for gradients {gradients}"
+    with logs.capturing(label, lambda: trace, captured.backward_place()):
+        tape_copy = None if tape is None else tape.rewound_tape()
         trace = guarded_trace(captured.session, body, [everything[i] for i in live], captured.reads, tape=tape)
         # Backward asked whether a saved tensor has a history, which a capture has not: both answers, and one graph.
         if histories[-1].place is not None:
@@ -171,15 +173,19 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
             inputs = [everything[i] for i in live]
             other_trace = guarded_trace(captured.session, body, inputs, captured.reads, tape=tape_copy)
             require_no_difference(first, trace, histories[-1], other_trace)
+    # The user's names, for the text of kernels.
     names = backward_names(captured)
     trace.names = [names[i] for i in live]
     trace.output_names = [f"grad_{name}" for name in captured.names]
+    # The guards that this trace added to forward's.
     guards = captured.session.conditions(captured.symbols, captured.first_backward_guard)
+    # Gradients that backward returns unchanged, or views of them, need no kernel.
     at_gradients = len(residuals) + len(symbols)
     of_gradient = {p: at - at_gradients for p, at in enumerate(live) if at >= at_gradients}
     passed_gradients = {r: of_gradient[p] for r, p in passthrough_results(trace).items() if p in of_gradient}
     viewed_gradients = {r: (of_gradient[p], f) for r, (p, f) in views_of_inputs(trace).items() if p in of_gradient}
     lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
+    # Writes to residuals and gradients, which a replay has to make, too.
     written_inputs = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
     unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written_inputs else ()
     source = BackwardTrace(trace, captured.first_backward_guard)
@@ -268,7 +274,7 @@ def gradient_likes(captured: CapturedFunction) -> list[Any]:
 
 
 def reduce_like_autograd(captured: CapturedFunction, gradients: Sequence[Any]) -> tuple[Any, ...]:
-    """What autograd does to a gradient, done in the graph: reduced to the input's shape, cast to its dtype."""
+    """Do to a gradient, in the graph, what autograd does: reduce it to the input's shape, cast it to its dtype."""
     finished: list[Any] = []
     for argument, gradient in enumerate(gradients):
         if needs_no_gradient(captured, argument):
@@ -305,14 +311,14 @@ def needs_no_gradient(captured: CapturedFunction, argument: int) -> bool:
 
 
 def layout_guard_failure(
-    captured: CapturedFunction, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], chosen: bool
+    captured: CapturedFunction, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], recomputed: bool
 ) -> str | None:
-    """Why backward, which may ask for layouts, meets others than it was captured with; None where it does not."""
+    """The reason why backward, which may ask for layouts, meets others than at its capture; None if it does not."""
     if not captured.reads.queries_layout:
         return None
     if any(canonical_layout(g) is not g for g in gradients):
         return "it may ask how a gradient lies in memory, which has gaps"
-    pairs = () if chosen else zip(residuals, captured.residual_places, strict=True)
+    pairs = () if recomputed else zip(residuals, captured.residual_places, strict=True)
     fakes = [(r, f) for r, p in pairs if (f := captured.forward.fake_at(p)) is not None]
     if any(tuple(r.stride()) != tuple(rebind(tuple(f.stride()), sizes)) for r, f in fakes):
         return "it may ask how a saved tensor lies in memory, which a hook gave another layout"
@@ -320,7 +326,7 @@ def layout_guard_failure(
 
 
 def admits_sizes(captured: CapturedFunction, sizes: Sizes) -> bool:
-    """Whether what backwards assumed about sizes, under which every later one is captured, holds at these."""
+    """True if the assumptions of backwards about sizes, under which every later one is captured, hold at these."""
     sources = captured.binder.sources.keys()
     return all(bool(c.xreplace(sizes)) for c in captured.session.conditions(sources, captured.first_backward_guard))
 

@@ -1,6 +1,6 @@
-"""What forward put on ctx, as `grad_fn` has it: made at the first look, kept from then on, and seen by backward.
+"""Attributes of ctx, as `grad_fn` shows them: made at the first read, kept from then on, and seen by backward.
 
-Our own entries are slots, so that a node's `__dict__` is the user's alone; while it is empty nobody has touched it.
+Our own entries are slots, so that a node's `__dict__` is the user's alone; while it is empty, none was read or set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def node_namespace(captured: CapturedFunction) -> dict[str, Any]:
 
 
 def attributes_on(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
-    """What is on ctx, to be read and changed."""
+    """The attributes of ctx, to be read and changed."""
     attributes = on(ctx)
     if not getattr(ctx, "_fusegrad_shown", False):
         for name, value in _forward_attributes(ctx, captured).items():
@@ -44,7 +44,7 @@ def attributes_on(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
 
 
 def is_changed(ctx: Any, captured: CapturedFunction) -> bool:
-    """Whether what is on ctx is not what forward put there."""
+    """True if the attributes of ctx are not those that forward put there."""
     if not (current := on(ctx)):
         return False
     before = _forward_attributes(ctx, captured)
@@ -53,7 +53,7 @@ def is_changed(ctx: Any, captured: CapturedFunction) -> bool:
 
 
 def _forward_attributes(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
-    """What forward put on ctx, the caller's own objects among it."""
+    """The attributes that forward put on ctx, the caller's own objects among them."""
     own = ctx_attributes(captured, ctx._fusegrad_tensors, ctx._fusegrad_sizes)
     return own if captured.sharing is None else own | captured.sharing.attributes(ctx._fusegrad_shared)
 

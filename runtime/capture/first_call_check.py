@@ -18,7 +18,7 @@ from ...tracer.trace import CaptureError, Trace
 from ..execution.aten.replay import step_by_step
 from ..execution.intermediates import intermediate_bytes
 from ..settings.config import settings
-from ..values.bitwise import MemoryFilled, cut, differs, is_made_up, takes_memory
+from ..values.bitwise import MemoryFilled, bitwise_difference, cut_small, is_made_up, takes_memory
 from ..values.gradient_layouts import order_unlike
 from ..values.sizes import Binder, BoundSizes
 from .captured import CapturedFunction, output_kinds
@@ -31,7 +31,7 @@ Sizes = Mapping[sympy.Symbol, int]
 
 
 def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | None = None) -> str | None:
-    """Why the captured forward is not the user's method; None where it is (or where it cannot be compared)."""
+    """The reason why the captured forward is not the user's method; None if it is (or cannot be compared)."""
     if not settings().check:
         return None
     sizes = captured.sizes(args)
@@ -43,10 +43,12 @@ def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | 
     cut_down = any(a is not b for a, b in zip(arguments, args, strict=True))
     if cut_down and tape is not None:
         return None
+    # Graph and method on the same data, opaque calls played back to both: an effect happens once.
     at = captured.sizes(arguments)
     replay = _RecordedCall(replay_opaque_nodes(partial(replay_forward, captured), tape, at))
     theirs = replay_opaque_calls(partial(run_user_forward, captured), tape)
     why = compare(captured, replay, theirs, arguments, cut_down, tape or captured.forward.trace)
+    # Equal: take eager's strides where fakes had others, and learn what an operator's schema hid.
     if why is None and replay.results:  # empty where cut data was no fit for the method
         captured.returns_input_memory = returns_memory_of(captured, replay.given, replay.results)
         fakes = correct_strides(captured, captured.forward.trace, replay.results, at)
@@ -71,18 +73,19 @@ def check_backward(
     values = shrink(captured, [*residuals, *gradients], fakes, entry.trace, sizes)
     if values is None:
         return
+    # On cut data sizes are others; a tape recorded at the full ones does not fit.
     at = sizes_of_values(captured, values, fakes, sizes)
     if at is not sizes and tape is not None:
         return
     r = len(residuals)
 
-    def users(given: Sequence[Any]) -> Sequence[Any]:
-        results = run_user_backward(captured, given[:r], at, given[r:])
+    def users(inputs: Sequence[Any]) -> Sequence[Any]:
+        results = run_user_backward(captured, inputs[:r], at, inputs[r:])
         return [reduce_to_argument(captured, i, g, at) for i, g in enumerate(results)]
 
-    def mine(given: Sequence[Any]) -> Sequence[Any]:
+    def mine(inputs: Sequence[Any]) -> Sequence[Any]:
         symbols = [at[s] for s in captured.backward_symbols]
-        inputs = [v for v in (*given[:r], *symbols, *given[r:]) if v is not None]
+        inputs = [v for v in (*inputs[:r], *symbols, *inputs[r:]) if v is not None]
         with captured.without_added_casts():
             lifted = [p.get() for p in entry.lifted if p is not None]
             return step_by_step(entry.trace.graph_module, *inputs, *lifted)  # type: ignore[no-any-return]
@@ -95,11 +98,11 @@ def check_backward(
 
 
 def returns_memory_of(captured: CapturedFunction, inputs: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Whether an output that the capture takes for one of its own shows an argument: an operator did not say so."""
-    held = {memory_of(t) for t in inputs if isinstance(t, Tensor) and t.layout is torch.strided}
+    """True if an output that the capture takes for a new tensor shows an argument: an operator's schema hid it."""
+    argument_memory = {memory_of(t) for t in inputs if isinstance(t, Tensor) and t.layout is torch.strided}
     pairs = zip(results, output_kinds(captured.forward), strict=False)
     own = [r for r, kind in pairs if kind == "tensor" and isinstance(r, Tensor) and r.layout is torch.strided]
-    return any(memory_of(r) in held for r in own)
+    return any(memory_of(r) in argument_memory for r in own)
 
 
 def correct_strides(
@@ -123,7 +126,7 @@ def shrink(
     """The values, cut down where the user's method would fill memory; None where no cut is legal."""
     if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
         return list(values)
-    return cut(values, fakes, sizes, captured.session.conditions(sizes))
+    return cut_small(values, fakes, sizes, captured.session.conditions(sizes))
 
 
 def replay_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
@@ -146,11 +149,11 @@ def compare(
     """of: the graph, or the tape of its nested calls, which are not to be run again."""
     try:
         with functions_as_written():
-            why = differs(mine, users, arguments)
+            why = bitwise_difference(mine, users, arguments)
             if why is None or isinstance(of, Tape) or not takes_memory(of.graph_module):
                 return why
             with MemoryFilled():  # type: ignore[no-untyped-call]
-                return differs(mine, users, arguments)
+                return bitwise_difference(mine, users, arguments)
     except Exception:
         if cut_down or is_made_up():  # such data may be illegal for the method where the real data is not
             captured.unchecked = is_made_up()

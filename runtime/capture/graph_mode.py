@@ -1,4 +1,4 @@
-"""Whether what runs here is for a graph that somebody else makes: torch.compile, torch.export, make_fx."""
+"""Recognition of calls for a graph that another tracer makes: torch.compile, torch.export, make_fx."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _fake_results: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
 
 
 def is_for_a_graph(values: Sequence[Any]) -> bool:
-    """Whether a call on these values is recorded, or has no memory to run on."""
+    """True if a call on these values is recorded, or has no memory to run on."""
     return is_traced_elsewhere() or any(map(is_fake, values))
 
 
 def is_for_outer_graph(args: Sequence[Any] = ()) -> bool:
-    """Whether somebody else makes a graph of what runs here.
+    """True if a tracer other than fusegrad's makes a graph of this call.
 
     args: of a rule, which runs on tensors without memory where Dynamo asks for the results of a derivative.
     """
@@ -30,7 +30,7 @@ def is_for_outer_graph(args: Sequence[Any] = ()) -> bool:
 
 
 def wants_fake_results() -> bool:
-    """Whether results without memory are asked for, and no more."""
+    """True if only fake results are asked for."""
     return _fake_results.get() and not is_traced_elsewhere()
 
 

@@ -1,4 +1,4 @@
-"""When may a captured graph be used again? Facts compared by equality, and conditions on sizes as one function.
+"""Guards of a captured graph: facts compared by equality, and conditions on sizes as one function.
 
 The facts hold everything that can change what a method does: dtypes, devices, requires_grad, constants, what is read
 from outside, and torch's global state. Sizes and strides are left to the guard expression of the ShapeEnv.
@@ -20,24 +20,24 @@ from ...ir.switches import switch_state
 from ...tracer.capture.capture import Session
 from ...tracer.containers import DEPTH
 from ...tracer.reads.reads import ANY, Reads
-from ...tracer.reads.value_keys import freeze, unfit
+from ...tracer.reads.value_keys import freeze, why_unfit
 from ...tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[Any]], bool]
 
 
 def is_float(value: Any) -> bool:
-    """Whether a value has a derivative: a tensor of real or complex floats."""
+    """True if a value has a derivative: a tensor of real or complex floats."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def is_tracked(value: Any) -> bool:
-    """Whether autograd follows a value."""
+    """True if autograd follows a value."""
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def argument_fact(value: Any) -> Any:
-    """What must be equal of an argument, whatever its sizes."""
+    """The part of an argument that must be equal, whatever its sizes."""
     if isinstance(value, torch.Tensor):
         fact = (value.dtype, value.device, value.requires_grad, value.dim(), value.is_conj(), value.is_neg())
         return fact if is_plain(value) else (*fact, type(value))  # what serves plain tensors reads their memory
@@ -45,19 +45,19 @@ def argument_fact(value: Any) -> Any:
 
 
 def is_closure(value: Any) -> bool:
-    """Whether it is a function that closes over something: what it reads is found anew at every call."""
+    """True if a value is a closure: the cells that it reads are looked up at every call."""
     return type(value) is types.FunctionType and value.__closure__ is not None
 
 
 def is_meta(value: Any) -> bool:
-    """Whether a tensor has no data: such a call asks for shapes alone, which the methods tell as they are written."""
+    """True if a tensor has no data: such a call asks for shapes alone, which the methods tell in eager."""
     return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def unkeyed_state(args: Sequence[Any]) -> str | None:
-    """Why no key can tell two states of an argument apart; None where one can."""
+    """The reason why no key can tell two states of an argument apart; None if one can."""
     constants = [a for a in args if not isinstance(a, torch.Tensor)]
-    why = next((why for a in constants if (why := unfit(a, DEPTH))), None)
+    why = next((why for a in constants if (why := why_unfit(a, DEPTH))), None)
     unstable = next((a for a in constants if freeze(a, DEPTH) != freeze(a, DEPTH)), None) if why is None else None
     if unstable is None:
         return why
@@ -65,7 +65,7 @@ def unkeyed_state(args: Sequence[Any]) -> str | None:
 
 
 def has_duplicate(args: Sequence[Any]) -> bool:
-    """Whether two arguments are one tensor."""
+    """True if two arguments are one tensor."""
     tensors = [id(a) for a in args if isinstance(a, torch.Tensor)]
     return len(set(tensors)) < len(tensors)
 
@@ -77,7 +77,7 @@ def carried_attribute(args: Sequence[Any], names: Collection[str]) -> str | None
 
 
 def backward_guard_failure(reads: Reads, saved: Sequence[Any], gradients: Sequence[Any]) -> str | None:
-    """What backward may ask of the tensors of one call that its capture does not know; None where it asks nothing."""
+    """A question that backward may ask of one call's tensors, unknown to its capture; None if there is none."""
     if reads.compares_identity:
         distinct = {id(t): t for t in saved if isinstance(t, torch.Tensor)}
         if has_duplicate((*distinct.values(), *gradients)):
@@ -116,7 +116,7 @@ def lasting_state() -> tuple[Any, ...]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can be captured: strided, and no subclass but Parameter."""
+    """True if a tensor can be captured: strided, and no subclass but Parameter."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
 
 
@@ -126,9 +126,11 @@ def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
     Its `conditions` are their texts, over `L['t0']`, `L['t1']`, ...
     What is assumed of the results of opaque nodes is left to those nodes.
     """
+    # Results of opaque nodes take part, so that torch can name every symbol.
     everything = [*fakes, *session.returned]
     sources = [LocalSource(f"t{i}") for i in range(len(everything))]
     conditions = session.env.produce_guards(cast(Any, everything), sources, ignore_static=False)
+    # Conditions on them are dropped again: those nodes check them themselves.
     returned = tuple(f"L['t{i}']" for i in range(len(fakes), len(everything)))
     conditions = [c for c in conditions if not any(name in c for name in returned)]
     return guard_from([re.sub(r"L\['t\d+'\]\.storage_offset\(\)", "0", c) for c in conditions])
@@ -155,7 +157,7 @@ def _compile(conditions: Sequence[str]) -> Guard:
 
 
 def compare_sizes_only(conditions: Sequence[str]) -> bool:
-    """Whether conditions, which may come from a file, do nothing but compare sizes and strides."""
+    """True if conditions, which may come from a file, only compare sizes and strides."""
     return not conditions or all(map(_is_size_expression, ast.walk(ast.parse(_text(conditions), mode="eval"))))
 
 
@@ -166,7 +168,7 @@ _OF_SIZES = (
 
 
 def _is_size_expression(node: ast.AST) -> bool:
-    """Whether a part of an expression only compares and computes with sizes and strides."""
+    """True if a part of an expression only compares and computes with sizes and strides."""
     if isinstance(node, ast.Constant):
         return type(node.value) in (int, float, bool)
     if isinstance(node, ast.Name):

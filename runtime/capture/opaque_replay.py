@@ -36,7 +36,7 @@ def replay_opaque_nodes(call: Call, tape: Tape | None, sizes: Any) -> Call:
 
     def run(args: Sequence[Any]) -> list[Any]:
         compared_inputs: list[Tensor] = []
-        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, compared_inputs=compared_inputs)):
+        with running(Run(Tape([t for t in tape.completed if t.opaque]), sizes, compared_inputs=compared_inputs)):
             return [*call(args), *compared_inputs]
 
     return run

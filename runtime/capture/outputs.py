@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...ir.program import ValueRef
-from ...tracer.containers import Hole, exchanged
+from ...tracer.containers import Hole, map_leaves
 from ...tracer.function import ForwardCapture, rebind
 from ...tracer.methods import as_tuple
 from ...tracer.opaque.output_aliasing import span
@@ -20,13 +20,14 @@ Tensor = torch.Tensor
 Sizes = Mapping[Any, Any]
 V = TypeVar("V")
 VIEWS = frozenset(f"aten::{name}" for name in "t transpose permute view expand unsqueeze squeeze select slice".split())
-"""What looks at its argument's memory and does nothing else."""
+"""Operations that are views of their argument and nothing else."""
 
 
 def finish_outputs(
     captured: CapturedFunction, results: list[Any], inputs: Sequence[Tensor], sizes: Sizes
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(the user's tensor outputs, the hidden ones) from what a graph returned: aliases and views as in eager."""
+    # Aliases first: an output that shows another one's memory was not computed.
     n = len(captured.forward.tensor_outputs)
     outputs, hidden = results[:n], results[n:]
     if captured.skip:
@@ -34,6 +35,7 @@ def finish_outputs(
     if captured.is_plain:  # views of memory that no caller sees: autograd would refuse to write to them
         skip = captured.skip
         return [o.detach() if o._is_view() and i not in skip else o for i, o in enumerate(outputs)], hidden
+    # Kernels return fresh memory where eager returns a view that autograd knows as one.
     inner = captured.inner_views
     return [o if o._is_view() or i not in inner else o.view_as(o) for i, o in enumerate(outputs)], hidden
 
@@ -96,7 +98,7 @@ def rebuild_output(
         return tensor_at(value.key, inputs, outputs, hidden) if isinstance(value, Hole) else rebind(value, sizes)
 
     full = tuple(
-        exchanged(o.value, leaf) if o.kind == "object" else next(supply) for o in captured.forward.outputs
+        map_leaves(o.value, leaf) if o.kind == "object" else next(supply) for o in captured.forward.outputs
     )
     return full if captured.forward.is_tuple else full[0]
 
@@ -104,7 +106,7 @@ def rebuild_output(
 def from_flat_outputs(
     captured: CapturedFunction, outputs: Sequence[Tensor], inputs: Sequence[Any], sizes: Any, args: Sequence[Any]
 ) -> Any:
-    """What the user gets where a function returned the visible tensors, then the hidden ones, all tracked alike.
+    """The user's return value from a function's outputs: the visible tensors, then the hidden ones, all tracked alike.
 
     inputs: the tensors among `args`, the arguments by position.
     """
@@ -115,7 +117,7 @@ def from_flat_outputs(
 
 
 def restore_passthrough_inputs(captured: CapturedFunction, result: Any, args: Sequence[Any]) -> Any:
-    """What a plain function returns: its arguments as they are, which a Function makes views of."""
+    """A plain function's return value: its arguments unchanged, which a Function makes views of."""
     if not captured.passthrough:
         return result
     full = list(as_tuple(result))
@@ -134,7 +136,7 @@ def tensor_at(
 
 
 def view_like(fake: Tensor, base: Tensor, sizes: Sizes, of: Tensor | None = None) -> Tensor:
-    """What the fake is a view of (of the fake `of`), seen the same way: strides, offset, dtype, lazy conjugate."""
+    """A view of `base` as the fake is one of the fake `of`: strides, offset, dtype, lazy conjugate."""
     shape, strides, offset = view_of(fake, sizes)
     base = base if fake.dtype == base.dtype else _reinterpret(base, fake.dtype)
     view = base.as_strided(shape, strides, base.storage_offset() + offset)
@@ -143,7 +145,7 @@ def view_like(fake: Tensor, base: Tensor, sizes: Sizes, of: Tensor | None = None
 
 
 def is_as_strided(fake: Tensor, of: Tensor | None) -> bool:
-    """Whether `as_strided` of the base alone is the view."""
+    """True if `as_strided` of the base alone is the view."""
     bits = _differ(Tensor.is_conj, fake, of) or _differ(Tensor.is_neg, fake, of)
     return not bits and (of is None or fake.dtype == of.dtype)
 
@@ -185,7 +187,7 @@ def views_of_inputs(trace: Trace) -> dict[int, tuple[int, Tensor]]:
 
 
 def _base_of(node: torch.fx.Node) -> torch.fx.Node:
-    """What a chain of views begins with."""
+    """The node that a chain of views begins with."""
     while getattr(getattr(node.target, "_schema", None), "name", None) in VIEWS:
         node = node.all_input_nodes[0]
     return node

@@ -1,4 +1,4 @@
-"""Random numbers are drawn once: what differentiates a method that draws runs it again, on the numbers that it drew."""
+"""Random numbers drawn once: a derivative of a method that draws runs it again, on the numbers of its first run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def first_draw(nodes: Iterable[Node]) -> Node | None:
 
 
 def draws(trace: Trace) -> bool:
-    """Whether a captured graph draws random numbers, in itself or in what it calls."""
+    """True if a captured graph draws random numbers, in itself or in nested calls."""
     meta = trace.graph_module.meta
     if _KEY not in meta:
         nodes = trace.graph_module.graph.nodes
@@ -35,7 +35,7 @@ def draws(trace: Trace) -> bool:
 
 
 def generator_states(values: Iterable[Any]) -> Generators:
-    """The states that draws beside these values begin with."""
+    """The generators' states that draws on the devices of these values begin with."""
     devices = {v.device for v in values if isinstance(v, torch.Tensor)} | {torch.device("cpu")}
     return [(d, _module(d).get_rng_state(*_device_argument(d))) for d in devices if _has_states(d)]
 
@@ -44,7 +44,7 @@ def generator_states(values: Iterable[Any]) -> Generators:
 def redraw(states: Generators | None) -> Iterator[None]:
     """Within the block the numbers of that time are drawn again; afterwards the generators are as they were.
 
-    `anew` ends that before the end of the block.
+    `end_redraw` ends that before the end of the block.
     """
     before = [(d, _module(d).get_rng_state(*_device_argument(d))) for d, _ in states or ()]
     outer, _outer.now = getattr(_outer, "now", None), before
@@ -60,7 +60,7 @@ _outer = threading.local()  # `now`: the generators as they were before numbers 
 
 
 def end_redraw() -> None:
-    """What follows draws numbers of its own: a derivative may call what draws, and that is no repetition."""
+    """Let later draws be new ones: a derivative may call a method that draws, which is no repetition."""
     _set(getattr(_outer, "now", None) or ())
     _outer.now = None
 
@@ -70,8 +70,8 @@ def require_no_draw_after(node: Node | None) -> None:
     graph = _recorded_graph()
     later = [] if graph is None else takewhile(lambda n: n is not node, reversed(graph.nodes))
     if (drawing := first_draw(later)) is not None:
-        _, where, _ = drawing.meta.get("fusegrad_origin") or (None, "unknown", None)
-        raise CaptureError(reason=f"it draws random numbers (`{drawing.target}`) in a derivative", where=where)
+        _, place, _ = drawing.meta.get("fusegrad_origin") or (None, "unknown", None)
+        raise CaptureError(reason=f"it draws random numbers (`{drawing.target}`) in a derivative", where=place)
 
 
 def last_node() -> Node | None:
@@ -91,7 +91,7 @@ def _set(states: Generators) -> None:
 
 
 def _has_states(device: torch.device) -> bool:
-    """Whether a device's generator can be asked: not while a CUDA graph records, nor where there is none."""
+    """True if a device's generator has a state to read: not while a CUDA graph records, nor without a generator."""
     return not records_launches(device) and hasattr(_module(device), "get_rng_state")
 
 

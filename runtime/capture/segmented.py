@@ -22,20 +22,20 @@ from ...tracer.opaque.segments import (
     Segment,
     UnfitError,
     cut,
+    decorate_again,
     holds,
-    innermost,
+    innermost_function,
     lines_of,
     lines_that_catch,
     names_reached,
     stores_items,
-    with_inner,
 )
 from ...tracer.reads.changes import is_change
 from ...tracer.reads.reads import Read, Reads, certain_effects, scan
 from ...tracer.trace import CaptureError
 
 ATTEMPTS = 12
-"""How often one class is rewritten; what still cannot be captured runs as written."""
+"""The number of times that one class is rewritten; methods that still cannot be traced fall back to eager."""
 CATCHES = "it catches what torch raises for some data"
 WHOLE = (ASKS, RESIZES)
 """What no lines of their own may do: they would be given values without a history, or free what a graph keeps."""
@@ -79,7 +79,7 @@ class Segmented:
     def add_reads(self, reads: Reads) -> None:
         """A rewritten method is as good as the code of the user's."""
         for name in self.rewritten:
-            function = innermost(getattr(self.original, name))
+            function = innermost_function(getattr(self.original, name))
             path = f"code of {self.original.__qualname__}.{name}@{id(function)}"
             reads.entries[path] = Read(path, "function", lambda function=function: function, ("is", function))  # type: ignore[misc]
             reads.keepalive.append(function)
@@ -87,7 +87,7 @@ class Segmented:
     def give_up_clashing(self, reads: Reads) -> bool:
         """Give up segments that may change what the methods read besides them; whether there were any."""
         roots = {_root_name(r.path) for r in reads.entries.values() if r.kind in ("value", "tensor")} - {None}
-        clashing = [n for n, known in self.segments.items() if any(_may_change(s, roots) for s in known)]
+        clashing = [n for n, segments in self.segments.items() if any(_may_change(s, roots) for s in segments)]
         for name in clashing:
             self._give_up(name)
         return bool(clashing)
@@ -96,6 +96,7 @@ class Segmented:
         """Take out of methods what a graph would lose, as far as it can be taken out."""
         for name in methods:
             for _ in range(2):
+                # Twice at most: what is taken out may uncover effects behind it.
                 effects = certain_effects(getattr(self.cls, name))
                 findings = [(lines_of(getattr(self.original, name), e.where), e.reason) for e in effects]
                 findings += [([line], CATCHES) for line in self._catching_lines(name)]
@@ -104,23 +105,24 @@ class Segmented:
                 why = {line: _reason_of(reason) for lines, reason in reversed(findings) for line in lines}
                 if not self._take_out_lines(name, why):
                     break
+            # Effects that remain would happen once in a graph and never again: the whole method goes.
             if name in self.lines and certain_effects(getattr(self.cls, name)):
                 self._give_up(name)
 
     def _catching_lines(self, name: str) -> list[int]:
         """Where a method catches what torch raises for some data."""
-        function = innermost(getattr(self.original, name))
+        function = innermost_function(getattr(self.original, name))
         return [] if function is None or name in self.lines or name in self.failed else lines_that_catch(function)
 
     def catches(self, name: str) -> str | None:
         """The place where a method catches what torch raises for some data, once it cannot be taken out."""
-        function = innermost(getattr(self.original, name))
+        function = innermost_function(getattr(self.original, name))
         lines = lines_that_catch(function) if name in self.failed and function is not None else []
         return f"{function.__code__.co_filename}:{lines[0]}" if lines and function is not None else None
 
     def take_out(self, methods: Mapping[str, Callable[..., Any]], error: CaptureError) -> bool:
         """Take out of methods where a capture failed; whether anything changed."""
-        segment = error.what
+        segment = error.callee
         if isinstance(segment, Segment):
             return self._widen(segment)
         if error.facts["reason"] in WHOLE:
@@ -133,16 +135,17 @@ class Segmented:
         return False
 
     def _take_out_lines(self, name: str, why: Mapping[int, Why]) -> bool:
-        return self._rewrite(name, self.lines.get(name, Lines()).and_those(why))
+        return self._rewrite(name, self.lines.get(name, Lines()).with_lines(why))
 
     def _widen(self, segment: Segment) -> bool:
         """More statements around, or behind, a segment that cannot be called by a graph as it is."""
-        name = next((n for n, known in self.segments.items() if any(s is segment for s in known)), None)
+        name = next((n for n, segments in self.segments.items() if any(s is segment for s in segments)), None)
         if name is None:
             return False
-        if segment.apart - self.lines[name].whole and self._rewrite(name, self.lines[name].and_all_of(segment.apart)):
+        lines = self.lines[name]
+        if segment.apart - lines.confined and self._rewrite(name, lines.with_confined(segment.apart)):
             return True
-        return self._rewrite(name, self.lines[name].further_up(segment.lines)) or self._give_up(name)
+        return self._rewrite(name, self.lines[name].with_enclosing(segment.lines)) or self._give_up(name)
 
     def _give_up(self, name: str) -> bool:
         self._forget(name)
@@ -150,13 +153,14 @@ class Segmented:
         return False
 
     def _rewrite(self, name: str, lines: Lines) -> bool:
-        method, function = getattr(self.original, name), innermost(getattr(self.original, name))
+        method, function = getattr(self.original, name), innermost_function(getattr(self.original, name))
         self.attempts += 1
         if function is None or name in self.failed or self.attempts > ATTEMPTS or not _is_static(self.original, name):
             return False
         try:
+            # Rewrite, and keep the user's decorators around the new body.
             replacement, segments = cut(function, lines, self._ctx(name, function), f"{self.original.__name__}Backward")
-            wrapped = with_inner(method, replacement)
+            wrapped = decorate_again(method, replacement)
         except UnfitError:
             return False
         self.lines[name], self.codes[name], self.segments[name] = lines, _identity(method), segments
@@ -182,8 +186,8 @@ def _is_static(cls: type, name: str) -> bool:
 
 
 def _identity(method: Any) -> Any:
-    """What a method was when it was rewritten."""
-    function = innermost(method)
+    """The identity of a method: it tells whether the user exchanged it since."""
+    function = innermost_function(method)
     return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 
 
@@ -194,7 +198,7 @@ def _root_name(path: str) -> str | None:
 
 
 def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
-    """Whether a segment names one of these, and changes something."""
+    """True if a segment names one of these roots, and changes an object."""
     names = names_reached(segment.function)
     if not names & set(roots):
         return False
@@ -203,12 +207,12 @@ def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
 
 
 def _reason_of(reason: str) -> Why:
-    return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be captured: {reason}")
+    return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be traced: {reason}")
 
 
 def _lines_of_error(method: Any, error: CaptureError) -> list[int]:
     """The lines of a method that an error passed through, innermost call; else those that lead to its place."""
-    function = innermost(method)
+    function = innermost_function(method)
     if function is None:
         return []
     code = function.__code__

@@ -1,4 +1,4 @@
-"""What a call's ctx shares with its caller: kept with the node, and compared when backward runs."""
+"""Objects that a call's ctx shares with its caller: kept with the node, and compared when backward runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Sharing:
 
     def __init__(self, shared: Sequence[Shared], args: Sequence[Any]) -> None:
         self.shared = shared
-        self.pictures = [picture(s.of(args)) for s in shared]
+        self.pictures = [picture(s.object_in(args)) for s in shared]
 
     def objects_of(self, args: Sequence[Any]) -> SharedObjects:
         """The objects of a call."""
-        objects = [s.of(args) for s in self.shared]
+        objects = [s.object_in(args) for s in self.shared]
         return tuple([(value, tensors_of(value)) for value in objects])
 
-    def attributes(self, held: SharedObjects) -> dict[str, Any]:
+    def attributes(self, objects: SharedObjects) -> dict[str, Any]:
         """The attributes themselves."""
-        return {s.name: value for s, (value, _) in zip(self.shared, held, strict=True)}
+        return {s.name: value for s, (value, _) in zip(self.shared, objects, strict=True)}
 
-    def changed_attribute(self, held: SharedObjects) -> str | None:
+    def changed_attribute(self, objects: SharedObjects) -> str | None:
         """The name of an attribute that is no longer what it was; None where all are."""
-        rows = zip(self.shared, self.pictures, held, strict=True)
+        rows = zip(self.shared, self.pictures, objects, strict=True)
         return next((s.name for s, before, (value, tensors) in rows if not _is_unchanged(value, before, tensors)), None)
 
 

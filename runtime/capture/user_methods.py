@@ -10,8 +10,8 @@ import torch
 
 from ...ir.program import ValueRef
 from ...tracer.capture.context import ForwardContext, attributes_of
-from ...tracer.containers import closed, leaves
-from ...tracer.function import call_forward, put_together, run_backward, tensors_of_attributes
+from ...tracer.containers import close_containers, leaves
+from ...tracer.function import call_forward, merge_attributes, run_backward, tensors_of_attributes
 from ...tracer.methods import as_tuple
 from ...tracer.torch_private import transforms_active
 from .captured import CapturedFunction
@@ -27,7 +27,7 @@ def ctx_attributes(
 ) -> dict[str, Any]:
     """ctx attributes for a run of the user's own body."""
     names = captured.forward.tensor_attributes
-    return put_together(captured.constants_at(sizes), dict(zip(names, tensors, strict=True)))
+    return merge_attributes(captured.constants_at(sizes), dict(zip(names, tensors, strict=True)))
 
 
 def run_user_backward(
@@ -54,7 +54,7 @@ def run_user_backward(
 
 
 def with_eager_requires_grad(captured: CapturedFunction, residuals: Sequence[Any]) -> Sequence[Any]:
-    """What is kept for backward, requiring grad as in eager, where backward and what it calls may ask for that.
+    """The residuals, requiring grad as in eager, since backward and its callees may ask for that.
 
     At the bottom of torch.func it does not; above, the transforms say themselves what they differentiate.
     """
@@ -65,7 +65,7 @@ def with_eager_requires_grad(captured: CapturedFunction, residuals: Sequence[Any
 
 
 def requires_grad_at(captured: CapturedFunction, place: ValueRef | None) -> bool:
-    """Whether autograd follows what is at a place, in a call that it follows."""
+    """True if autograd follows the tensor at a place, in a call that it follows."""
     forward = captured.forward
     if place is None:
         return False
@@ -76,17 +76,17 @@ def requires_grad_at(captured: CapturedFunction, place: ValueRef | None) -> bool
 
 
 def run_user_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
-    """The user's own forward: his tensors, then the hidden ones."""
+    """Run the user's own forward: its tensors, then the hidden ones."""
     ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
-    output = call_forward(captured.cls, ctx, closed(args, captured.count))
+    output = call_forward(captured.cls, ctx, close_containers(args, captured.count))
     tensors = [o for o in as_tuple(output) if isinstance(o, Tensor)]
     return [*tensors, *hidden_tensors(captured, ctx, output, captured.tensors_of(args))]
 
 
 def hidden_of_user(captured: CapturedFunction, args: Sequence[Any], output: Any) -> list[Any]:
-    """What the user's setup_context keeps besides arguments and outputs."""
+    """The tensors that the user's setup_context keeps besides arguments and outputs."""
     ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
-    captured.cls.setup_context(ctx, tuple(closed(args, captured.count)), output)  # type: ignore[attr-defined]
+    captured.cls.setup_context(ctx, tuple(close_containers(args, captured.count)), output)  # type: ignore[attr-defined]
     return hidden_tensors(captured, ctx, output, captured.tensors_of(args))
 
 
@@ -94,8 +94,10 @@ def hidden_tensors(
     captured: CapturedFunction, ctx: ForwardContext, output: Any, inputs: Sequence[Tensor]
 ) -> list[Tensor]:
     """The tensors that are kept and neither arguments nor outputs, in the order of `fake_hidden`."""
+    # Arguments and outputs are no hidden tensors, whatever else holds them.
     outputs = as_tuple(output)
     outer = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
+    # In the order in which the trace found them: bases, tensors in containers, tensors on ctx.
     contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
     on_ctx = (*ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
     candidates = (*bases_of_parts(captured, outputs), *contained, *on_ctx)

@@ -37,7 +37,7 @@ class CheckError(FusegradError, AssertionError):
 
     message = (
         "check({function}): {mode}, {case}, {backend}: {difference}\n  at:   {where}\n"
-        "  fix:  please report it with the script below; `is_traceable = False` runs the class as you wrote it.\n\n"
+        "  fix:  please report it with the script below; `is_traceable = False` runs the class in eager.\n\n"
         "{reproducer}"
     )
 

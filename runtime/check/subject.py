@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 
 from ...ir.errors import FusegradError
 from ...tracer.methods import as_tuple, uses_setup_context
-from ...tracer.torch_private import is_made_of_others
+from ...tracer.torch_private import is_wrapper_subclass
 from ..api import compile as compiled
 from ..capture.guards import is_float
 from ..compiled.compiled import Compiled
@@ -163,7 +163,7 @@ def examine(
     Raises CheckArgumentError where eager cannot run them, and for tensor subclasses, DTensor among them.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    if (subclass := next((type(a).__name__ for a in leaves if is_made_of_others(a)), None)) is not None:
+    if (subclass := next((type(a).__name__ for a in leaves if is_wrapper_subclass(a)), None)) is not None:
         detail, fix = (
             f"an argument is a {subclass}",
             "give plain tensors: the part that a rank has, `x.to_local()`, say",

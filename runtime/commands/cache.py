@@ -1,4 +1,4 @@
-"""`fusegrad cache dir | ls | gc | verify | clear`: what is kept on disk between processes."""
+"""`fusegrad cache dir | ls | gc | verify | clear`: what is cached on disk between processes."""
 
 from __future__ import annotations
 

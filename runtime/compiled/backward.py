@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
+from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock
 from ...tracer.function import exact_gradients
 from ...tracer.opaque.call_interception import recording
-from ...tracer.opaque.opaque import Mismatch, Tape, remember
+from ...tracer.opaque.opaque import Mismatch, Tape, remember_opaque
 from ...tracer.opaque.segments import Segment
 from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from .compiled import Compiled
 
 
-MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"
-MANY_ANSWERS = f"what it decides by the data of a tensor keeps changing: beyond {VARIANTS} graphs it runs as written"
-CHANGES = "it changed what it reads from outside: such a call's runs as you wrote it"
-OTHER_SIZES = "it was captured for other sizes since this call's forward: this call's runs as you wrote it"
+MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it falls back to eager"
+MANY_ANSWERS = f"what it decides by a tensor's data keeps changing: beyond {VARIANTS} graphs it falls back to eager"
+CHANGES = "it changed what it reads from outside: the backward of such a call falls back to eager"
+OTHER_SIZES = "it was traced for other sizes since this call's forward: its backward falls back to eager"
 
 
 def _has_own_lines(tape: Tape) -> bool:
     """True if lines of the method itself ran apart. Changes by other opaque bodies are read by them, as a rule."""
-    return any(isinstance(taped.what, Segment) for taped in tape.made)
+    return any(isinstance(taped.callee, Segment) for taped in tape.completed)
 
 
-def _learn(met: OpaqueMet | None) -> None:
+def _learn(met: OpaqueCallError | None) -> None:
     """From now on calls of what was met are opaque. That a method asks what is in a tensor says nothing of others."""
-    if met is not None and not isinstance(met, DataMet):
-        remember(met.what, met.why)
+    if met is not None and not isinstance(met, DataReadError):
+        remember_opaque(met.callee, met.why)
 
 
-def _of_operators(met: OpaqueMet | None) -> bool:
+def _of_operators(met: OpaqueCallError | None) -> bool:
     """Whether an operator was met that stays as it is."""
-    return isinstance(getattr(met, "what", None), str) and not isinstance(met, DataMet)
+    return isinstance(getattr(met, "callee", None), str) and not isinstance(met, DataReadError)
 
 
 def note(compiler: Compiled, call: OpaqueCall, declared: bool) -> None:
@@ -66,11 +66,11 @@ def note(compiler: Compiled, call: OpaqueCall, declared: bool) -> None:
 
 
 def split_backward(
-    compiler: Compiled, spec: Specialization, call: BackwardCall, why: OpaqueMet | Mismatch
+    compiler: Compiled, spec: Specialization, call: BackwardCall, why: OpaqueCallError | Mismatch
 ) -> tuple[Any, ...]:
     """backward of the user's own residuals: by another of its graphs, or by the user's Python, captured after that."""
-    captured, met = spec.captured, why if isinstance(why, OpaqueMet) else None
-    tape = Tape(data=isinstance(why, DataMet)) if isinstance(why, OpaqueMet) else why.tape.again()
+    captured, met = spec.captured, why if isinstance(why, OpaqueCallError) else None
+    tape = Tape(data=isinstance(why, DataReadError)) if isinstance(why, OpaqueCallError) else why.tape.rewound_tape()
     # Another capture of it may know what its opaque nodes return this time; what already ran is on the tape.
     for entry in spec.backward.other_entries(call.kinds):
         if not entry.admits(call.sizes):
@@ -79,7 +79,7 @@ def split_backward(
             spec.backward.executable(call, entry, compares=False)
             return run_entry(spec.backward, entry, call, tape)
         except Mismatch as mismatch:
-            tape = mismatch.tape.again()
+            tape = mismatch.tape.rewound_tape()
     # None does: the user's own body finishes the call, recorded, and what it called becomes a node of a new capture.
     before = captured.outside_state()
     with recording(tape, operators=_of_operators(met)):
@@ -91,7 +91,7 @@ def split_backward(
         if _has_own_lines(tape) and captured.outside_state() != before:
             compiler.ledger.report_once("backward", CHANGES)
             return results
-        _add_backward(compiler, spec, call, Tape(made=tape.made, data=tape.data))
+        _add_backward(compiler, spec, call, Tape(completed=tape.completed, data=tape.data))
     return results
 
 
@@ -102,7 +102,7 @@ def _add_backward(compiler: Compiled, spec: Specialization, call: BackwardCall, 
             return
         try:
             added = spec.backward.add_split_entry(call, tape)
-        except OpaqueMet as error:
+        except OpaqueCallError as error:
             _learn(error)
             return
         except CaptureError as error:
@@ -141,7 +141,7 @@ def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> 
         if (why := guard_failure(spec.captured, call)) is not None:
             raise CaptureError(reason=why, where=spec.captured.backward_place())
         results = run(spec.backward, call)
-    except (OpaqueMet, Mismatch) as error:
+    except (OpaqueCallError, Mismatch) as error:
         results = split_backward(compiler, spec, call.on_originals(), error)
     except CaptureError as error:
         call = call.on_originals()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir.switches import is_on
-from ...tracer.capture.capture import OpaqueMet, operations_traced
+from ...tracer.capture.capture import OpaqueCallError, operations_traced
 from ...tracer.reads.value_keys import Same
 
 AT_ONCE = 16
@@ -39,19 +39,19 @@ OFTEN = 256
 REMEMBERED = 1024
 METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 MANY = (
-    f"it was captured for {AT_ONCE} numbers or objects, all else alike, or for {CLOSURES} closures: with another it "
-    f"runs as you wrote it until it was called with that one {OFTEN} times"
+    f"it was traced for {AT_ONCE} numbers or objects, all else alike, or for {CLOSURES} closures: with another it "
+    f"falls back to eager until it was called with that one {OFTEN} times"
 )
 SPENT = (
-    f"its graphs have {WORK} operations together: for a further kind of call it runs as you wrote it until that kind "
+    f"its graphs have {WORK} operations together: for a further kind of call it falls back to eager until that kind "
     f"came {OFTEN} times"
 )
 AGAIN = (
-    f"it was captured for class after class that the same lines make, whose graphs have {FAMILY} operations together: "
-    f"one more runs as you wrote it until it was called {OFTEN} times"
+    f"it was traced for class after class that the same lines make, whose graphs have {FAMILY} operations together: "
+    f"one more falls back to eager until it was called {OFTEN} times"
 )
 VAIN = (
-    "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came 2, 4, "
+    "its traces failed, which took long: a further kind of call falls back to eager until that kind came 2, 4, "
     f"8, .. times, {OFTEN} at most"
 )
 
@@ -132,7 +132,7 @@ class Budget:
         before, self.is_counting = operations_traced(), True
         try:
             yield
-        except OpaqueMet:
+        except OpaqueCallError:
             raise
         except BaseException:
             traced = operations_traced() - before

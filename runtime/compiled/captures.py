@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...ir.errors import users_line
-from ...tracer.capture.capture import DataMet, OpaqueMet
+from ...tracer.capture.capture import DataReadError, OpaqueCallError
 from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError
@@ -57,7 +57,7 @@ class Captures:
                 return self._entered(key, facts, args), self.keys.exact(args)
             except NotCaptured as missing:
                 error = missing.attempt.error
-                if isinstance(error, OpaqueMet) or not self.keys.take_out("forward", error):
+                if isinstance(error, OpaqueCallError) or not self.keys.take_out("forward", error):
                     raise
                 self.table.refused.pop(facts, None)
                 key, facts = self.keys.exact(args), self.keys.facts(args)
@@ -76,19 +76,19 @@ class Captures:
     def _attempt(self, facts: Any, args: Sequence[Any]) -> Specialization | CaptureError:
         try:
             if facts in self.table.opaque_nodes:
-                raise self.table.opaque_nodes[facts].bare()
+                raise self.table.opaque_nodes[facts].without_frames()
             log_captured_again(self, facts, args)
             with self.budget.attempt():
                 return self._capture(args)
         except CaptureError as error:
-            opaque = isinstance(error, OpaqueMet) and not isinstance(error, DataMet)
+            opaque = isinstance(error, OpaqueCallError) and not isinstance(error, DataReadError)
             if self.options.fullgraph if opaque else self.ledger.must_capture("forward"):
                 self.ledger.refuse("forward", error)
-            if isinstance(error, OpaqueMet):
+            if isinstance(error, OpaqueCallError):
                 self.table.add_opaque_node(facts, error)
             else:
-                self.table.refused[facts] = error.bare()  # at once: other threads wait for this attempt
-            return error.bare()
+                self.table.refused[facts] = error.without_frames()  # at once: other threads wait for this attempt
+            return error.without_frames()
 
     def enter_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
         """A specialization with opaque nodes, whose results are on the tape; chosen first from now on."""
@@ -132,7 +132,7 @@ class Captures:
         """Raises CaptureError where the table is full, or an argument is nothing that a graph stands for."""
         if len(self.table.by_facts) >= VARIANTS:
             reason = (
-                f"it is captured for {VARIANTS} combinations of constants and dtypes already; "
+                f"it is traced for {VARIANTS} combinations of constants and dtypes already; "
                 "pass a number that changes at every call as a 0-d tensor"
             )
             raise CaptureError(reason=reason, where=users_line())
@@ -157,5 +157,5 @@ class Captures:
         try:
             specialization.backward.entry(predicted_kinds(captured))
         except CaptureError as error:
-            if self.options.fullgraph or isinstance(error, DataMet) or not isinstance(error, OpaqueMet):
+            if self.options.fullgraph or isinstance(error, DataReadError) or not isinstance(error, OpaqueCallError):
                 self.ledger.refuse("backward", error)

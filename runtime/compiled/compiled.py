@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock, is_capturing
+from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock, is_capturing
 from ...tracer.locks import CLASS, lock_of
 from ...tracer.methods import backward_method
 from ...tracer.reads.reads import each_closure_once
@@ -192,10 +192,10 @@ class Compiled:
         captured = specialization.captured
         try:
             return not specialization.backward.entry(predicted_kinds(captured)).trace.opaque
-        except DataMet as error:
+        except DataReadError as error:
             self.ledger.refuse_derivative(error)
             return False
-        except OpaqueMet:
+        except OpaqueCallError:
             return False
         except CaptureError as error:
             if not any(captured.forward.needs_input_grad):

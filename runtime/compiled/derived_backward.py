@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 from ...ir.errors import FusegradError
 from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import capture_lock, is_capturing
-from ...tracer.declared import call_place
+from ...tracer.frames import user_line
 from ...tracer.methods import as_tuple, backward_method, method_place, uses_setup_context
 from ...tracer.torch_private import is_batched, plain_tensors, transforms_active
 from ...tracer.trace import CaptureError
@@ -63,7 +63,7 @@ def valid_derive_jvp(value: Any) -> Any:
     if value is False or (isinstance(value, str) and value in ("backward", "forward")):
         return value
     fix = "write 'backward' for its transpose, 'forward' for the derivative of forward, False to have none derived"
-    raise DeriveJvpError(value=value, where=call_place(), fix=fix)
+    raise DeriveJvpError(value=value, where=user_line(), fix=fix)
 
 
 def with_derived_backward(cls: Any, methods: Traceability) -> type:

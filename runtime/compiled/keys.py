@@ -8,7 +8,7 @@ from typing import Any
 from ...tracer.capture.capture import capture_lock
 from ...tracer.function import methods_now
 from ...tracer.reads.reads import Reads
-from ...tracer.reads.value_keys import one_allowance, suspects
+from ...tracer.reads.value_keys import possible_effects, shared_allowance
 from ...tracer.trace import CaptureError
 from ..capture.guards import argument_fact, carried_attribute, exact_key, global_state, has_duplicate
 from .user_class import CallCache, UserClass
@@ -28,13 +28,13 @@ class Keys:
     def exact(self, args: Sequence[Any]) -> Any:
         """The key of calls that are alike in sizes and strides as well."""
         reads = self.reads_now()
-        with one_allowance():
+        with shared_allowance():
             return (exact_key(args), global_state(), reads.version, reads.facts(), self._beyond(args))
 
     def facts(self, args: Sequence[Any]) -> Any:
         """The facts that have to be equal for a specialization to be used again, sizes and strides apart."""
         reads = self.reads_now()
-        with one_allowance() as is_spent:
+        with shared_allowance() as is_spent:
             facts = (*map(argument_fact, args), *global_state(), reads.version, *reads.facts(), self._beyond(args))
             self.is_unbounded = self.is_unbounded or is_spent()
         return facts
@@ -94,4 +94,4 @@ class Keys:
         reads = self.reads_now()
         if reads.facts() != reads.facts():
             raise CaptureError(reason="what it reads is more than can be compared at every call", where="unknown")
-        reads.add_argument_effects(suspects(args))
+        reads.add_argument_effects(possible_effects(args))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...tracer.capture.capture import OpaqueMet
+from ...tracer.capture.capture import OpaqueCallError
 from ...tracer.trace import CaptureError
 from ..specialize.specialization import Specialization
 from .budget import alike
@@ -28,9 +28,9 @@ class SpecializationTable:
         self.by_facts: OrderedDict[Any, list[Specialization]] = OrderedDict()
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
         """Captures that failed, by facts."""
-        self.opaque_nodes: OrderedDict[Any, OpaqueMet] = OrderedDict()
+        self.opaque_nodes: OrderedDict[Any, OpaqueCallError] = OrderedDict()
         """Opaque calls that a capture met, by facts: a call of the kind is recorded, then split around them."""
-        self._opaque_kinds: OrderedDict[Any, OpaqueMet] = OrderedDict()
+        self._opaque_kinds: OrderedDict[Any, OpaqueCallError] = OrderedDict()
         """The same by facts without numbers and identities."""
 
     def __iter__(self) -> Iterator[Specialization]:
@@ -61,7 +61,7 @@ class SpecializationTable:
 
     def refuse(self, key: Any, facts: Any, error: CaptureError) -> None:
         """Calls with this key, and captures for these facts, run in eager."""
-        self.refused[facts] = error.bare()
+        self.refused[facts] = error.without_frames()
         self.set_for_call(key, None)
 
     def forget_refusal(self, facts: Any) -> None:
@@ -69,16 +69,16 @@ class SpecializationTable:
         self.refused.pop(facts, None)
         self.by_call.clear()
 
-    def add_opaque_node(self, facts: Any, error: OpaqueMet) -> None:
+    def add_opaque_node(self, facts: Any, error: OpaqueCallError) -> None:
         """A capture for these facts met an opaque call."""
-        self.opaque_nodes[facts] = self._opaque_kinds[alike(facts)] = error.bare()
+        self.opaque_nodes[facts] = self._opaque_kinds[alike(facts)] = error.without_frames()
         _drop_the_oldest(self.opaque_nodes)
         _drop_the_oldest(self._opaque_kinds)
 
     def expect_opaque_node(self, facts: Any) -> None:
         """Expect what was in the way of a call with another number."""
         if (met := self._opaque_kinds.get(alike(facts))) is not None:
-            self.opaque_nodes.setdefault(facts, met.bare())
+            self.opaque_nodes.setdefault(facts, met.without_frames())
 
 
 def _drop_the_oldest(entries: OrderedDict[Any, Any]) -> None:

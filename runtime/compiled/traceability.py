@@ -10,7 +10,15 @@ from typing import Any
 
 from ...tracer.declared import ROLES, Option, declarations
 from ...tracer.methods import method_place, methods, plain_function
-from ...tracer.reads.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
+from ...tracer.reads.reads import (
+    Effect,
+    ForeignFunctions,
+    Reads,
+    backward_effects,
+    certain_effects,
+    each_method_once,
+    scan,
+)
 from ...tracer.trace import CaptureError
 from ..capture.segmented import CATCHES, Segmented
 
@@ -22,7 +30,7 @@ class Traceability:
         self.segmented, self.option = Segmented(cls), option
         self.declared = declarations(cls, option)
         self.effects: dict[str, Effect | None] = {}
-        self.beyond = Beyond()
+        self.foreign = ForeignFunctions()
 
     @property
     def cls(self) -> type:
@@ -76,7 +84,7 @@ class Traceability:
         """The reads of the methods of these roles, but for those that have effects."""
         self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
         sources = (f for role in tried if self.effects[role] is None for f in self.sources(role))
-        return scan(*sources, foreign=self.beyond)
+        return scan(*sources, foreign=self.foreign)
 
     def _caught(self, role: str) -> Effect | None:
         places = (self.segmented.catches(name) for name in self.sources_by_name(role))
@@ -101,4 +109,4 @@ class Traceability:
 
 def switches_grad_mode(cls: type) -> bool:
     """Whether a class was made of a plain function that does."""
-    return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.met
+    return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.is_unrecorded

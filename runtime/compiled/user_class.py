@@ -12,11 +12,11 @@ from torch.autograd.function import Function
 from ...ir.errors import KeywordOnlyError
 from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import is_capturing
-from ...tracer.containers import opened
-from ...tracer.methods import backward_method, plain_function, signed, uses_setup_context
+from ...tracer.containers import open_containers
+from ...tracer.methods import backward_method, plain_function, signature_objects, uses_setup_context
 from ...tracer.reads.packages import home_of
 from ...tracer.reads.value_keys import HOMES
-from ...tracer.torch_private import apply_now, transforms_active
+from ...tracer.torch_private import torchs_apply, transforms_active
 from ...tracer.trace import CaptureError
 from ..fallback.answer import hand_over
 from .derived_backward import with_derived_backward
@@ -84,7 +84,7 @@ class UserClass:
     def signature(self) -> inspect.Signature:
         """Of forward, in setup_context style: as it is now, defaults may be assigned."""
         forward = self.cls.forward  # type: ignore[attr-defined]
-        now = signed(forward)
+        now = signature_objects(forward)
         if self._signed is None or not all(map(operator.is_, now, self._signed[0])):
             self._inline_cache.forms.clear()
             self._signed = now, inspect.signature(forward)
@@ -114,7 +114,7 @@ class UserClass:
         """The arguments with defaults filled in, where the class's style fills them in; containers opened."""
         if self.setup_style and len(args) != len(self.signature().parameters):
             args = self.bind(tuple(args), {})
-        return opened(args)
+        return open_containers(args)
 
     # ------------------------------------------------------------------ methods
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +125,7 @@ class UserClass:
         """The callable of `run`: torch's `apply` of the class, or the plain function."""
         if self.plain_function is not None:
             return self.plain_function
-        return apply_now(self.within_capture if is_capturing() else self.uncompiled)
+        return torchs_apply(self.within_capture if is_capturing() else self.uncompiled)
 
     def overrides(self, method: str) -> bool:
         """Whether the class has a method of its own where torch has a default."""

@@ -216,7 +216,7 @@ def log_variant(compiler: Captured, key: Sequence[Any], specialization: Speciali
         return
     name, count = compiler.user.cls.__name__, len(list(compiler.table))
     facts = named_facts(compiler, key, specialization.captured.names)
-    logs.guards.info("%s, variant %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
+    logs.guards.info("%s, specialization %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
     logs.guards.info("  if %s", " and ".join(conditions_of(specialization)) or "whatever the sizes")
 
 
@@ -224,4 +224,4 @@ def log_captured_again(compiler: Captured, key: Sequence[Any], args: Sequence[An
     """A call found no variant, and there are some."""
     if not compiler.table.by_facts or not logs.recompiles.isEnabledFor(logging.INFO):
         return
-    logs.recompiles.info("%s is captured again: %s", compiler.user.cls.__name__, why_another(compiler, key, args))
+    logs.recompiles.info("%s recompiles: %s", compiler.user.cls.__name__, why_another(compiler, key, args))

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Any
 
 from ...ir.lazy_attribute import lazy_attribute
-from ...tracer.capture.capture import OpaqueMet, is_capturing
-from ...tracer.containers import opened
+from ...tracer.capture.capture import OpaqueCallError, is_capturing
+from ...tracer.containers import open_containers
 from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import dual_level, is_fake, transforms_active
 from ..capture.graph_mode import is_for_outer_graph
@@ -36,8 +36,8 @@ class Outcome(Enum):
     COMPILED = "a specialization: a generated Function, whose backward is a graph"
     SPLIT = "a specialization with opaque nodes: compiled segments, eager lines between them"
     FIRST_SPLIT = "the first call that met an opaque node: recorded in eager, then traced around it"
-    REFUSED = "a capture that failed: eager, and the reason goes on record"
-    WAITS = "a kind of call that waits for its capture: eager until it has come often enough"
+    REFUSED = "a trace that failed: eager, and the reason goes on record"
+    WAITS = "a kind of call that waits for its trace: eager until it has come often enough"
     EAGER = "a kind that is known to run in eager: with a backward that is traced by itself where it may be"
 
 
@@ -73,7 +73,7 @@ class Call:
     @lazy_attribute
     def opened(self) -> Any:
         """The arguments, then the tensors inside the user's containers."""
-        return opened(self.args)
+        return open_containers(self.args)
 
     @lazy_attribute
     def known(self) -> Specialization | Attempt | str | None:
@@ -92,7 +92,7 @@ class Call:
         if isinstance(known, str):
             return Outcome.WAITS
         if isinstance(known, Attempt):
-            return Outcome.FIRST_SPLIT if isinstance(known.error, OpaqueMet) else Outcome.REFUSED
+            return Outcome.FIRST_SPLIT if isinstance(known.error, OpaqueCallError) else Outcome.REFUSED
         if known is not None and known.captured.opaque:
             return Outcome.SPLIT
         serves = known is not None and self.compiled.serves(known, self.opened)

@@ -9,12 +9,12 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...tracer.torch_private import apply_now
+from ...tracer.torch_private import torchs_apply
 from ..compiled.compiled import class_lock
 from ..compiled.options import Options
 from ..dynamo.call import in_dynamos_graph
 from ..dynamo.graph_names import name_in_graphs
-from ..fallback.answer import Fault, answered
+from ..fallback.answer import Fault, answer_as_written
 from . import pickling as pickled
 from .dispatcher import Dispatcher
 from .entry import applied, shown_apart
@@ -92,8 +92,8 @@ def entrance(compiler: Dispatcher, itself: list[type]) -> Any:
         return compiler(args, kwargs)
 
     def otherwise(own: type, args: tuple[Any, ...], kwargs: dict[str, Any], fault: Fault) -> Any:
-        users = None if own is itself[0] else apply_now(_plain_subclass(own))
-        return answered(compiler, args, kwargs, fault, users)
+        users = None if own is itself[0] else torchs_apply(_plain_subclass(own))
+        return answer_as_written(compiler, args, kwargs, fault, users)
 
     def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return in_dynamos_graph(compiler, args, kwargs, lambda *a, **k: compiler(a, k))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...ir.switches import should_run
-from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
-from ...tracer.opaque.opaque import Why, remember
+from ...tracer.capture.capture import OpaqueCallError, capture_lock, is_capturing
+from ...tracer.opaque.opaque import Why, remember_opaque
 from ...tracer.torch_private import dual_level, transforms_active
 from ..autograd.graph_breaks import first_call
 from ..autograd.graph_breaks import run as run_split
@@ -114,7 +114,7 @@ def _intercepted(dispatcher: Dispatcher, call: Call) -> Any:
     assert call.watching is not None
     declared = dispatcher.user.methods.declared["forward"]
     if declared.value is False:
-        remember(dispatcher.user.cls, Why(declared.how.removeprefix("it "), True))
+        remember_opaque(dispatcher.user.cls, Why(declared.how.removeprefix("it "), True))
     else:
         call.bind()
     return call.watching(dispatcher.user.cls, lambda *a, **k: dispatcher(a, k), call.args, call.kwargs)
@@ -146,7 +146,7 @@ def _refused(dispatcher: Dispatcher, call: Call) -> Any:
 
 
 def _first_split(dispatcher: Dispatcher, call: Call) -> Any:
-    assert isinstance(call.known, Attempt) and isinstance(call.known.error, OpaqueMet)
+    assert isinstance(call.known, Attempt) and isinstance(call.known.error, OpaqueCallError)
     return first_call(dispatcher, call.known.error, call.args)
 
 

@@ -17,7 +17,8 @@ from ...ir.errors import KeywordOnlyError
 from ...tracer.capture.capture import is_capturing
 from ...tracer.capture.grad_mode import Switches
 from ...tracer.containers import leaves
-from ...tracer.declared import DeclarationError, call_place
+from ...tracer.declared import DeclarationError
+from ...tracer.frames import user_line
 from ...tracer.methods import as_tuple, method_place
 from ...tracer.opaque.watching import watcher
 from ...tracer.trace import CaptureError
@@ -66,7 +67,7 @@ def require_one_body(fn: Callable[..., Any], traceable: Any) -> None:
     raise DeclarationError(
         function=getattr(fn, "__name__", type(fn).__name__),
         what=f"compile(traceable=...) of a plain function must be exactly a bool, not {type(traceable).__name__}",
-        where=call_place(),
+        where=user_line(),
         fix="write True or False; only the methods of a Function class are told apart",
     )
 

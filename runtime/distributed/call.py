@@ -19,7 +19,7 @@ import torch
 from ...ir.errors import FusegradError, InternalError, users_line
 from ...ir.sharding.rules import WHOLE
 from ...tracer.methods import as_tuple, method_place, parameter_names
-from ...tracer.torch_private import dual_level, transforms_active, unwrapped
+from ...tracer.torch_private import dual_level, transforms_active, unwrap_functorch
 from ...tracer.trace import CaptureError
 from ..capture.graph_mode import outside_graph
 from .partition import ShardingPlan
@@ -76,7 +76,7 @@ def has_dtensors(args: Sequence[Any]) -> bool:
     if (module := types()) is None:
         return False
     tensors = [a for a in args if isinstance(a, Tensor)]
-    return any(isinstance(unwrapped(t) if type(t) is Tensor else t, module.DTensor) for t in tensors)
+    return any(isinstance(unwrap_functorch(t) if type(t) is Tensor else t, module.DTensor) for t in tensors)
 
 
 # ------------------------------------------------------------------ the call

@@ -84,7 +84,7 @@ class ShardingPropagation:
             return self.refused.get(size)
         if any(way.inputs[argument] == axis for way in self.ways.values()):
             return None
-        return f"its size is {size} in the capture, which is no dim of its own"
+        return f"its size is {size} in the trace, which is no dim of its own"
 
 
 def _require_same_everywhere(graph: Graph) -> None:

@@ -105,7 +105,7 @@ def rule_of(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureEr
     try:
         return _captured(compiler, args)
     except CaptureError as error:
-        return error.bare()
+        return error.without_frames()
     except LoweringError as error:
         reason = f"it is given DTensors, and no graph tells how they are divided: {error}"
         return CaptureError(reason=reason, where=users_line())

@@ -17,8 +17,8 @@ import torch.utils._pytree as pytree
 from ...ir.codes import code_of
 from ...ir.errors import FusegradError, users_line
 from ...ir.switches import switch_state
-from ...tracer.capture.capture import OpaqueMet
-from ...tracer.containers import opened
+from ...tracer.capture.capture import OpaqueCallError
+from ...tracer.containers import open_containers
 from ...tracer.function import methods_now
 from ...tracer.methods import backward_method, method_place
 from ...tracer.torch_private import (
@@ -27,20 +27,20 @@ from ...tracer.torch_private import (
     derivatives_active,
     forward_mode_is_active,
     guard_in_dynamo,
-    is_made_of_others,
-    is_taken_apart,
+    is_traced_by_aot,
+    is_wrapper_subclass,
     no_autocast,
     records_above_autograd,
     share_memory,
     transforms_active,
-    unwrapped,
+    unwrap_functorch,
 )
 from ...tracer.trace import CaptureError
 from ..capture.graph_mode import is_for_a_graph, outside_graph, wants_fake_results, with_fake_results
 from ..capture.guards import is_tracked
 from ..capture.outputs import from_flat_outputs
 from ..distributed import call as distributed
-from ..fallback.answer import Fault, answered, is_fault, put_on_record
+from ..fallback.answer import Fault, answer_as_written, is_fault, put_on_record
 from ..functorch.rules.function import function_of
 from ..functorch.rules.transformable import why_not_transformable
 from ..settings.config import settings
@@ -89,14 +89,14 @@ def in_dynamos_graph(
     run: makes it for real.
     """
     try:
-        with with_fake_results() if is_for_a_graph(opened((*args, *kwargs.values()))) else nullcontext():
+        with with_fake_results() if is_for_a_graph(open_containers((*args, *kwargs.values()))) else nullcontext():
             return run(*args, **kwargs)
     except Exception as error:
         if not is_fault(error):
             raise
         fault = Fault.of(error)
     if not any(isinstance(a, FakeTensor) for a in pytree.tree_leaves((args, kwargs))):
-        return answered(compiler, args, kwargs, fault)
+        return answer_as_written(compiler, args, kwargs, fault)
     put_on_record(compiler, _maker(), fault, args)
     raise _no_place(compiler, compiler.ledger.records[_maker()].reason or fault.names, users_line())
 
@@ -162,12 +162,12 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
             return distributed.call_in_graph(compiler, args, partial(traced, compiler))
         except CaptureError as error:
             raise _refused(error) from error
-    if any(is_made_of_others(unwrapped(a)) for a in args if isinstance(a, Tensor)):
+    if any(is_wrapper_subclass(unwrap_functorch(a)) for a in args if isinstance(a, Tensor)):
         raise Refused("an argument is a tensor subclass, which gives operations a meaning of its own", users_line())
     if derivatives_active() and (torch.compiler.is_exporting() or records_above_autograd()):
         raise Refused("torch.export takes no derivative of torch.func around it", users_line())
     args = tuple(map(_as_constant, args))
-    flat_args = opened(args)
+    flat_args = open_containers(args)
     alone = not (transforms_active() or forward_mode_is_active())
     spec = spec or _specialization(compiler, flat_args)
     if (why := _why_not(compiler, spec, alone) or _why_no_backward(compiler, flat_args)) is not None:
@@ -195,7 +195,7 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
 
 def _require_parts_are_seen(args: Sequence[Any]) -> None:
     """Of a DTensor torch.export and make_fx see the whole: its part would be a constant of their graphs."""
-    sees_parts = wants_fake_results() or any(is_made_of_others(a) and is_taken_apart(a) for a in args)
+    sees_parts = wants_fake_results() or any(is_wrapper_subclass(a) and is_traced_by_aot(a) for a in args)
     if torch.compiler.is_exporting() or not sees_parts:
         raise Refused("it is given DTensors, whose parts only torch.compile sees", users_line())
 
@@ -228,11 +228,11 @@ def _specialization(compiler: Compiled, flat_args: Sequence[Any]) -> Specializat
         raise Refused("a size depends on the data of a tensor", "unknown") from None
     except NotCaptured as missing:
         error = missing.attempt.error
-        if not isinstance(error, OpaqueMet):
+        if not isinstance(error, OpaqueCallError):
             compiler.ledger.refuse("forward", error)
         raise _refused(error) from missing
     if not spec.captured.guard(spec.captured.tensors_of(flat_args)):
-        raise Refused("it was captured for other sizes", spec.captured.forward_place())
+        raise Refused("it was traced for other sizes", spec.captured.forward_place())
     return spec
 
 
@@ -242,7 +242,7 @@ def _refused(error: CaptureError) -> Refused:
 
 def _recorded(compiler: Compiled, method: str) -> tuple[str, str]:
     record = compiler.ledger.records.get(method)
-    return (record and record.reason) or "it runs as written", (record and record.where) or "unknown"
+    return (record and record.reason) or "it runs in eager", (record and record.where) or "unknown"
 
 
 def _why_no_backward(compiler: Compiled, flat_args: Sequence[Any]) -> str | None:

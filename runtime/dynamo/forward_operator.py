@@ -123,10 +123,10 @@ class Root:
 
     def agrees(self, other: Root) -> bool:
         """True if the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
-        mine, his = self.spec, other.spec
-        if mine is his:
+        mine, theirs = self.spec, other.spec
+        if mine is theirs:
             return True
-        same_outside = mine.captured.outside_at_capture == his.captured.outside_at_capture
+        same_outside = mine.captured.outside_at_capture == theirs.captured.outside_at_capture
         return self.code == other.code and same_outside
 
 

@@ -1,1 +1,1 @@
-"""A captured graph made executable: lowered, fused into groups, generated, and run as a plan of launches."""
+"""A traced graph made executable: lowered, fused into groups, generated, and run as a plan of launches."""

@@ -12,7 +12,7 @@ from ...ir import Graph
 from ...ir.errors import LoweringError
 from ...ir.lazy_attribute import lazy_attribute
 from ...ir.switches import should_run, switch_state, use_switch_state, watch_allows
-from ...tracer.capture.capture import assumed_of, capture_lock
+from ...tracer.capture.capture import assumptions_of, capture_lock
 from ...tracer.sizes import hint_of
 from ...tracer.torch_private import dispatch_modes, function_modes, is_batched, transforms_active
 from ...tracer.trace import Trace
@@ -135,12 +135,12 @@ class Executable:
 
     def _kernels(self) -> Run:
         if self.why_not:
-            self.report(f"no kernels, the captured ATen operations run one by one: {self.why_not}")
+            self.report(f"no kernels, the traced ATen operations run one by one: {self.why_not}")
             return self._replay
         try:
             graph = self.graph or or_fall_back(partial(graph_of, self.trace, self.name), self.report)
         except LoweringError as error:
-            self.report(f"no kernels, the captured ATen operations run one by one: {error}")
+            self.report(f"no kernels, the traced ATen operations run one by one: {error}")
             return self._replay
         if graph is None:
             return self._replay
@@ -180,7 +180,7 @@ class Executable:
     def _plan(self, device: torch.device, sizes: Sizes) -> KernelPlan:
         assert self.graph is not None
         with use_switch_state(self.switches):
-            assumed = assumed_of(self.trace.fakes, self.binder.sources)
+            assumed = assumptions_of(self.trace.fakes, self.binder.sources)
             plan = KernelPlan(self.graph, self.name, self.backend, device, self.report, assumed=assumed)
             plan.cut(sizes)
         return plan

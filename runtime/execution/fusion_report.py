@@ -22,8 +22,8 @@ from ...tracer.opaque.opaque import opaque_of
 from .generated import Generated
 
 ENDED = "a scatter is whole only when its kernel has ended"
-HELD = "one kernel would hold results of several calls in memory for longer than it saves in moving"
-PRODUCT = "what comes before a product would be computed again for every tile of it"
+HELD = "one kernel would hold results of several calls for longer than it saves in moving"
+PRODUCT = "what comes before a matmul would be computed again for every tile of it"
 APART = "they share no value, or run over different spaces"
 
 
@@ -59,7 +59,7 @@ class FusionBreak:
 
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where and not self.where.startswith("<") else ""  # of a source that is there
-        return f"cut between {self.before} and {self.after}: {self.reason}{place} [{self.code}]"
+        return f"fusion break between {self.before} and {self.after}: {self.reason}{place} [{self.code}]"
 
 
 # ------------------------------------------------------------------ groups
@@ -135,11 +135,11 @@ class _Division:
     def _not_ours(self, value: Value) -> str:
         """The reason why a node is called as it is."""
         if (node := opaque_of(value)) is not None:
-            return f"`{node.name}` runs as written between the segments"
+            return f"`{node.name}` runs in eager between the segments"
         if value.id in self.generated.refused:
             return self.generated.refused[value.id]
         if PRIMS[value.prim].family == "contract":
-            return "a matrix product is a library call"
+            return "a matmul is a library call"
         odd = {t.dtype for v in (value, *value.args) for t in v.avals} & {*COMPLEX, *FLOAT8}
         return f"`{call_name(value)}` works on {min(odd)}" if odd else f"`{call_name(value)}` has no kernel"
 

@@ -52,7 +52,7 @@ def graph_of(trace: Trace, name: str) -> Graph:
 def _graph_of(trace: Trace, name: str) -> Graph:
     """trace -> lower -> simplify -> contract -> simplify. Raises LoweringError."""
     if not watch_allows("lower", name):
-        raise LoweringError("it is left as it was captured")
+        raise LoweringError("it is left as it was traced")
     names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
     try:
         with without_calls(replaced_in_torch()):

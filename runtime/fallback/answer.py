@@ -22,7 +22,7 @@ from torch.autograd.function import Function
 from ...ir.errors import FusegradError
 from ...tracer.capture.capture import capture_lock
 from ...tracer.capture.context import backward_context
-from ...tracer.function import users_own
+from ...tracer.function import call_users_method
 from ...tracer.methods import backward_method, method_place, takes_boxed_gradients
 from ...tracer.opaque.opaque import call_for_real
 from ...tracer.opaque.watching import watcher
@@ -50,7 +50,7 @@ REFUSE = (Function.__module__, type(custom_function_call).__module__)
 STICKY = ("CUDA error", "HIP error", "Triton Error")
 
 
-class Broken(Protocol):
+class FallbackTarget(Protocol):
     """A compiled class, as it is known here: `compiled/compiled.py` has it."""
 
     inline_cache: Any
@@ -66,7 +66,7 @@ class FaultError(FusegradError):
 
     message = (
         "{function}.{method}: {reason}\n  at:   {where}\n"
-        "  fix:  please report it. Without fullgraph=True the method runs as you wrote it."
+        "  fix:  please report it. Without fullgraph=True the method falls back to eager."
     )
 
 
@@ -118,10 +118,12 @@ def hand_over(method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 def is_fault(error: Exception) -> bool:
     """True if an error is a fault of ours, so that the user's own method is to answer the call."""
+    # Never twice: what speaks to the user, what the device cannot do again, what wrote already.
     if _is_meant(error) or _is_of_the_device(error) or getattr(error, AFTER_EFFECTS, False):
         return False
     if _is_looked_at() or _is_of_a_missing_method(error) or _is_of_randomness(error):
         return False
+    # And not where the traceback leads through the user's own code: the error is the call's.
     steps = [step for step in traceback.walk_tb(error.__traceback__) if not _is_of_autograd(step[0])]
     return not (_is_handed_over([frame for frame, _ in steps]) or any(map(_is_of_a_hook, steps, steps[1:])))
 
@@ -168,7 +170,7 @@ def _is_of_autograd(frame: types.FrameType) -> bool:
 def _is_handed_over(frames: Sequence[types.FrameType]) -> bool:
     """True if the user's own code raised it: what answers in our place, or a call of a method that runs as written."""
     codes = [frame.f_code for frame in frames]
-    if hand_over.__code__ in codes or users_own.__code__ in codes:
+    if hand_over.__code__ in codes or call_users_method.__code__ in codes:
         return True
     inside = frames[codes.index(call_for_real.__code__) :] if call_for_real.__code__ in codes else ()
     return any(_room_of(frame) not in (PACKAGE, "torch", "contextlib") for frame in inside)
@@ -208,8 +210,8 @@ def _is_of_the_device(error: Exception) -> bool:
 
 
 # ------------------------------------------------------------------ what answers
-def answered(
-    compiler: Broken,
+def answer_as_written(
+    compiler: FallbackTarget,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     fault: Fault,
@@ -227,15 +229,15 @@ def answered(
         if under_func and _is_a_missing_rule(error) and _names(error) != fault.names:
             put_on_record(compiler, UNDER_FUNC, fault, args)
         raise
-    with whatever_happens():
+    with without_further_faults():
         put_on_record(compiler, UNDER_FUNC if under_func else "forward", fault, args)
         if not fault.lacks_memory and not under_func:
-            _avoid(compiler, args if not kwargs else compiler.user.bind(args, kwargs), fault)
+            _avoid_calls_like(compiler, args if not kwargs else compiler.user.bind(args, kwargs), fault)
     return result
 
 
 @contextmanager
-def whatever_happens() -> Iterator[None]:
+def without_further_faults() -> Iterator[None]:
     """Within the block no fault is told of: what is meant for the user leaves it, and nothing else."""
     try:
         yield
@@ -244,17 +246,17 @@ def whatever_happens() -> Iterator[None]:
             raise
 
 
-def _avoid(compiler: Broken, args: tuple[Any, ...], fault: Fault) -> None:
+def _avoid_calls_like(compiler: FallbackTarget, args: tuple[Any, ...], fault: Fault) -> None:
     """Calls with arguments like these run as written from now on."""
     compiler.inline_cache.forget()
     opened = compiler.user.complete(args)
     with capture_lock:
-        error = CaptureError(reason=reason_of(fault, None), where="unknown")
+        error = CaptureError(reason=reason_of(fault, None))
         compiler.table.refuse(compiler.keys.exact(opened), compiler.keys.facts(opened), error)
 
 
 def users_backward(
-    compiler: Broken, spec: Any, residual_choice: Any, ctx: Any, residuals: Sequence[Any], gradients: Any
+    compiler: FallbackTarget, spec: Any, residual_choice: Any, ctx: Any, residuals: Sequence[Any], gradients: Any
 ) -> Any:
     """A backward in which we failed, as the user wrote it, on what forward kept for it."""
     captured = spec.captured
@@ -270,7 +272,7 @@ def users_backward(
     return result
 
 
-def backward_failed(compiler: Broken, spec: Any, fault: Fault, gradients: Sequence[Any]) -> None:
+def backward_failed(compiler: FallbackTarget, spec: Any, fault: Fault, gradients: Sequence[Any]) -> None:
     """A fault in backward on record: from now on this specialisation's is the user's own."""
     put_on_record(compiler, "backward", fault, gradients)
     if not fault.lacks_memory:
@@ -278,7 +280,7 @@ def backward_failed(compiler: Broken, spec: Any, fault: Fault, gradients: Sequen
 
 
 @contextmanager
-def recorded_faults(compiler: Broken, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
+def recorded_faults(compiler: FallbackTarget, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
     """Within the block nothing is done that a call's result depends on: a fault there is put on record, no more."""
     try:
         yield
@@ -292,14 +294,14 @@ def recorded_faults(compiler: Broken, method: str, args: Sequence[Any] = ()) -> 
 
 # ------------------------------------------------------------------ the record
 def put_on_record(
-    compiler: Broken, method: str, fault: Fault, args: Sequence[Any] = (), status: str = "opaque"
+    compiler: FallbackTarget, method: str, fault: Fault, args: Sequence[Any] = (), status: str = "opaque"
 ) -> None:
     """A fault is told once. Raises FaultError where the method must not run as written, and nothing else of ours."""
-    with whatever_happens():
+    with without_further_faults():
         _put_on_record(compiler, method, fault, args, status)
 
 
-def _put_on_record(compiler: Broken, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
+def _put_on_record(compiler: FallbackTarget, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
     if fault.lacks_memory:
         compiler.ledger.note_fault(method, f"memory did not suffice: {fault.names}", status)
         return
@@ -316,11 +318,11 @@ def reason_of(fault: Fault, file: str | None) -> str:
     return f"internal error: {fault.names} (please report it{f' with {file}' if file else ''})"
 
 
-def report(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
+def report(compiler: FallbackTarget, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
     """The file that was written for a report, beside the cache; None where none can be."""
     with suppress(Exception):
         root = location.default_root()
-        text = _text(compiler, method, fault, args)
+        text = _report_text(compiler, method, fault, args)
         if root is None:
             return None
         folder = root / "faults"
@@ -332,7 +334,7 @@ def report(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> 
     return None
 
 
-def _text(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> str:
+def _report_text(compiler: FallbackTarget, method: str, fault: Fault, args: Sequence[Any]) -> str:
     own = backward_method(compiler.user.cls) if method == "backward" else None
     place = method_place(own or compiler.user.cls.forward)
     versions = {"Python": platform.python_version(), **entry_files.versions()}
@@ -341,12 +343,12 @@ def _text(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> s
         f"at: {place}",
         f"compiled with: {compiler.options!r}, {settings()!r}",
         f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
-        *(f"argument {i}: {described(a)}" for i, a in enumerate(args)),
+        *(f"argument {i}: {describe_argument(a)}" for i, a in enumerate(args)),
     ]
     return "\n".join([*lines, "", fault.trace, ""])
 
 
-def described(value: Any) -> str:
+def describe_argument(value: Any) -> str:
     """An argument in a report: a tensor by what it is like, never by its data."""
     if not isinstance(value, Tensor):
         return type(value).__name__ if not isinstance(value, bool | int | float | None) else repr(value)

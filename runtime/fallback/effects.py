@@ -36,7 +36,7 @@ class Launching:
 launching = Launching()
 
 
-def careful(apply: Callable[..., Any], captured: CapturedFunction) -> Callable[..., Any]:
+def with_effects_noted(apply: Callable[..., Any], captured: CapturedFunction) -> Callable[..., Any]:
     """`apply` of a node whose call leaves marks: random numbers are given back, and an error knows whether it wrote."""
     draws = captured.draws
     if not (draws or captured.writes_inputs):
@@ -44,7 +44,7 @@ def careful(apply: Callable[..., Any], captured: CapturedFunction) -> Callable[.
 
     @launching
     def run(*args: Any) -> Any:
-        before = Before(args, draws)
+        before = EffectsBefore(args, draws)
         try:
             return apply(*args)
         except Exception as error:
@@ -55,7 +55,7 @@ def careful(apply: Callable[..., Any], captured: CapturedFunction) -> Callable[.
     return run
 
 
-class Before:
+class EffectsBefore:
     """The state that a call may change, before it: the versions of its arguments, the states of torch's generators."""
 
     def __init__(self, args: Sequence[Any], draws: bool) -> None:

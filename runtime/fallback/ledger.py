@@ -46,7 +46,7 @@ class Ledger:
         """Methods that run in eager after too many of them."""
 
     def must_capture(self, role: str) -> bool:
-        """Whether falling back is not allowed: asked for, and not taken back by the author for this role."""
+        """True if falling back is not allowed: asked for, and not taken back by the author for this role."""
         declared = self._user.methods.declared
         value = declared[role].value if role in declared else None
         return self._fullgraph if value is None else bool(value)
@@ -81,7 +81,7 @@ class Ledger:
             self.records[method] = record
             count("fallbacks")
             logs.log_opaque_method(f"{name}.{method}", reason, where)
-            warn(f"{name}.{method} runs as you wrote it, uncompiled: {reason} ({where}) [{record.code}]")
+            warn(f"{name}.{method} falls back to eager: {reason} ({where}) [{record.code}]")
 
     def refuse_derivative(self, error: CaptureError) -> None:
         """A derivative, or a batch of one, cannot be captured: torch's own transforms run it, on record."""
@@ -132,7 +132,7 @@ class Ledger:
         if self.must_capture(method):
             raise FaultError(function=name, method=method, reason=reason, where=where)
         self.records[method] = Record(status, reason, where)
-        outcome = "runs as you wrote it, uncompiled" if status == "opaque" else "goes another way"
+        outcome = "falls back to eager" if status == "opaque" else "goes another way"
         warn(f"{name}.{method} {outcome}: {reason} [{code_of(reason)}]", stack_level())
         count("fallbacks")
         logs.log_opaque_method(f"{name}.{method}", reason, where)
@@ -148,10 +148,10 @@ class Ledger:
         reason = f"a TorchDispatchMode ({mode}) is active, which is to see the operations of the class"
         self.records[MODES] = Record("opaque", reason, users_line())
         count("fallbacks")
-        warn(f"{self._user.cls.__name__} runs as you wrote it, uncompiled: {reason} [{code_of(reason)}]")
+        warn(f"{self._user.cls.__name__} falls back to eager: {reason} [{code_of(reason)}]")
 
     def is_in_anomaly_mode(self) -> bool:
-        """Whether anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""
+        """True if anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""
         if not torch.is_anomaly_enabled() or is_capturing() or transforms_active():
             return False
         if ANOMALY not in self.records:

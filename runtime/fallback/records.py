@@ -27,14 +27,14 @@ class OpaqueCall:
         return cls(node.name, method, node.where, node.why.reason)
 
     @property
-    def told(self) -> str:
+    def reason_of_method(self) -> str:
         """The reason as it is told of a method."""
         return reason_alone(self.reason) if self.is_segment else f"it calls `{self.node}`, which {self.reason}"
 
     @property
     def code(self) -> str:
         """The code of the reason why lines of the method run as written, to be looked up; of a nested call, nothing."""
-        return f" [{code_of(self.told)}]" if self.is_segment else ""
+        return f" [{code_of(self.reason_of_method)}]" if self.is_segment else ""
 
     @property
     def is_segment(self) -> bool:
@@ -43,7 +43,7 @@ class OpaqueCall:
 
     def __str__(self) -> str:
         if self.is_segment:
-            return f"{self.method} is split: {self.told} ({self.where})"
+            return f"{self.method} is split: {self.reason_of_method} ({self.where})"
         return f"{self.method} calls `{self.node}`, which {self.reason}, between its segments ({self.where})"
 
 

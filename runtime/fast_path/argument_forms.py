@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...tracer.containers import ATOMS, DEPTH, Hole, holes
-from ...tracer.methods import signed
+from ...tracer.methods import signature_objects
 from ..execution.source_writer import SourceWriter, row
 from .guard_codegen import guard_value
 
@@ -50,7 +50,7 @@ def positional(
     has_defaults = all(p.name in keywords or p.default is not p.empty for p in unbound)
     if not fits or not has_defaults or any(p.kind is not BY_EITHER for p in parameters):
         return None
-    text, identity = SourceWriter(), signed(method())
+    text, identity = SourceWriter(), signature_objects(method())
     # The method may be exchanged, or its code and defaults: the form asks each time, by identity.
     text.add(f"method = {text.constant(method, 'present')}()")
     same = [f"method is {text.constant(identity[0], 'method')}"]

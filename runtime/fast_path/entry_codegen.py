@@ -36,7 +36,7 @@ from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of,
 from ..compiled.backward import run_backward
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
-from ..fallback.effects import careful
+from ..fallback.effects import with_effects_noted
 from ..settings.config import KERNEL_BACKENDS, handed_over
 from ..specialize.compiled_backward import BackwardCall
 from ..specialize.residuals import ResidualPlan, executable_key
@@ -237,7 +237,7 @@ class EntryCall:
         forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.residual_plan, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
-        return careful(direct_apply(node), self.spec.captured)
+        return with_effects_noted(direct_apply(node), self.spec.captured)
 
     def _as_one_of_its_kind(self, backward: Any) -> None:
         """Give its nodes the identity of the shared Function's: compiled autograd does not tell them apart."""

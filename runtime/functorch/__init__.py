@@ -1,1 +1,1 @@
-"""A captured function under torch.func: its vjp, jvp and batched forms, each derived lazily."""
+"""A traced function under torch.func: its vjp, jvp and batched forms, each derived lazily."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...tracer.capture.capture import DataMet, OpaqueMet
-from ...tracer.containers import opened
+from ...tracer.capture.capture import DataReadError, OpaqueCallError
+from ...tracer.containers import open_containers
 from ...tracer.methods import method_place
 from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
 from ...tracer.trace import CaptureError
@@ -29,13 +29,13 @@ Tensor = torch.Tensor
 def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> Any:
     """The user's own class; where torch refuses that (a forward with ctx), with the reason why there is no other."""
     try:
-        if isinstance(missing.error, OpaqueMet):  # over an opaque node no rule is derived
+        if isinstance(missing.error, OpaqueCallError):  # over an opaque node no rule is derived
             return compiler.user.run(*args)
         return compiler.run_refused(missing, args, compiler.user.run)
     except RuntimeError as refused:
         if not compiler.user.setup_style:
             record = compiler.ledger.note_no_rules(missing.error)
-            refused.add_note(f"fusegrad: no rules are derived, since forward is not captured: {record}")
+            refused.add_note(f"fusegrad: no rules are derived, since forward is not traced: {record}")
         raise
 
 
@@ -44,7 +44,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     opaque = (compiler.keys.opaque(role) for role in compiler.user.methods.roles())
     if UNDER_FUNC in compiler.ledger.broken or any(error is not None for error in opaque):
         return compiler.user.run(*args)  # over an opaque method no rule is derived
-    flat_args = opened(args)
+    flat_args = open_containers(args)
     plain = [example(a) for a in flat_args]
     specialization, derivable, failed = None, False, None
     with plain_tensors(), torch.no_grad():
@@ -58,7 +58,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         except NotCaptured as error:
             failed = error.attempt
     if failed is not None:
-        if isinstance(failed.error, DataMet):
+        if isinstance(failed.error, DataReadError):
             compiler.ledger.refuse_derivative(failed.error)
         return _as_written(compiler, failed, args)
     if specialization is None or specialization.captured.opaque or not derivable:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...tracer.capture.capture import Session, capture_lock
-from ...tracer.containers import with_those
+from ...tracer.containers import with_replaced
 from ...tracer.function import guarded_trace
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.trace import Trace
@@ -89,7 +89,7 @@ class GraphCache:
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
 
         def run(*values: Any) -> tuple[Any, ...]:
-            return tuple(self.body(*with_those(args, live, values)))
+            return tuple(self.body(*with_replaced(args, live, values)))
 
         with logs.capturing(self.name, lambda: trace):
             trace = guarded_trace(session, run, fakes, self.reads, self.from_source)

@@ -14,8 +14,8 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from ...tracer.capture.grad_mode import Switches
-from ...tracer.containers import with_those
-from ...tracer.opaque.extension_calls import Recorded
+from ...tracer.containers import with_replaced
+from ...tracer.opaque.extension_calls import RecordedNodes
 from ...tracer.torch_private import own_leaves_allowed, sharing_dual_level
 from ..capture.guards import is_float, is_tracked
 from .vjp import tracked_alias, transposed
@@ -37,7 +37,7 @@ class NotTransposable(Exception):
 
 def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any], calls: bool = False) -> list[Any]:
     """Tangents of `body`. calls: whether it calls Functions, of which each may bring its own jvp."""
-    recorded, ways = Recorded.now(), [_by_double_vjp, _by_forward_mode]
+    recorded, ways = RecordedNodes.begin(), [_by_double_vjp, _by_forward_mode]
     if calls or recorded is None:
         ways.reverse()
     try:
@@ -58,11 +58,11 @@ def _is_missing(error: RuntimeError) -> bool:
 def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
     moved = [i for i, t in enumerate(tangents) if t is not None and is_float(inputs[i])]
     full: list[Any] = []
-    captured = Recorded.now() is not None
+    captured = RecordedNodes.begin() is not None
 
     def of_moved(*primals: Tensor) -> tuple[Tensor, ...]:
         with own_leaves_allowed() if captured else nullcontext():
-            outputs = body(*with_those(inputs, moved, primals))
+            outputs = body(*with_replaced(inputs, moved, primals))
         full[:] = [o if is_float(o) and _moves(o) else None for o in outputs]
         return tuple(o for o in full if o is not None) or primals  # torch takes no function without results
 
@@ -80,12 +80,12 @@ def _moves(output: Tensor) -> bool:
 
 
 def _by_double_vjp(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    recorded = Recorded.now()
+    recorded = RecordedNodes.begin()
     with torch.enable_grad():
         leaves = [tracked_alias(x) for x in inputs]
         with Switches() as switches:
             outputs = list(body(*leaves))
-        if switches.met or (recorded is not None and recorded.names() & OWN_FORWARD_MODE):
+        if switches.is_unrecorded or (recorded is not None and recorded.names() & OWN_FORWARD_MODE):
             raise NotTransposable
         duals = [torch.zeros_like(o).requires_grad_() if is_tracked(o) else None for o in outputs]
         cotangents = [d for d in duals if d is not None]

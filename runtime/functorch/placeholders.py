@@ -14,7 +14,7 @@ from ...tracer.torch_private import (
     is_differentiated,
     is_fake,
     plain_tensors,
-    unwrapped,
+    unwrap_functorch,
 )
 from ..capture.guards import is_float
 
@@ -28,7 +28,7 @@ def example(value: Any) -> Any:
     """
     if not isinstance(value, Tensor):
         return value
-    inner = unwrapped(value)
+    inner = unwrap_functorch(value)
     if inner is value and not value.requires_grad and dual_level() < 0:
         return value
     shape, strides, differentiable = tuple(value.shape), _strides(value), is_float(value) and is_differentiated(value)

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.forward_ad import make_dual, unpack_dual
 
 from ...tracer.capture.capture import is_capturing
-from ...tracer.torch_private import has_tangent, is_batched, memory_of, transforms_active, unwrapped
+from ...tracer.torch_private import has_tangent, is_batched, memory_of, transforms_active, unwrap_functorch
 from ...tracer.trace import Trace
 from ..capture.activity import independent_results, sources_of
 from ..capture.guards import is_float, is_tracked
@@ -106,6 +106,6 @@ def as_made(results: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
     views = [r for r in results if isinstance(r, Tensor) and r._is_view()]
     if not views or is_capturing() or any(t.layout is not torch.strided or is_batched(t) for t in tensors):
         return results
-    uses = Counter(memory_of(unwrapped(t)) for t in tensors)
-    alone = {id(v) for v in views if uses[memory_of(unwrapped(v))] == 1}
+    uses = Counter(memory_of(unwrap_functorch(t)) for t in tensors)
+    alone = {id(v) for v in views if uses[memory_of(unwrap_functorch(v))] == 1}
     return tuple(r.detach() if id(r) in alone else r for r in results)

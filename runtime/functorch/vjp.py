@@ -9,7 +9,7 @@ import torch
 
 from ...tracer.capture.capture import is_capturing
 from ...tracer.capture.debugging import without_anomaly_mode
-from ...tracer.containers import with_those
+from ...tracer.containers import with_replaced
 from ...tracer.torch_private import transforms_active
 from ..capture.guards import is_float, is_tracked
 from ..capture.redraw import end_redraw, last_node, require_no_draw_after
@@ -63,7 +63,7 @@ def _vjp_within(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], ne
     at = [i for i, x in enumerate(inputs) if is_float(x) and (needed is None or needed[i])]
 
     def of_asked(*values: Tensor) -> tuple[Tensor, ...]:
-        outputs = body(*with_those(inputs, at, values))
+        outputs = body(*with_replaced(inputs, at, values))
         return tuple(o for o, c in zip(outputs, cotangents, strict=True) if c is not None and is_float(o))
 
     full: list[Any] = [None] * len(inputs)

@@ -164,9 +164,9 @@ def summary(everywhere: Everywhere) -> str:
         for method, record in s.restricted.items():
             reasons[f"  not always: {s.name}.{method}: {record.reason} ({record.where})"] = None
         for call in s.calls:
-            reasons[f"  in part: {s.name}.{call.method}: {call.told} ({call.where})"] = None
+            reasons[f"  in part: {s.name}.{call.method}: {call.reason_of_method} ({call.where})"] = None
         if not s.records:
-            reasons[f"  as written: {s.name}: nothing was captured ({s.place})"] = None
+            reasons[f"  as written: {s.name}: nothing was traced ({s.place})"] = None
     return "\n".join([*lines, *reasons])
 
 

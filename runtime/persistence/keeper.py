@@ -53,8 +53,8 @@ FAULTS = (ValueError, KeyError, TypeError, IndexError, AttributeError, Recursion
 """What reading an entry may raise that verified and is none of ours."""
 
 
-OFF = "captures are not kept (config.store)"
-NO_KERNELS = "only captures for kernels are kept"
+OFF = "traces are not cached (config.store)"
+NO_KERNELS = "only traces for kernels are cached"
 
 
 def lookup(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | None, NullStore]:
@@ -84,7 +84,7 @@ class NullStore:
             return ""
         if self.is_found:
             return "from disk"
-        return "kept on disk" if self.why is None else f"captured in every process: {self.why}"
+        return "cached on disk" if self.why is None else f"traced in every process: {self.why}"
 
     def release(self) -> None:
         """Other processes need not wait."""
@@ -126,7 +126,7 @@ def _require_plain(compiler: Compiled, backend: str) -> None:
         "its backward is derived": compiler.user.derives_backward or compiler.user.plain_function is not None,
         "autocast is on, or inference mode": bool(state[0]) or bool(state[1]) or torch.is_inference_mode_enabled(),
         "a mode follows torch's functions": bool(function_modes()),
-        "a method runs as written": any(map(compiler.keys.opaque, compiler.user.methods.roles())),
+        "a method runs in eager": any(map(compiler.keys.opaque, compiler.user.methods.roles())),
     }
     why = next((reason for reason, holds in reasons.items() if holds), None)
     if why is not None:
@@ -194,7 +194,7 @@ class CaptureStore(NullStore):
                 self.stored, stored.spec.keeper, stored.spec.backward.find_stored = stored, self, self.backward
                 self.is_done = self.is_found = True
                 return stored.spec
-        self.place, self.why = None, f"there are {GUARDS} captures for other sizes"
+        self.place, self.why = None, f"there are {GUARDS} traces for other sizes"
         return None
 
     def _read_when_claimed(self, place: str) -> Any:

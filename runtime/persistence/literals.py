@@ -13,7 +13,7 @@ from ...ir.program import ValueRef
 from ...ir.text.document import Symbols, document_error, list_from, size_from_document, text_from
 from ...ir.text.text import size_text
 from ...tracer.torch_private import expression_of
-from ..values.exact_sizes import exact
+from ..values.exact_sizes import evaluate_exactly
 
 DEEPEST = 8
 PLAIN = (bool, int, float, str, type(None))
@@ -110,7 +110,7 @@ def with_sizes(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
         return type(value)(with_sizes(v, sizes) for v in value)
     if isinstance(value, dict):
         return {k: with_sizes(v, sizes) for k, v in value.items()}
-    return exact(value, sizes)
+    return evaluate_exactly(value, sizes)
 
 
 def same_constant(a: Any, b: Any) -> bool:

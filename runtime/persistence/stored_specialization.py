@@ -23,7 +23,7 @@ from ...ir.switches import use_switch_state
 from ...ir.text.document import document, graph_from, symbols_document, symbols_from
 from ...ir.text.text import show
 from ...tracer.capture.capture import capture_lock
-from ...tracer.function import ForwardCapture, ForwardTrace, Output, as_written, methods_now
+from ...tracer.function import ForwardCapture, ForwardTrace, Output, expression_at_forward, methods_now
 from ...tracer.opaque.shared import Shared
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
@@ -89,7 +89,7 @@ def _constants(captured: CapturedFunction) -> Doc | None:
     symbols = set(captured.symbols)
     try:
         constants = captured.forward.constants.items()
-        documents = {k: constant_document(v, lambda n: as_written(n, symbols)) for k, v in constants}
+        documents = {k: constant_document(v, lambda n: expression_at_forward(n, symbols)) for k, v in constants}
         for value in documents.values():
             constant_from(value, {s.name: s for s in symbols}, "constants")
     except (NoLiteral, ParseError):
@@ -168,7 +168,7 @@ def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, 
 
 # ------------------------------------------------------------------ read
 def _binder(data: Sequence[Any], symbols: dict[str, sympy.Symbol]) -> Binder:
-    return Binder.reading({symbols[name]: (at, kind, axis) for name, at, kind, axis in data})
+    return Binder.from_sources({symbols[name]: (at, kind, axis) for name, at, kind, axis in data})
 
 
 class Stored:
@@ -217,7 +217,7 @@ class Stored:
         stored, again = self.spec.residual_plan, choose_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
         same = type(again) is ResidualPlan and stored is not None and again.places == stored.places
         if again is None or stored is None or not same or show(again.rebuilding()) != show(stored.rebuilding()):
-            raise self._differs("a second capture saves something else than the first")
+            raise self._differs("a second trace saves something else than the first")
         return again.programs
 
     def _present(self) -> Any:
@@ -235,7 +235,7 @@ class Stored:
             reads, dynamic, report = captured.reads, captured.dynamic, captured.report
             fresh = capture_function(captured.cls, self._examples(), reads, dynamic, report)
             if json.loads(json.dumps(outline(fresh))) != self.table:
-                raise self._differs("a second capture finds something else than the first")
+                raise self._differs("a second trace finds something else than the first")
             return fresh.forward.traced
 
     def _differs(self, why: str) -> CaptureError:
@@ -273,7 +273,7 @@ class Stored:
         with capture_lock, plain_tensors(), torch.no_grad():
             again = capture_backward(self.captured, kinds)
         if operations(again.trace) != digest or again.passed_gradients != passed:
-            raise self._differs("a second capture of backward finds something else than the first")
+            raise self._differs("a second trace of backward finds something else than the first")
         return again.traced
 
 

@@ -135,7 +135,7 @@ def _write_trace(profile: Profile, path: Path) -> None:
 
 # ------------------------------------------------------------------ text
 TIMES = ("", "direction", "median us", "p10", "p90", "calls")
-MEMORY = ("memory, bytes", "saved for backward", "at most in forward", "in backward")
+MEMORY = ("memory, bytes", "saved tensors", "at most in forward", "in backward")
 LAUNCHES = ("launch", "direction", "us", "GB/s", "GFLOP/s", "% of a copy")
 OPERATIONS = ("operation", "calls", "us")
 MODEL = ("launch", "direction", "bytes", "operations", "us", "bound by")

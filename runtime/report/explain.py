@@ -12,7 +12,7 @@ import torch
 from ...codegen import TARGETS
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
-from ...tracer.capture.capture import OpaqueMet
+from ...tracer.capture.capture import OpaqueCallError
 from ...tracer.methods import backward_method, method_place
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
@@ -137,14 +137,14 @@ def _explain_class(compiler: Compiled, target: str) -> Explanation:
 
 
 def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None:
-    """The backward of a class whose forward runs as written, once it was captured."""
+    """The backward of a class whose forward runs in eager, once it was traced."""
     _, forward = compiler.eager_forward or (None, None)
     units = getattr(forward, "units", {}).values()
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
 def _describe_backward_unit(explanation: Explanation, unit: TransformableGraph, entry: CachedGraph) -> None:
-    """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
+    """Its kernels, at the sizes that it was traced with: an opaque forward does not tell others."""
     trace = entry.executable.trace
     sizes = {s: hint_of(entry.session, s) for s in entry.executable.binder.sources}
     explanation.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
@@ -178,7 +178,7 @@ def _forward(
             map(is_spec, real)
         ):
             require_equal(specialization, compiler.user.complete(real))
-    except OpaqueMet as met:
+    except OpaqueCallError as met:
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
         methods["forward"] = compiler.ledger.record_of("forward", error)
@@ -188,7 +188,7 @@ def _forward(
 
 
 def _known_split(
-    compiler: Compiled, stand_ins: Sequence[Any], opaque: OpaqueMet, methods: dict[str, Record]
+    compiler: Compiled, stand_ins: Sequence[Any], opaque: OpaqueCallError, methods: dict[str, Record]
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
@@ -201,12 +201,12 @@ def _known_split(
     return fitting
 
 
-def _known_after_a_call(opaque: OpaqueMet) -> Record:
+def _known_after_a_call(opaque: OpaqueCallError) -> Record:
     return Record("compiled", f"{opaque.facts['reason']}: its segments are known after a call", opaque.where)
 
 
 def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
-    """The nested calls that run as the user wrote them, forward's first."""
+    """The nested calls that fall back to eager, forward's first."""
     calls = [OpaqueCall.of(node, "forward") for node in specialization.captured.opaque]
     if has_backward:
         trace = specialization.backward.entry(known_kinds(specialization.backward)).trace
@@ -229,7 +229,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
         if compiler.user.derives_backward:
             methods["backward"] = Record("absent", *why_no_backward(compiler.user.original, error))
             return False
-        if isinstance(error, OpaqueMet):
+        if isinstance(error, OpaqueCallError):
             methods["backward"] = _known_after_a_call(error)
             return False
         methods["backward"] = compiler.ledger.record_of("backward", error)
@@ -239,7 +239,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
 
 
 def _accepts(captured: CapturedFunction, args: Sequence[Any]) -> bool:
-    """True for arguments of the kind that a function was captured for, sizes apart."""
+    """True for arguments of the kind that a function was traced for, sizes apart."""
     slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     if slots != captured.slots or len(args) != len(captured.arguments):
         return False
@@ -270,7 +270,7 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     except LoweringError as error:
         _on_cpu(explanation, spec, sizes, has_backward)
         for report in explanation.directions.values():
-            report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
+            report.reasons.append(f"no kernels, the traced ATen operations run one by one: {error}")
 
 
 def _backward_graph(spec: Specialization, plan: ResidualPlan | None) -> Graph:
@@ -293,7 +293,7 @@ def _saved_bytes(forward: Graph, explanation: Explanation, spec: Specialization,
 
 
 def _on_cpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
-    """The reference backend calls the captured ATen operations one by one."""
+    """The reference backend calls the traced ATen operations one by one."""
     captured = spec.captured
     places = dict.fromkeys(p for p in captured.residual_places if p is not None)
     explanation.residuals, explanation.user_outputs = (

@@ -24,7 +24,7 @@ SCHEMA = 2
 
 
 class NothingCapturedError(FusegradError):
-    """A graph of a method was asked for that runs as the user wrote it."""
+    """A graph of a method was asked for that falls back to eager."""
 
     message = (
         "{function}.{method} has no graph: {reason}\n  at:   {where}\n"
@@ -72,7 +72,7 @@ class Explanation:
         return codegen.module(self.kernel_records)
 
     def graph(self, direction: str = "forward") -> Graph:
-        """The graph after the passes. Raises NothingCapturedError for a method that runs as written."""
+        """The graph after the passes. Raises NothingCapturedError for a method that runs in eager."""
         if direction in self.directions:
             return self.directions[direction].graph
         record = self.methods[direction]
@@ -116,7 +116,10 @@ class Explanation:
             "kept": [k.to_dict() for k in self.kept],
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
             "cuts": {d: [c.to_dict() for c in report.cuts] for d, report in self.directions.items()},
-            "opaque": [{**vars(o), "code": code_of(o.told), "fix": fix_of(o.told)} for o in self.opaque],
+            "opaque": [
+                {**vars(o), "code": code_of(o.reason_of_method), "fix": fix_of(o.reason_of_method)}
+                for o in self.opaque
+            ],
             "products": {d: report.products for d, report in self.directions.items()},
             "segments": {d: report.segments for d, report in self.directions.items()},
             "variants": [v.to_dict() for v in self.variants],
@@ -137,13 +140,13 @@ class Explanation:
         lines += [_method_line(name, record) for name, record in self.methods.items()]
         for direction in self.directions:
             moved, least = facts["bytes"][direction], facts["bytes"][f"minimal_{direction}"]
-            ratio = f", {moved / least:.2f} x the least possible" if least else ""
+            ratio = f", {moved / least:.2f} x the minimum traffic" if least else ""
             lines.append(f"  {direction}: {facts['launches'][direction]} launches, {moved:,} bytes{ratio}")
             lines += [_kernel_line(k) for k in self._launches(direction)]
             lines += [f"    {cut}" for cut in self.directions[direction].cuts]
             lines += [f"    {line}" for line in self.directions[direction].products]
             lines += [f"    {call}" for call in self.opaque if call.method == direction]
-        lines.append(f"  saved for backward: {self.saved_bytes:,} bytes")
+        lines.append(f"  saved tensors: {self.saved_bytes:,} bytes")
         lines += [f"    {value}" for value in self.kept]
         lines += [f"  {proof_line(proof)}" for proof in self.proofs] if settings().debug else []
         return "\n".join([*lines, *_variant_lines(self.variants)])
@@ -175,8 +178,8 @@ def _method_facts(record: Record) -> dict[str, str | None]:
 
 
 def _variant_lines(variants: Sequence[Variant]) -> list[str]:
-    """The variants that the class was captured for so far."""
-    lines = [f"  captured for {len(variants)} variant{'s' * (len(variants) > 1)}:"] if variants else []
+    """The variants that the class was traced for so far."""
+    lines = [f"  traced for {len(variants)} specialization{'s' * (len(variants) > 1)}:"] if variants else []
     for number_, variant in enumerate(variants, 1):
         facts = variant.difference or "; ".join(f"{name}: {fact}" for name, fact in variant.facts.items())
         lines.append(f"    {number_}. {facts}")

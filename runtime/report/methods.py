@@ -9,17 +9,17 @@ from ..compiled.compiled import Compiled
 from ..compiled.derived_backward import DERIVE_JVP
 from ..fallback.records import Record
 
-SPLIT = "forward is split for torch.func: what it saves in between is one more output there"
+SPLIT = "forward is split for torch.func: an intermediate that it saves is one more output there"
 TRANSPOSED = "the transpose of the derivative of forward, under torch.func; plain autograd raises, as in eager"
 BATCHED = "every method over a batch"
 UNCALLED = "no call has reached it"
-NO_RULE = "over an opaque node no rule is derived; under transforms the class runs as it is written"
+NO_RULE = "over an opaque node no rule is derived; under transforms the class runs in eager"
 
 
 def record_of_calls(compiler: Compiled, method: str, record: Record) -> Record:
     """A record, unless it says of a method that it is compiled, and no call was there at which it was."""
     called = method in compiler.ledger.records or (method == "setup_context" and "forward" in compiler.ledger.records)
-    return record if called or record.status != "compiled" else Record("not yet captured", UNCALLED)
+    return record if called or record.status != "compiled" else Record("not yet traced", UNCALLED)
 
 
 def method_records(compiler: Compiled) -> dict[str, Record]:
@@ -47,7 +47,7 @@ def _partly_opaque(compiler: Compiled, method: str, record: Record) -> Record:
     serves = {"forward": bool(captured), "backward": any(s.backward.serves for s in captured)}
     if not serves.get(method):
         return record
-    return Record("compiled", f"{record.reason}; for such arguments it runs as written", record.where)
+    return Record("compiled", f"{record.reason}; for such arguments it runs in eager", record.where)
 
 
 def _at_run_time(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
@@ -74,7 +74,7 @@ def _own_jvp(compiler: Compiled) -> Record:
 
 
 def without_rules_over_opaque(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
-    """Nothing is derived over an opaque method; backward is captured at its first call where forward is one."""
+    """Nothing is derived over an opaque method; backward is traced at its first call where forward is one."""
     forward, recorded = methods["forward"], compiler.ledger.records.get("backward", Record("absent"))
     if "opaque" in (forward.status, methods["backward"].status):
         methods |= {name: Record("absent") for name, r in methods.items() if r.status == "derived"}
@@ -83,5 +83,5 @@ def without_rules_over_opaque(compiler: Compiled, methods: dict[str, Record]) ->
     if methods["setup_context"].status == "compiled":
         methods["setup_context"] = forward
     if methods["backward"].status == "compiled" and recorded.status != "compiled":
-        methods["backward"] = Record("not yet captured", "forward runs as written, so it is captured at its first call")
+        methods["backward"] = Record("not yet traced", "forward runs in eager, so it is traced at its first call")
     return methods

@@ -58,17 +58,17 @@ def _methods(explained: Explained) -> str:
 def _directions(explained: Explained) -> Iterable[str]:
     for direction, report in explained.directions.items():
         moved = sum(k.bytes_read + k.bytes_written for k in report.launches)
-        least = f", {moved / report.minimal:.2f} x the least possible" if report.minimal else ""
+        least = f", {moved / report.minimal:.2f} x the minimum traffic" if report.minimal else ""
         yield f"<b>{direction}</b>: {len(report.launches)} launches, {moved:,} bytes{least}"
         rows = [(k.name, k.kind, k.bytes_read, k.bytes_written, k.bytes_cached or "") for k in report.launches]
         yield _table(("launch", "", "bytes read", "written", "again from L2"), rows)
         cuts = [(f"{c.before} | {c.after}", c.reason, c.where, c.code) for c in report.cuts]
-        yield _table(("cut", "why", "where", "code"), cuts) if cuts else ""
+        yield _table(("fusion break", "why", "where", "code"), cuts) if cuts else ""
         yield from (_details(k.name, k.source) for k in report.launches if k.source)
 
 
 def _residuals(explained: Explained) -> str:
-    total = f"<b>saved for backward</b>: {explained.saved_bytes:,} bytes"
+    total = f"<b>saved tensors</b>: {explained.saved_bytes:,} bytes"
     rows = [(k.name, k.type, k.bytes, k.how) for k in explained.kept]
     return total + (_table(("value", "type", "bytes", ""), rows) if rows else "")
 
@@ -80,4 +80,4 @@ def _variants(explained: Explained) -> str:
         (str(n), v.difference or "; ".join(f"{k}: {f}" for k, f in v.facts.items()), "; ".join(v.conditions),
          "; ".join(v.kernels)) for n, v in enumerate(explained.variants, 1)
     ]  # fmt: skip
-    return "<b>variants</b>" + _table(("", "what differs", "if", "kernels"), rows)
+    return "<b>specializations</b>" + _table(("", "what differs", "if", "kernels"), rows)

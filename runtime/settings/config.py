@@ -36,7 +36,7 @@ class Settings:
 
     check_bytes: above this many bytes of intermediates the first-call check runs on inputs cut to a few elements.
     debug: verify every graph after every step. tune: on a GPU, time up to three configurations of every kernel at its
-    first sizes and keep the fastest, on disk. store: keep captures on disk, for the first call of another process.
+    first sizes and keep the fastest, on disk. store: keep traces on disk, for the first call of another process.
     disable: steps that are left out, by name (`ir/switches.py`): results stay right, with more launches.
     """
 
@@ -174,7 +174,7 @@ def logs(wanted: str | None = None) -> None:
 
 
 def warns() -> bool:
-    """True where a method that runs as written says so once; FUSEGRAD_WARN=0 leaves it to `explain`."""
+    """True where a method that runs in eager says so once; FUSEGRAD_WARN=0 leaves it to `explain`."""
     return os.environ.get("FUSEGRAD_WARN") != "0"
 
 

@@ -12,7 +12,7 @@ from ...tracer.trace import CaptureError
 from .config import settings
 
 T = TypeVar("T")
-ONE_BY_ONE = "no kernels, the captured ATen operations run one by one"
+ONE_BY_ONE = "no kernels, the traced ATen operations run one by one"
 
 
 def is_internal(error: Exception) -> bool:

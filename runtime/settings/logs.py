@@ -1,7 +1,7 @@
 """Logs of what the compiler does: `FUSEGRAD_LOGS="trace,fusion,+codegen,-guards"`, `config.logs(...)`.
 
 name: one message for each event; +name: with every detail; -name: nothing; all: every name; help: what there is. The
-loggers are Python's own, `fusegrad.trace` and so on. Only captures, generations and look-ups on disk are told, nothing
+loggers are Python's own, `fusegrad.trace` and so on. Only traces, generations and look-ups on disk are told, nothing
 of a call that finds what it needs.
 """
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 VARIABLE = "FUSEGRAD_LOGS"
 ROOT = "fusegrad"
 NAMES = {
-    "trace": "what was captured, in how many milliseconds, and what runs as written; +trace: every line and operation",
+    "trace": "what was traced, in how many milliseconds, and what runs in eager; +trace: every line and operation",
     "fusion": "groups, library calls, and the reason for every cut",
     "codegen": "the text of every kernel; +codegen: its grid, warps and guards, too",
-    "guards": "what each variant was captured for: facts, and conditions on sizes",
-    "recompiles": "what tells a call from the nearest variant, in one line",
+    "guards": "the facts and the guards of each specialization",
+    "recompiles": "why a call recompiles: its difference from the nearest specialization, in one line",
     "autotune": "candidates, their times, and the choice",
     "cache": "hits, misses and evictions; +cache: entries written, too",
 }
@@ -125,14 +125,14 @@ def _print_to_stderr(is_on: bool) -> None:
 # ------------------------------------------------------------------ what is told
 @contextmanager
 def capturing(name: str, result: Callable[[], Trace], place: str | None = None) -> Iterator[None]:
-    """Log a capture, with its time and its lines. result: the trace that came of it."""
+    """Log a trace, with its time and its lines. result: what came of it."""
     began = time.perf_counter()
     yield
     if trace.isEnabledFor(logging.INFO):
         milliseconds = (time.perf_counter() - began) * 1e3
         operations = [n for n in result().graph_module.graph.nodes if n.op == "call_function"]
         suffix = f" ({place})" if place else ""
-        trace.info("%s captured in %.1f ms: %d operations%s", name, milliseconds, len(operations), suffix)
+        trace.info("%s traced in %.1f ms: %d operations%s", name, milliseconds, len(operations), suffix)
         for node in operations:
             trace.debug("  %s", _line_of(node))
 
@@ -145,12 +145,12 @@ def _line_of(node: torch.fx.Node) -> str:
 
 
 def log_opaque_method(name: str, reason: str | None, place: str | None) -> None:
-    """Log that a method runs as the user wrote it."""
-    trace.info("%s runs as written: %s (%s) [%s]", name, reason, place, code_of(reason))
+    """Log that a method falls back to eager."""
+    trace.info("%s runs in eager: %s (%s) [%s]", name, reason, place, code_of(reason))
 
 
 def log_split(call: str) -> None:
-    """Log that lines of a method, or a call in it, run as the user wrote them between compiled parts."""
+    """Log that lines of a method, or a call in it, fall back to eager between compiled parts."""
     trace.info("%s", call)
 
 

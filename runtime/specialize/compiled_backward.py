@@ -14,7 +14,7 @@ import torch
 from ...ir import Graph
 from ...ir.lazy_attribute import lazy_attribute
 from ...ir.switches import use_switch_state
-from ...tracer.capture.capture import OpaqueMet, capture_lock
+from ...tracer.capture.capture import OpaqueCallError, capture_lock
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Mismatch, Tape
@@ -101,7 +101,7 @@ class Backward:
                 key = self._add_entry(key, kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
-            raise entry.bare()
+            raise entry.without_frames()
         if self.of_whole:
             entry.serves_all_sizes = entry.is_checked = True
         return entry
@@ -125,11 +125,11 @@ class Backward:
         self.captured.session.move_to(call.sizes)
         try:
             with self.counted():
-                entry = capture_backward(self.captured, kinds, tape.again())
+                entry = capture_backward(self.captured, kinds, tape.rewound_tape())
             self.compare(call, entry, tape)
         except CaptureError as error:
-            self.entries[key] = error.bare()
-            self.failed = self.failed or not isinstance(error, OpaqueMet)
+            self.entries[key] = error.without_frames()
+            self.failed = self.failed or not isinstance(error, OpaqueCallError)
             raise
         entry.alternatives, entry.is_checked = others, True
         self.entries[self.key_now(kinds)] = entry  # the capture may have found more that backward reads
@@ -160,7 +160,7 @@ class Backward:
         try:
             with plain_tensors(), torch.no_grad():
                 return bool(self.entry(predicted_kinds(self.captured)).trace.opaque)
-        except OpaqueMet:
+        except OpaqueCallError:
             return True
         except CaptureError:
             return False
@@ -178,8 +178,8 @@ class Backward:
             key = self.key_now(kinds)
             self.entries[key] = found
         except CaptureError as error:
-            self.entries[key] = error.bare()
-            self.failed = self.failed or not isinstance(error, OpaqueMet)
+            self.entries[key] = error.without_frames()
+            self.failed = self.failed or not isinstance(error, OpaqueCallError)
         return key
 
     def compare(self, call: BackwardCall, entry: BackwardEntry, tape: Tape | None = None) -> None:
@@ -187,7 +187,7 @@ class Backward:
         try:
             check_backward(self.captured, entry, call.originals, call.sizes, call.canonical, tape)
         except CaptureError as error:
-            self.entries[self.key_now(call.kinds)], self.failed = error.bare(), True
+            self.entries[self.key_now(call.kinds)], self.failed = error.without_frames(), True
             raise
 
     def entry_at(self, kinds: tuple[Any, ...], sizes: Sizes) -> tuple[Backward, BackwardEntry] | None:
@@ -297,7 +297,7 @@ def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall)
 def _from_chosen(captured: CapturedFunction, chosen: ResidualPlan, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:
     """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
     build = partial(chosen.backward_graph, kinds, entry, f"{captured.name}_backward")
-    graph = or_fall_back(build, partial(captured.report, "backward"), "backward runs as written")
+    graph = or_fall_back(build, partial(captured.report, "backward"), "backward runs in eager")
     if graph is None:
         raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
     return graph

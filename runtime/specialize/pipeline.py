@@ -35,7 +35,7 @@ def specialize(
     of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
-    captured = capture_function(cls, args, reads, dynamic, report, None if tape is None else tape.again())
+    captured = capture_function(cls, args, reads, dynamic, report, None if tape is None else tape.rewound_tape())
     spec = Specialization(captured, of_whole)
     if backend is None:
         return spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,7 +11,8 @@ import sympy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...tracer.capture.memory import copied, is_held
+from ...tracer.capture.memory import copy_tensor, has_its_storage
+from ...tracer.scoped_state import variable_within
 from .sizes import traced_numbers
 
 Tensor = torch.Tensor
@@ -23,14 +24,9 @@ CUTS = (4, 5, 8, 16, 64)
 _made_up = ContextVar("fusegrad_made_up", default=False)
 
 
-@contextmanager
-def made_up_data() -> Iterator[None]:
+def made_up_data() -> AbstractContextManager[Any]:
     """Within the block tensors hold made-up data, unfit for a method: its own error says nothing of its capture."""
-    token = _made_up.set(True)
-    try:
-        yield
-    finally:
-        _made_up.reset(token)
+    return variable_within(_made_up, True)
 
 
 def is_made_up() -> bool:
@@ -38,7 +34,7 @@ def is_made_up() -> bool:
     return _made_up.get()
 
 
-def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
+def bitwise_difference(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
     """The first difference of the captured graph from the user's method on `args`, or None; both get clones."""
     with torch.no_grad(), same_random_numbers(args) as rewind:
         theirs_in = [_copy(a) for a in args]
@@ -47,7 +43,7 @@ def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
         ours_in = [_copy(a) for a in args]
         ours = list(mine(ours_in))
     if len(theirs) != len(ours):
-        return f"the captured graph returns {len(ours)} values, the method {len(theirs)}"
+        return f"the traced graph returns {len(ours)} values, the method {len(theirs)}"
     pairs = [*zip(ours, theirs, strict=True), *zip(ours_in, theirs_in, strict=True)]
     return next((fault for i, (a, b) in enumerate(pairs) if (fault := _difference(i, a, b))), None)
 
@@ -85,9 +81,9 @@ def _difference(index: int, ours: Any, theirs: Any) -> str | None:
         )
     facts = [(t.dtype, tuple(t.shape), t.device, t.layout) for t in (ours, theirs)]
     if facts[0] != facts[1]:
-        return f"value {index} is {_describe(ours)} captured and {_describe(theirs)} in the method"
+        return f"value {index} is {_describe(ours)} traced and {_describe(theirs)} in the method"
     if not _equal_bits(ours, theirs):
-        return f"value {index} differs in content between the captured graph and the method"
+        return f"value {index} differs in content between the traced graph and the method"
     return None
 
 
@@ -121,8 +117,8 @@ def _equal_bits(a: Tensor, b: Tensor) -> bool:
     if not _is_strided(a):
         parts = _parts_of(a), _parts_of(b)
         return len(parts[0]) == len(parts[1]) and all(map(_equal_parts, *parts))
-    if not (is_held(a) and is_held(b)):
-        return is_held(a) == is_held(b)
+    if not (has_its_storage(a) and has_its_storage(b)):
+        return has_its_storage(a) == has_its_storage(b)
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     same = (a == b) | ((a != a) & (b != b)) if a.is_floating_point() else a == b
@@ -136,7 +132,7 @@ def _equal_parts(a: Tensor, b: Tensor) -> bool:
 def _copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return copied(value).requires_grad_(value.requires_grad)
+    return copy_tensor(value).requires_grad_(value.requires_grad)
 
 
 @contextmanager
@@ -153,7 +149,7 @@ def same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
         yield rewind
 
 
-def cut(
+def cut_small(
     values: Sequence[Any], fakes: Sequence[Any], sizes: Sizes, conditions: Sequence[sympy.Basic]
 ) -> list[Any] | None:
     """The values with every symbolic size a few elements long, where the conditions still hold; None if they never do.

@@ -13,13 +13,13 @@ from typing import Any
 import sympy
 import torch
 
-from ...tracer.arithmetic import RULES, computed, whole
+from ...tracer.arithmetic import RULES, compute_number, without_fraction
 
 Sizes = Mapping[sympy.Symbol, Any]
 Fraction = tuple[Any, Any]
 
 
-def exact(expr: Any, sizes: Sizes) -> Any:
+def evaluate_exactly(expr: Any, sizes: Sizes) -> Any:
     """The value of an expression: whole where it is a whole number, else a float. Raises KeyError for an unknown size,
     ValueError for a function that sizes have no use for."""
     if not isinstance(expr, sympy.Basic):
@@ -67,7 +67,7 @@ def _in_floats(expr: Any, sizes: Sizes) -> Fraction:
     """Evaluate what is no fraction of sizes: a logarithm, say."""
     if unknown := {type(e).__name__ for e in sympy.preorder_traversal(expr) if not e.is_Atom} - RULES.keys():
         raise ValueError(f"a size has no use for {min(unknown)}")
-    return computed(expr, sizes), 1
+    return compute_number(expr, sizes), 1
 
 
 def _power(expr: Any, args: list[Fraction]) -> Fraction:
@@ -101,8 +101,8 @@ _RULES: dict[str, Callable[[Any, list[Fraction]], Fraction]] = {
     "Add": lambda expr, args: functools.reduce(_plus, args),
     "Mul": lambda expr, args: functools.reduce(_times, args),
     "Pow": _power,
-    "floor": lambda expr, args: (whole(args[0][0] // args[0][1]), 1),
-    "ceiling": lambda expr, args: (-whole(-args[0][0] // args[0][1]), 1),
+    "floor": lambda expr, args: (without_fraction(args[0][0] // args[0][1]), 1),
+    "ceiling": lambda expr, args: (-without_fraction(-args[0][0] // args[0][1]), 1),
     "Mod": _modulo,
     "Abs": lambda expr, args: (abs(args[0][0]), abs(args[0][1])),
     "Max": _extreme(torch.sym_max),

@@ -12,7 +12,7 @@ import torch
 from ...ir.lazy_attribute import lazy_attribute
 from ...ir.text.text import plain_sympy
 from ...ir.types import Size
-from .exact_sizes import exact
+from .exact_sizes import evaluate_exactly
 
 Tensor = torch.Tensor
 Sizes = Mapping[sympy.Symbol, Any]
@@ -30,7 +30,7 @@ def evaluate(expr: Any, sizes: Sizes) -> Any:
         return sizes[expr]
     values = [sizes[s] for s in _symbols(expr)]
     if any(isinstance(v, torch.SymInt) for v in values):  # of a capture that is under way
-        return exact(plain_sympy(expr), sizes)
+        return evaluate_exactly(plain_sympy(expr), sizes)
     value = _evaluator(expr)(*values)
     return value if isinstance(value, (int, float)) else float(value)
 
@@ -109,7 +109,7 @@ class Binder:
                         self._offer(getattr(getattr(size, "node", None), "expr", None), position, kind, axis)
 
     @classmethod
-    def reading(cls, sources: Mapping[sympy.Symbol, tuple[int, str, int]]) -> Binder:
+    def from_sources(cls, sources: Mapping[sympy.Symbol, tuple[int, str, int]]) -> Binder:
         """A binder that knows where each symbol is to be read: (position, "size" | "stride" | "value", axis)."""
         binder = cls(())
         binder.sources.update(sources)

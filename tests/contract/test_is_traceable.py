@@ -269,7 +269,7 @@ def test_t5_a_lie_raises_at_the_call_each_time_and_names_operation_and_line(wher
         with watching(cls) as seen, pytest.raises(fusegrad.NotTraceableError) as found:
             fast.apply(leaf(3), flag)
         text = str(found.value)
-        assert text.startswith(f"Lying.{where} cannot be captured: it reads the data of a tensor")
+        assert text.startswith(f"Lying.{where} cannot be traced: it reads the data of a tensor")
         assert line_of(getattr(cls, where), ".item()") in text and "is_traceable = False" in text
         assert seen.calls[where] == seen.on_fakes[where]
 
@@ -285,7 +285,7 @@ def test_t5_a_lying_backward_behind_an_opaque_forward_raises_when_it_is_called()
     fast = fusegrad.compile(Lying)
     for _ in range(2):
         y = fast.apply(leaf(3))
-        with pytest.raises(fusegrad.NotTraceableError, match=r"Lying\.backward cannot be captured: its control flow"):
+        with pytest.raises(fusegrad.NotTraceableError, match=r"Lying\.backward cannot be traced: its control flow"):
             y.sum().backward()
     assert y.requires_grad and torch.equal(y, leaf(3).sin())
 
@@ -590,7 +590,7 @@ def test_t5_a_lying_jvp_raises_each_time() -> None:
 
     fast = fusegrad.compile(Lying)
     for _ in range(2):
-        with pytest.raises(fusegrad.NotTraceableError, match=r"Lying\.jvp cannot be captured") as found:
+        with pytest.raises(fusegrad.NotTraceableError, match=r"Lying\.jvp cannot be traced") as found:
             FORWARD_MODE["jvp"](fast)
         assert line_of(Lying.jvp, ".item()") in str(found.value)
     same(outcome(lambda cls: first_of(cls, 2), fast), outcome(lambda cls: first_of(cls, 2), Promised))

@@ -154,7 +154,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no such setting": (lambda: patched(speed=5), r"config\.patch", "no setting 'speed'"),
     "not a bool": (lambda: fusegrad.compile(Declared), "Declared", "must be exactly a bool, not str"),
     "no such role": (lambda: fusegrad.compile(Doubled, traceable={"fwd": True}), "traceable", "unknown key 'fwd'"),
-    "a nested write": (writing_later, "Around", "changed an argument in place, which it did not at the capture"),
+    "a nested write": (writing_later, "Around", "changed an argument in place, which it did not when traced"),
     "not traceable": (
         lambda: fusegrad.compile(Reads, fullgraph=True).apply(leaf(3)), r"Reads\.forward", "reads the data of a tensor",
     ),
@@ -190,7 +190,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a transform to check": (
         lambda: fusegrad.check(Doubled, leaf(3), transforms=["vmpa"]), r"check\(Doubled\)", "there is no 'vmpa'",
     ),
-    "an export": (lambda: fusegrad.export(Reads, "f32[8]", format="py"), r"export\(Reads\)", "cannot be captured"),
+    "an export": (lambda: fusegrad.export(Reads, "f32[8]", format="py"), r"export\(Reads\)", "cannot be traced"),
     "a format": (lambda: fusegrad.export(Doubled, "f32[8]", format="doc"), r"format='doc'", "there is no format"),
     "a baseline": (
         lambda: fusegrad.profile(Doubled, plain(8), baselines=("jax",)), r"profile\(Doubled\)", "no baseline 'jax'",

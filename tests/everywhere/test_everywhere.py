@@ -174,4 +174,4 @@ def test_what_waits_for_more_calls_is_told(monkeypatch: pytest.MonkeyPatch) -> N
             x = torch.ones(2, requires_grad=True)
             anew().apply(x).sum().backward()
             assert x.grad is not None and x.grad.tolist() == [3.0, 3.0]
-    assert "Anew.forward: it was captured for class after class" in summary(everywhere)
+    assert "Anew.forward: it was traced for class after class" in summary(everywhere)

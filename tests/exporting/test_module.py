@@ -299,7 +299,7 @@ class TakesAnObject(Function):
 @pytest.mark.parametrize(
     ("cls", "args", "said"),
     [
-        (Opaque, ("f32[3]",), "cannot be captured"),
+        (Opaque, ("f32[3]",), "cannot be traced"),
         (ReadsATensor, ("f32[3]",), "tensor from outside"),
         (TakesAnObject, ("f32[3]", 1j), "argument unit is a complex"),
     ],

@@ -335,7 +335,7 @@ def test_a_broken_promise_is_an_error() -> None:
 
     fast = fusegrad.compile(Promised)
     fn = torch.compile(lambda x: fast.apply(x) * 2, backend="aot_eager")
-    with pytest.raises(Exception, match=r"Promised.forward cannot be captured: .*depends on the data"):
+    with pytest.raises(Exception, match=r"Promised.forward cannot be traced: .*depends on the data"):
         wrong.result(fn)
 
 

@@ -86,7 +86,7 @@ def test_times_are_what_the_clock_says() -> None:
     found = fusegrad.profile(Slow, "f32[4]", seconds=0.05)
     for m in found.measured:
         assert m.times is not None and m.times.p10 >= (4000 if m.direction == "forward" else 8000)
-    assert found.modelled == [], "what runs as written has no kernels to model"
+    assert found.modelled == [], "what runs in eager has no kernels to model"
     fast, slow = (times_of(lambda s=s: time.sleep(s), torch.device("cpu"), 0.0).median for s in (0.001, 0.003))
     assert slow > 2 * fast
     assert summary([float(i) for i in range(101)]) == (t := summary(list(map(float, range(100, -1, -1)))))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.tracer.sizes import solved
+from fusegrad.tracer.sizes import solve_equations
 
 sys.path.insert(0, str(Path(__file__).parent))
 from comparing import faults, laid_out, run, wide_run
@@ -193,7 +193,7 @@ def test_equations_are_solved_for_divisions_and_symbols() -> None:
 
     s0, s1 = sympy.symbols("s0 s1", integer=True, positive=True)
     half = FloorDiv(s1, 2)
-    known = solved([sympy.Eq(half, s0, evaluate=False), sympy.Eq(s1 - half, s0, evaluate=False)])
+    known = solve_equations([sympy.Eq(half, s0, evaluate=False), sympy.Eq(s1 - half, s0, evaluate=False)])
     assert known == {half: s0, s1: 2 * s0} or known == {half: s0, s0: s1 / 2}
 
 

@@ -19,7 +19,7 @@ from fusegrad.runtime.execution.aten import philox
 from fusegrad.runtime.execution.aten.reference import run
 from fusegrad.runtime.values.sizes import number
 from fusegrad.tracer.lowering.aten import lower
-from fusegrad.tracer.lowering.rules import rounded
+from fusegrad.tracer.lowering.rules import round_to_dtype
 
 from .capturing import capture, fakes_of, symbols
 from .programs import TABLE, Program
@@ -242,7 +242,7 @@ def test_what_was_read_before_a_write_keeps_its_value() -> None:
 @pytest.mark.parametrize("number", [0.1, 1e-9, 3.14159, 65519.0, 65520.0, 1e39, -0.3, 0.0, 1.00390625, 1.01171875])
 def test_constants_of_low_floats_are_rounded(number: float, dtype: torch.dtype) -> None:
     name = "bf16" if dtype == torch.bfloat16 else "f16"
-    assert rounded(number, name) == torch.tensor(number, dtype=dtype).item()
+    assert round_to_dtype(number, name) == torch.tensor(number, dtype=dtype).item()
 
 
 def test_several_devices_are_refused() -> None:

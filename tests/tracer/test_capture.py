@@ -138,7 +138,7 @@ def test_a_nested_function_of_two_outputs() -> None:
         return (a - b,)
 
     found = trace(body, x := torch.randn(4))
-    assert [n.target for n in calls(found)].count(capture.call_of(Pair)) == 1
+    assert [n.target for n in calls(found)].count(capture.function_of_call_node(Pair)) == 1
     assert torch.equal(found.graph_module(x)[0], x * 3 - (x + 3))
 
 
@@ -150,8 +150,8 @@ def test_replaying_a_nested_call_keeps_its_custom_backward() -> None:
 
 
 def test_call_nodes_of_one_class_are_one_object() -> None:
-    assert capture.call_of(Inner) is capture.call_of(Inner)
-    assert capture.call_of(Inner) is not capture.call_of(type("Inner", (Inner,), {}))
+    assert capture.function_of_call_node(Inner) is capture.function_of_call_node(Inner)
+    assert capture.function_of_call_node(Inner) is not capture.function_of_call_node(type("Inner", (Inner,), {}))
 
 
 @pytest.mark.parametrize("fails", [False, True])

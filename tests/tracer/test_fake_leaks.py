@@ -158,5 +158,5 @@ class Unchanging:
 def test_looking_into_a_dataclass_that_is_its_own_copy_does_not_change_it() -> None:
     one = Unchanging(3)
     assert containers.leaves((one, [one])) == [3, 3]
-    assert containers.exchanged(one, lambda leaf: leaf + 1) == Unchanging(4)
+    assert containers.map_leaves(one, lambda leaf: leaf + 1) == Unchanging(4)
     assert one.number == 3

@@ -16,7 +16,7 @@ from fusegrad.tracer.function import (
     capture_forward,
     exact_gradients,
     has_unbacked,
-    put_together,
+    merge_attributes,
     rebind,
     symbols_in,
 )
@@ -197,7 +197,7 @@ def test_a_container_of_tensors_on_ctx_has_places() -> None:
 
     captured = capture(function(forward), x())
     assert captured.tensor_attributes == {"parts[0]": ValueRef("hidden", 0), "parts[1]": ValueRef("input", 0)}
-    assert put_together(captured.constants, {"parts[0]": 5, "parts[1]": 6}) == {"parts": [5, {"k": 6}]}
+    assert merge_attributes(captured.constants, {"parts[0]": 5, "parts[1]": 6}) == {"parts": [5, {"k": 6}]}
 
 
 class Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusegrad.tracer.capture.memory import copied, is_held, overlap, same, storage_bytes
+from fusegrad.tracer.capture.memory import copy_tensor, has_its_storage, has_same_content, overlap, storage_bytes
 
 Tensor = torch.Tensor
 LAYOUTS = {
@@ -24,9 +24,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_copy_has_the_content_and_the_layout_in_memory_of_its_own(name: str) -> None:
     tensor = LAYOUTS[name]
-    copy = copied(tensor)
-    assert same(copy, tensor)
-    assert is_held(tensor)
+    copy = copy_tensor(tensor)
+    assert has_same_content(copy, tensor)
+    assert has_its_storage(tensor)
     if tensor.layout is torch.strided:
         assert copy.stride() == tensor.stride()
         assert torch.equal(copy, tensor)
@@ -37,21 +37,21 @@ def test_a_copy_has_the_content_and_the_layout_in_memory_of_its_own(name: str) -
 def test_of_what_was_freed_a_copy_is_as_empty(name: str) -> None:
     tensor = LAYOUTS[name].clone(memory_format=torch.preserve_format)
     tensor.untyped_storage().resize_(0)
-    copy = copied(tensor)
-    assert not is_held(tensor)
+    copy = copy_tensor(tensor)
+    assert not has_its_storage(tensor)
     assert storage_bytes(copy) == 0
     assert copy.shape == tensor.shape
-    assert same(copy, tensor)
-    assert not same(copy, torch.zeros_like(LAYOUTS[name]))
+    assert has_same_content(copy, tensor)
+    assert not has_same_content(copy, torch.zeros_like(LAYOUTS[name]))
 
 
 def test_a_storage_that_is_one_byte_short() -> None:
     tensor = torch.rand(10)[2:]
     tensor.untyped_storage().resize_(39)
-    assert not is_held(tensor)
+    assert not has_its_storage(tensor)
     tensor.untyped_storage().resize_(40)
-    assert is_held(tensor)
-    assert is_held(tensor[:0])
+    assert has_its_storage(tensor)
+    assert has_its_storage(tensor[:0])
 
 
 def test_sparse_tensors_have_no_storage() -> None:

@@ -73,7 +73,7 @@ def described(call: Any, pair: tuple[Tensor, Tensor]) -> Any:
 @pytest.mark.parametrize("name", CALLS)
 def test_metadata_is_torchs_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     short = {kind: described(CALLS[name], pair()) for kind, pair in PAIRS.items()}
-    monkeypatch.setattr(metadata.Fakes, "_made_shortly", lambda *_: None)
+    monkeypatch.setattr(metadata.Fakes, "_fake_result", lambda *_: None)
     assert short == {kind: described(CALLS[name], pair()) for kind, pair in PAIRS.items()}
 
 

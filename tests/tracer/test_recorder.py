@@ -64,7 +64,7 @@ def recorded(body: Any) -> tuple[str, list[Any]]:
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_the_graph_is_torchs_own(body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     short = recorded(body)
-    monkeypatch.setattr(recorder, "begin", lambda: None)
+    monkeypatch.setattr(recorder, "begin_recording", lambda: None)
     assert short == recorded(body)
 
 

@@ -16,7 +16,7 @@ from fusegrad.tracer.reads import reads as scans
 from fusegrad.tracer.reads import value_keys
 from fusegrad.tracer.reads.attributes import ABSENT, attribute
 from fusegrad.tracer.reads.reads import scan
-from fusegrad.tracer.reads.value_keys import freeze, unfit
+from fusegrad.tracer.reads.value_keys import freeze, why_unfit
 
 
 class Raises:
@@ -119,7 +119,7 @@ def test_a_scan_raises_nothing_whatever_it_finds(name) -> None:
     reads = scan(body)
     assert hash(reads.facts()) is not None and reads.facts() is not None
     hash(freeze(found))
-    assert unfit(found) is None or isinstance(unfit(found), str)
+    assert why_unfit(found) is None or isinstance(why_unfit(found), str)
 
 
 def test_a_scan_runs_no_property_and_no_getattr() -> None:
@@ -132,7 +132,7 @@ def test_a_scan_runs_no_property_and_no_getattr() -> None:
     reads = scan(body)
     reads.facts()
     freeze(asked)
-    assert Asked.count == before and not reads.certain()
+    assert Asked.count == before and not reads.certain_effects()
 
 
 def test_what_a_property_reads_counts() -> None:
@@ -205,7 +205,7 @@ def test_functions_are_followed_to_any_depth() -> None:
 def test_a_scan_ends_with_a_reason(monkeypatch) -> None:
     monkeypatch.setattr(scans, "FUNCTIONS", 20)
     reads = scan(chain(50).step0)
-    assert [e.reason for e in reads.certain()] == ["it can reach more than 20 functions"]
+    assert [e.reason for e in reads.certain_effects()] == ["it can reach more than 20 functions"]
 
 
 def test_a_large_object_is_read_by_the_attributes_that_are_asked_for() -> None:
@@ -237,7 +237,7 @@ def test_a_large_object_as_an_argument_has_a_picture_that_ends() -> None:
     for i in range(100):
         root.parts[i] = Node()
         root.parts[i].parts = {j: Node() for j in range(100)}
-    assert freeze(root) != freeze(root) and "2000" in str(unfit(root))
+    assert freeze(root) != freeze(root) and "2000" in str(why_unfit(root))
 
 
 # ------------------------------------------------------------------ other packages

@@ -142,7 +142,7 @@ def test_a_class_that_leads_to_too_much_is_found_out_once(scans: list[int], monk
             return held + helper()
 
     for _ in range(3):
-        with value_keys.one_allowance() as is_spent:
+        with value_keys.shared_allowance() as is_spent:
             assert freeze(Endless()) != freeze(Endless())
             assert is_spent()
     value_keys._endless.discard(Large)

@@ -51,7 +51,7 @@ def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("norm, first call, reference")
     place = "runtime/compiled/keys.py:Keys.exact"
     monkeypatch.setattr(
-        "fusegrad.runtime.dispatch.compiled_class.answered",
+        "fusegrad.runtime.dispatch.compiled_class.answer_as_written",
         lambda compiler, args, *_: torch.zeros_like(args[0], requires_grad=True),
     )
     run.one(found[place], place)
@@ -62,7 +62,7 @@ def test_numbers_drawn_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     run, found = functions_of("noise, first call, reference")
     place = "runtime/capture/outputs.py:rebuild_output"
     assert place in found
-    monkeypatch.setattr("fusegrad.runtime.fallback.effects.Before.settle", lambda self, error: None)
+    monkeypatch.setattr("fusegrad.runtime.fallback.effects.EffectsBefore.settle", lambda self, error: None)
     run.one(found[place], place)
     assert run.result.wrong
 

@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,7 +29,6 @@ from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
     make_fx,
-    track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
@@ -37,16 +36,18 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...ir.codes import code_of
+from ..containers import tensors_in
 from ..declared import declarations
-from ..frames import TORCH, is_user_file, user_frame, where_raised
+from ..frames import TORCH, is_user_file, user_frame, user_line, where_raised
 from ..locks import CAPTURE, lock_of
 from ..opaque.call_interception import plain, watched_by
 from ..opaque.extension_calls import (
     CompiledCallError,
-    behind,
+    add_call_node,
     callees_as_nodes,
     has_own_autograd,
-    newest,
+    newest_node,
+    nodes_after,
     operator_node,
     stray_node,
     without_zeros,
@@ -57,34 +58,34 @@ from ..opaque.opaque import (
     Tape,
     Taped,
     Why,
-    is_given_on,
+    can_be_handed_on,
     name_of,
     reason_of_caller,
-    shown,
-    tensors_in,
+    share_argument,
     why_opaque,
 )
 from ..opaque.segments import Segment
 from ..opaque.watching import watcher
-from ..reads.beyond import Crossing
+from ..reads.foreign import Crossing
 from ..reads.packages import is_cached
-from ..reads.reached import Reached, go_on, watched
+from ..reads.reached import Reached, resume_watch, watching_effects
 from ..reads.reads import Reads
-from ..reads.soiled import Again, Soiled
+from ..reads.snapshot import CaptureAgain, Snapshot
 from ..reads.value_keys import SCALARS, Handle, is_a_value
+from ..scoped_state import variable_within
 from ..torch_private import (
     DETACHES,
     FakeTensorMode,
-    detach_as_ever,
     dispatch_modes,
     is_dual,
     is_fake,
     jit_tracing,
+    normalize_detach,
     operator_name,
+    split_long_sums,
     symbolic_python,
     through_compiled_functions,
     transforms_active,
-    two_by_two,
     variables_as_detached,
     without_address,
     without_hooks,
@@ -93,15 +94,15 @@ from ..torch_private import (
 from ..trace import CaptureError, Trace
 from . import recorder
 from .collectives import COMMUNICATES, communicates
-from .data import QUESTIONS, Asked, is_symbolic
+from .data import QUESTIONS, DataReads, is_symbolic
 from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
 from .fake_leaks import holds_fakes
 from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
 from .history import history
 from .leaves import GET_GRAD, OwnLeaves
 from .memory import RESIZES, storages_watched
-from .metadata import Fakes
-from .tensor_mutations import Unmarked
+from .metadata import Fakes, strides_in_order
+from .tensor_mutations import TensorMarks
 
 capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""
@@ -124,7 +125,7 @@ class Env(ShapeEnv):
         """The age of an expression is that of its youngest symbol."""
         return max((self.age.get(s, _youngest(s)) for s in getattr(expr, "free_symbols", ())), default=0)
 
-    def replaced(self, expr: Any) -> Any:
+    def with_replacements(self, expr: Any) -> Any:
         """`replace` that learns nothing: what one trace found out of sizes may contradict what another did."""
         while substitutions := {s: self.replacements[s] for s in expr.free_symbols if self.replacements.get(s, s) != s}:
             expr = expr.xreplace(substitutions)
@@ -146,7 +147,7 @@ def _youngest(symbol: sympy.Symbol) -> int:
     return sys.maxsize if symbol.name.startswith("u") else 0
 
 
-def assumed_of(fakes: Sequence[Any], known_symbols: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
+def assumptions_of(fakes: Sequence[Any], known_symbols: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
     """The assumptions of the traces with these fakes so far about the sizes that are `known_symbols`."""
     numbers = [n for f in fakes for n in ((*f.shape, *f.stride()) if isinstance(f, torch.Tensor) else (f,))]
     env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
@@ -203,7 +204,7 @@ class Session:
         self.env.age[symbolic.node.expr] = len(self.returned)
         return symbolic
 
-    def keep_equal(self) -> None:
+    def fix_equalities(self) -> None:
         """Declares the equalities of sizes known by now as true of every later call."""
         self.env.equal = {s: self.env.replace(s) for s in self.env.replacements}
 
@@ -233,10 +234,10 @@ class Session:
     def conditions(self, known_symbols: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """The assumptions of the traces about sizes, from guard number `since` on, over the symbols that are
         `known_symbols`."""
-        known = set(known_symbols)
+        symbols = set(known_symbols)
         guards = (g.expr for g in self.env.guards[since:])
-        assumed = (e if e.free_symbols <= known else self.env.replaced(e) for e in guards)
-        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= known))
+        assumed = (e if e.free_symbols <= symbols else self.env.with_replacements(e) for e in guards)
+        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= symbols))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
@@ -251,7 +252,7 @@ class Session:
     def fake_again(self, fake: torch.Tensor) -> torch.Tensor:
         """The same metadata as a fresh fake: sizes that an earlier trace made constant are plain ints in it."""
         if fake.layout is not torch.strided:  # how many values it has, no fake of it says
-            raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
+            raise CaptureError(reason="it is given a tensor subclass, or one that is not strided")
         with self.mode, torch.no_grad():
             shape, strides = self.with_current_sizes(fake.shape), self.with_current_sizes(fake.stride())
             again = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
@@ -263,17 +264,13 @@ class Session:
         ~axis: the stride along it is 0.
         """
         shape = self.with_current_sizes(like.shape)
-        strides: list[Any] = [0] * like.dim()
-        step: Any = 1
-        for axis in (a for a in reversed(order) if a >= 0):
-            strides[axis] = step
-            step = step * shape[axis]
+        strides = strides_in_order(shape, order[::-1])
         with self.mode, torch.no_grad():
             fake = torch.empty_strided(shape, with_known_sizes(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
 
     @contextmanager
-    def unbacked_within(self, results: Callable[[], Any]) -> Iterator[None]:
+    def drop_unbacked_unless_returned(self, results: Callable[[], Any]) -> Iterator[None]:
         """Within the block a nested body runs: sizes that depend on data and are in no result are its own business."""
         before = list(self.env.pending_fresh_unbacked_symbols)
         try:
@@ -305,28 +302,28 @@ class Session:
         from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
         tape: the nested calls of a run of `fn` on real tensors; without one, an opaque call raises OpaqueMet.
         """
-        soiled = Soiled(reads)
+        snapshot = Snapshot(reads)
         try:
             # Within this thread: the engine's thread of a device may be waiting for the lock that is held here.
             with torch.autograd.set_multithreading_enabled(False):
-                recording = _Recording(self, fakes, reads, tape, soiled)
+                recording = _Recording(self, fakes, reads, tape, snapshot)
                 trace = recording.trace_of(recording.graph_of(fn), from_source)
-        except Again as again:
+        except CaptureAgain as again:
             # The caches of the user's that were filled stay so: the trace begins again, and finds them full.
             if not again.filled:
-                soiled.put_back()
+                snapshot.restore()
             raise
         except BaseException:
-            soiled.put_back()
+            snapshot.restore()
             raise
         # All is put back as it was before the method ran; what had to be put back, no graph would do at each call.
-        if (changed := soiled.put_back()) is not None and reads is not None:
+        if (changed := snapshot.restore()) is not None and reads is not None:
             # It came to functions that were not known when all was copied: once more, with these known, too.
-            if soiled.is_partial:
-                raise Again(soiled, filled=False)
-            reads.beyond.failures += 1
+            if snapshot.is_partial:
+                raise CaptureAgain(snapshot, filled=False)
+            reads.foreign.failures += 1
         if changed is not None:
-            raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
+            raise CaptureError(reason=f"it changes what it reaches by the {changed}")
         return trace
 
 
@@ -334,14 +331,14 @@ class _Recording:
     """One run of a method under the tracer: what is watched while it runs, and the checks of the graph that it left."""
 
     def __init__(
-        self, session: Session, fakes: Sequence[Any], reads: Reads | None, tape: Tape | None, soiled: Soiled
+        self, session: Session, fakes: Sequence[Any], reads: Reads | None, tape: Tape | None, snapshot: Snapshot
     ) -> None:
-        self.session, self.fakes, self.reads, self.soiled = session, fakes, reads, soiled
+        self.session, self.fakes, self.reads, self.snapshot = session, fakes, reads, snapshot
         self.answers_data = tape is not None and bool(tape.data)
         # The present values, before the method runs: `_refuse_changed_reads` compares what it leaves with them.
         self.before = reads.by_path() if reads is not None else {}
-        self.crossing = Crossing(reads, soiled, self.before) if reads is not None and reads.calls_unknown else None
-        self.leaves, self.unmarked = OwnLeaves(fakes), Unmarked(fakes)
+        self.crossing = Crossing(reads, snapshot, self.before) if reads is not None and reads.calls_unknown else None
+        self.leaves, self.unmarked = OwnLeaves(fakes), TensorMarks(fakes)
         generators = [] if reads is None else [get() for get in reads.generators]
         self.calls = Calls(session, tape, self.leaves, generators)
 
@@ -368,18 +365,18 @@ class _Recording:
                 torch.set_autocast_cache_enabled(cache)
                 self.session.mode.memories.clear()  # they hold no data, but a count of all tensors would find them
         if self.calls.error is not None:  # the method may have caught it
-            raise self.calls.error.bare()
+            raise self.calls.error.without_frames()
         return gm  # type: ignore[no-any-return]
 
     def _body(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def body(*inputs: Any) -> Any:
-            recorder.begin()
-            with Asked(self.calls.read) if self.answers_data else nullcontext():
+            recorder.begin_recording()
+            with DataReads(self.calls.read_data) if self.answers_data else nullcontext():
                 returned = fn(*inputs)
-            recorder.end()
+            recorder.end_recording()
             # Here, and not after the trace: make_fx keeps the nodes of what is returned, not the tensors.
             if (why := self.unmarked.why_not(returned)) is not None:
-                raise CaptureError(reason=why, where="unknown")
+                raise CaptureError(reason=why)
             return returned
 
         return body
@@ -387,9 +384,9 @@ class _Recording:
     def trace_of(self, gm: torch.fx.GraphModule, from_source: bool) -> Trace:
         """The graph made regular and checked. The order of the checks decides which reason the user reads."""
         # Spellings that depend on the version of torch, or on forward mode, go first: checks know one of each.
-        detach_as_ever(gm.graph)
+        normalize_detach(gm.graph)
         without_zeros(gm.graph)
-        two_by_two(gm.graph)
+        split_long_sums(gm.graph)
         # What no graph may hold, with the user's line where there is one.
         _refuse_data_dependence(gm)
         if from_source:
@@ -410,17 +407,17 @@ class _Recording:
         """A method that changes what it also reads would find it changed at the next call, and the graph would not."""
         if self.reads is None or (changed := self.reads.changed(self.before)) is None:
             return
-        if self.soiled.is_partial:
-            raise Again(self.soiled, filled=False)
-        self.reads.beyond.failures += 1
-        raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
+        if self.snapshot.is_partial:
+            raise CaptureAgain(self.snapshot, filled=False)
+        self.reads.foreign.failures += 1
+        raise CaptureError(reason=f"it changes the {changed}, which it also reads")
 
 
 def _run_refusing_effects(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
     """Returns the result of `run`; raises CaptureError where the method does what a graph would lose."""
     try:
         effects = reads.uncertain_effects() if reads is not None else ()
-        with watched(effects, crossing.enter if crossing is not None else None):
+        with watching_effects(effects, crossing.enter if crossing is not None else None):
             return run()
     except Reached as reached:
         raise CaptureError(reason=reached.effect.reason, where=reached.effect.where) from None
@@ -489,9 +486,9 @@ class _Provenance(TorchFunctionMode):
         kwargs = {k: v for k, v in (kwargs or {}).items() if k != "generator" or v is not None}  # sizes are ints there
         _refuse_real_write(func, args, kwargs)
         if (why := self.leaves.why_not(func, args, kwargs) or why_not_in_its_mode(func, args)) is not None:
-            raise CaptureError(reason=why, where=_user_line())
+            raise CaptureError(reason=why, where=user_line())
         _refuse_generator((*args, *kwargs.values()))
-        last = newest(graph)
+        last = newest_node(graph)
         args = tuple(map(_as_traced, args)) if getattr(func, "__name__", "") in _TELLS else args
         answer = _answer_about_history(func, args)
         result: Any = self._run_operation(func, args, kwargs) if answer is None else answer
@@ -500,8 +497,8 @@ class _Provenance(TorchFunctionMode):
         if func == GET_GRAD and isinstance(result, torch.Tensor):
             (result,) = _without_history([result], graph, ())
         if func in _FRESH and isinstance(result, torch.Tensor) and result._is_view():
-            result = _no_view(result, newest(graph))
-        if nodes := list(behind(last, graph)):
+            result = _own_memory_for_view(result, newest_node(graph))
+        if nodes := list(nodes_after(last, graph)):
             _traced.operations = operations_traced() + len(nodes)
             origin = _origin_override.get() or _origin_of(user_frame())
             for node in nodes:
@@ -533,7 +530,7 @@ def _as_traced(value: Any) -> Any:
     return torch.ops.aten.alias.default(value) if is_outside else value
 
 
-def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
+def _own_memory_for_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
     """Instead of the view that a decomposition ends with, what eager's own kernel ends with: memory of its own."""
     if node.target is not torch.ops.aten.view.default or node.users or result._base is None:
         return result
@@ -561,9 +558,9 @@ def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph, weights: S
 
     So does a dual number, which has no history: its tangent goes on, and would not through a detach.
     """
-    last = newest(graph)
+    last = newest_node(graph)
     cut = tuple(g if g is None or any(g is w for w in weights) or is_dual(g) else g.detach() for g in gradients)
-    for node in behind(last, graph):
+    for node in nodes_after(last, graph):
         node.meta[CUT] = node.meta[UNRECORDED] = True
     return cut
 
@@ -577,13 +574,12 @@ def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     """A tensor from outside is no fake: a write to it would happen while tracing."""
     target = kwargs.get("out", args[0] if args and _is_in_place(getattr(func, "__name__", "")) else None)
     real = isinstance(target, torch.Tensor) and not is_fake(target)
-    if real and (frame := user_frame()) is not None:
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        raise CaptureError(reason="it writes to a tensor that is no argument", where=place)
+    if real and user_frame() is not None:
+        raise CaptureError(reason="it writes to a tensor that is no argument", where=user_line())
 
 
 def _refuse_resize() -> None:
-    raise CaptureError(reason=RESIZES, where=_user_line())
+    raise CaptureError(reason=RESIZES, where=user_line())
 
 
 _DRAWS = "it draws from a torch.Generator, whose state no graph has"
@@ -591,8 +587,8 @@ _DRAWS = "it draws from a torch.Generator, whose state no graph has"
 
 def _refuse_generator(arguments: Sequence[Any]) -> None:
     """A generator has a state of its own, which is another one at the next call."""
-    if any(isinstance(value, torch.Generator) for value in arguments) and (frame := user_frame()) is not None:
-        raise CaptureError(reason=_DRAWS, where=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    if any(isinstance(value, torch.Generator) for value in arguments) and user_frame() is not None:
+        raise CaptureError(reason=_DRAWS, where=user_line())
 
 
 _HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -603,7 +599,7 @@ def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
     followed_history = history() if func == _HISTORY else None
     if followed_history is None or not _is_asked_by_the_user():
         return None
-    return followed_history.ask(args[0], CUT, _user_line())
+    return followed_history.ask(args[0], CUT, user_line())
 
 
 def _is_asked_by_the_user() -> bool:
@@ -623,14 +619,9 @@ def _is_in_place(name: str) -> bool:
 _origin_override: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
 
 
-@contextmanager
-def origin_overridden(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
+def origin_overridden(origin: tuple[str | None, str, str] | None) -> AbstractContextManager[Any]:
     """Within the block, operations come from this (name, place, line): a graph of before is run again."""
-    token = _origin_override.set(origin)
-    try:
-        yield
-    finally:
-        _origin_override.reset(token)
+    return variable_within(_origin_override, origin)
 
 
 _QUESTIONS = ("__invert__", "__int__", "__index__", "__iter__", "__init__")
@@ -647,7 +638,7 @@ def _origin_of(frame: types.FrameType | None) -> tuple[str | None, str, str] | N
 
 
 # ------------------------------------------------------------------ nested calls stay one node
-class OpaqueMet(CaptureError):
+class OpaqueCallError(CaptureError):
     """The method calls what must not be captured: it can be, once its calls were recorded on real tensors.
 
     `callee` is the class, or the name of an operator; `why` the reason. Internal, as CaptureError is.
@@ -655,22 +646,22 @@ class OpaqueMet(CaptureError):
 
     def __init__(self, callee: Any, why: Why, location: str) -> None:
         super().__init__(reason=reason_of_caller(callee, why), where=location)
-        self.what, self.why, self.where = callee, why, location
+        self.callee, self.why, self.where = callee, why, location
 
 
-class DataMet(OpaqueMet):
+class DataReadError(OpaqueCallError):
     """The method asks what is in a tensor: it can be captured, once the answers of a run on real tensors are known."""
 
     def __init__(self, reason: str, location: str) -> None:
         CaptureError.__init__(self, reason=reason, where=location)
-        self.what, self.why, self.where = "data", Why(reason, True), location
+        self.callee, self.why, self.where = "data", Why(reason, True), location
 
 
-def as_data_read(error: CaptureError, tape: Tape | None) -> CaptureError:
+def as_data_read_error(error: CaptureError, tape: Tape | None) -> CaptureError:
     """The error itself, or that the method asks what is in a tensor, where no answers are on the tape yet."""
-    is_final = isinstance(error, OpaqueMet) or (tape is not None and tape.data)
+    is_final = isinstance(error, OpaqueCallError) or (tape is not None and tape.data)
     asking = not is_final and code_of(error.facts["reason"]) in ("FG010", "FG011")
-    return DataMet(error.facts["reason"], error.facts["where"]) if asking else error
+    return DataReadError(error.facts["reason"], error.facts["where"]) if asking else error
 
 
 class Calls:
@@ -694,14 +685,16 @@ class Calls:
             return self._route(callee, apply, args, kwargs)
         except CaptureError as error:
             if not self.depth and self.error is None:
-                self.error = error.bare()
+                self.error = error.without_frames()
             raise
 
     def _route(self, callee: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Where autograd records the nested body itself, or fakes run through it, there is nothing to decide.
         mode, why = get_proxy_mode(), why_opaque(callee)
         recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
         if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(callee):
             return self._trace_inline(callee, apply, args, kwargs, why)
+        # Taken off the tape whatever becomes of the call: the next one of its kind is another.
         taped = self.tape.take(callee) if self.tape is not None else None
         if why is None and kwargs and not isinstance(callee, str):
             return self._trace_inline(callee, apply, args, kwargs, None)
@@ -709,31 +702,31 @@ class Calls:
             try:
                 if isinstance(callee, str):
                     return self._operator(apply, args, kwargs, mode)
-                return self._call_node(callee, args, mode)
+                return self._call_node(callee, args)
             except Exception as error:
                 why = self._why_no_fake_run(callee, error)
         return self._opaque_node(callee, apply, args, kwargs, taped, why)
 
-    def read(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def read_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that says what is in a tensor: a node of its own, unless a nested body asks."""
         if self.depth or self.inlined or get_proxy_mode() is None or self.tape is None:
             return func(*args, **kwargs)
         taped, why = self.tape.take(str(func)), Why("says what is in a tensor", True)
         if taped is None or sum(node.of_data for node in self.nodes) >= QUESTIONS:
-            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_user_line())
+            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=user_line())
         return self._opaque_node(str(func), func, args, kwargs, taped, why)
 
-    def unseen(self, callee: Any) -> None:
+    def note_unseen_call(self, callee: Any) -> None:
         """Only where autograd records the nested backward by itself is there nothing to decide."""
         if not torch.is_grad_enabled() or why_opaque(callee) is not None:
             name = name_of(callee)
             reason = f"it calls `{name}.apply` by a name that was bound before, which this torch does not show"
-            raise CaptureError(reason=reason, where=_user_line())
+            raise CaptureError(reason=reason, where=user_line())
 
     def _trace_inline(self, callee: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
         """The body itself is traced, or runs on fakes within another body."""
         if why is not None and self.depth:
-            raise OpaqueMet(callee, why, _user_line())
+            raise OpaqueCallError(callee, why, user_line())
         if why is not None:
             raise _nested_opaque_error(callee, why)
         self.inlined += 1
@@ -741,45 +734,41 @@ class Calls:
         try:
             if isinstance(callee, str):
                 return apply(*args, **kwargs)
-            return _with_its_copies(callee, args, kwargs)
+            return _apply_marking_copies(callee, args, kwargs)
         finally:
             self.inlined -= 1
 
-    def _call_node(self, cls: type, args: tuple[Any, ...], mode: Any) -> Any:
+    def _call_node(self, cls: type, args: tuple[Any, ...]) -> Any:
         self.depth += 1
         try:
-            with disable_proxy_modes_tracing(), self.session.unbacked_within(lambda: result):
+            with disable_proxy_modes_tracing(), self.session.drop_unbacked_unless_returned(lambda: result):
                 result = plain(cls, *args)
         finally:
             self.depth -= 1
         needs = tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad)
-        return self._node(call_of(cls, needs), args, cls.__name__, result, mode)
+        return add_call_node(
+            function_of_call_node(cls, needs), args, {}, result, cls.__name__, _origin_of(user_frame())
+        )
 
     def _operator(self, apply: Any, args: Any, kwargs: Any, mode: Any) -> Any:
         """A custom operator as one operation; nothing is left in the graph where it has no fake implementation."""
         graph = mode.tracer.graph
-        last = newest(graph)
+        last = newest_node(graph)
         try:
             if has_own_autograd(apply):
                 return operator_node(apply, args, kwargs, _origin_of(user_frame()))
             return apply(*args, **kwargs)
         except Exception:
-            for node in reversed(list(behind(last, graph))):
+            for node in reversed(list(nodes_after(last, graph))):
                 graph.erase_node(node)
             raise
-
-    def _node(self, target: Any, args: Sequence[Any], name: str, result: Any, mode: Any) -> Any:
-        proxies = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, tuple(args))
-        proxy = mode.tracer.create_proxy("call_function", target, proxies, {}, name=name)
-        proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
-        return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
     def _why_no_fake_run(self, callee: Any, error: Exception) -> Why:
         """The reason why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
         if isinstance(error, Reached):
-            go_on()
+            resume_watch()
             return Why(f"is opaque: {error.effect.reason} ({error.effect.where})")
-        if isinstance(error, OpaqueMet):
+        if isinstance(error, OpaqueCallError):
             return Why(error.facts["reason"].replace("it calls", "calls", 1), error.why.declared)
         if isinstance(callee, str) and not any(mark in str(error) + type(error).__name__ for mark in _NO_FAKE):
             raise error
@@ -788,37 +777,40 @@ class Calls:
         if isinstance(callee, str):
             return Why("has no fake implementation", True)
         place = where_raised(error)
-        return Why(f"cannot be captured: {reason_of(error)} ({place})")
+        return Why(f"cannot be traced: {reason_of(error)} ({place})")
 
     def _opaque_node(self, callee: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
-        location = _user_line()
+        location = user_line()
         odd = None
         if isinstance(callee, Segment):
-            odd = self.leaves.tracked_type(tensors_in(args)) or _no_constant(args, self.generators)
+            odd = self.leaves.tracked_type(tensors_in(args)) or _type_of_no_constant(args, self.generators)
         if odd is not None:
-            callee.apart |= {name for name, value in args[0].items() if _no_constant(value, self.generators)}
+            callee.apart |= {name for name, value in args[0].items() if _type_of_no_constant(value, self.generators)}
             reason = f"{reason_of_caller(callee, why)}, given a {odd}"
-            raise CaptureError(reason=reason, where=location).of(callee)
+            raise CaptureError(reason=reason, where=location).because_of(callee)
         if self.inlined:
             raise _nested_opaque_error(callee, why)
         if taped is None:
-            raise OpaqueMet(callee, why, location)
+            raise OpaqueCallError(callee, why, location)
         if taped.fault is not None:
             if isinstance(callee, Segment):
                 names, *_ = pytree.tree_unflatten(taped.leaves, taped.tree)
-                callee.apart |= {name for name, value in names.items() if not is_given_on(value)}
+                callee.apart |= {name for name, value in names.items() if not can_be_handed_on(value)}
             reason = f"{reason_of_caller(callee, why)} and {taped.fault}"
-            raise CaptureError(reason=reason, where=location).of(callee)
+            raise CaptureError(reason=reason, where=location).because_of(callee)
+        # Fakes of what the real call returned go on in the place of its results, with sizes of their own.
         node = OpaqueNode(callee, apply, args, kwargs, taped, why, location)
         tensors = tensors_in((args, kwargs))
         with disable_proxy_modes_tracing():
             node.leaves = self._stand_ins(taped, tensors, node.of_data)
-            contents = tuple(torch.empty_like(tensors[i]) for i in node.written)
+            contents = tuple(torch.empty_like(tensors[i]) for i in node.written_inputs)
         node.bind_results(self.session, taped.leaves)
+        # The node stands in the graph before its writes: they read its results.
         self.nodes.append(node)
         taped.opaque = True
         traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))
-        self._node(node.target(), node.given, re.sub(r"\W+", "_", node.name), (*traced, *contents), get_proxy_mode())
+        name, results = re.sub(r"\W+", "_", node.name), (*traced, *contents)
+        add_call_node(node.target(), node.inputs, {}, results, name, _origin_of(user_frame()))
         self._write_back(node, tensors, contents, taped)
         return pytree.tree_unflatten(node.leaves, taped.tree)
 
@@ -829,17 +821,17 @@ class Calls:
         """The graph writes what the body wrote; unseen by autograd what the body wrote so."""
         mode = get_proxy_mode()
         with torch.no_grad():
-            for i, content in zip(node.written, contents, strict=True):
+            for i, content in zip(node.written_inputs, contents, strict=True):
                 tensors[i].copy_(content)
                 if mode is not None and i in taped.unversioned:
-                    newest(mode.tracer.graph).meta[UNVERSIONED] = True
+                    newest_node(mode.tracer.graph).meta[UNVERSIONED] = True
 
     def _stand_ins(self, taped: Taped, tensors: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
         """Fakes of the results, their sizes fresh symbols; a result that shows an argument is a view of its fake."""
         stand_ins: list[Any] = []
         for place, (leaf, alias) in enumerate(zip(taped.leaves, taped.aliases, strict=True)):
             if alias is not None:
-                leaf = shown(alias[0], tensors[alias[1]])
+                leaf = share_argument(alias[0], tensors[alias[1]])
             elif isinstance(leaf, torch.Tensor):
                 fake = self.session.fake(leaf)
                 leaf = fake.view_as(fake) if place in taped.views else fake
@@ -853,20 +845,20 @@ class Calls:
         return stand_ins
 
 
-def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
+def _apply_marking_copies(cls: type, args: Any, kwargs: Any) -> Any:
     """The nested class itself; the `detach`es with which autograd keeps what it saves belong to the call's line."""
     mode = get_proxy_mode()
     if mode is None:
         return plain(cls, *args, **kwargs)
-    last = newest(mode.tracer.graph)
+    last = newest_node(mode.tracer.graph)
     result = plain(cls, *args, **kwargs)
-    for node in behind(last, mode.tracer.graph):
+    for node in nodes_after(last, mode.tracer.graph):
         if node.target in DETACHES:
             node.meta.setdefault("fusegrad_origin", _origin_of(user_frame()))
     return result
 
 
-def _no_constant(args: Any, generators: Sequence[Any]) -> str | None:
+def _type_of_no_constant(args: Any, generators: Sequence[Any]) -> str | None:
     """The type of what a node cannot be given: each call has one of its own. generators: those that each call has."""
     lasting = (*TRACED, *SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, enum.Enum, Handle)
     odd = (v for v in pytree.tree_leaves(args) if not (isinstance(v, lasting) or any(v is g for g in generators)))
@@ -881,7 +873,7 @@ def _is_of_a_transform(callee: Any) -> bool:
 
 def _nested_opaque_error(callee: Any, why: Why) -> CaptureError:
     reason = f"it calls `{name_of(callee)}` within something that is traced whole, which {why.reason}"
-    return CaptureError(reason=reason, where=_user_line()).of(callee)
+    return CaptureError(reason=reason, where=user_line()).because_of(callee)
 
 
 _NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "fake impl")
@@ -911,26 +903,18 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     known_reason = next((reason for mark, reason in _REASONS if mark in text), None)
-    if known_reason is not None and known_reason.startswith(_DEPENDS) and _came_through(error, _DISTRIBUTIONS):
+    if known_reason is not None and known_reason.startswith(_DEPENDS) and any(
+        f.filename.startswith(_DISTRIBUTIONS) for f in traceback.extract_tb(error.__traceback__)
+    ):
         return "a distribution of torch looks at its parameters"
     first = _PLACE_IN_TORCH.sub("", str(error).strip()).partition("\n")[0].strip()
     return known_reason or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def _came_through(error: BaseException, folder: str) -> bool:
-    """True if an error came through a file of this folder."""
-    return any(f.filename.startswith(folder) for f in traceback.extract_tb(error.__traceback__))
-
-
-def _user_line() -> str:
-    frame = user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
-
-
 _calls: dict[tuple[type, tuple[int, ...]], Callable[..., Any]] = {}
 
 
-def call_of(cls: type, needs: tuple[int, ...] = ()) -> Callable[..., Any]:
+def function_of_call_node(cls: type, needs: tuple[int, ...] = ()) -> Callable[..., Any]:
     """The function that a `call` node runs: the same object for the same class, so that nodes compare equal.
 
     needs: which arguments required grad when the call was captured, as the class may ask (`ctx.needs_input_grad`).
@@ -963,8 +947,12 @@ def _refuse_objects(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         operands = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
         if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in operands):
-            origin = node.meta.get("fusegrad_origin") or next((u.meta.get("fusegrad_origin") for u in node.users), None)
-            raise CaptureError(reason=_why_no_object(node, operands), where=origin[1] if origin else "unknown")
+            raise CaptureError(reason=_why_no_object(node, operands), where=_place_of(node, *node.users))
+
+
+def _place_of(*nodes: torch.fx.Node) -> str:
+    """`file:line` of the first of these nodes that has one."""
+    return next((origin[1] for n in nodes if (origin := n.meta.get("fusegrad_origin"))), "unknown")
 
 
 def _why_no_object(node: torch.fx.Node, operands: Sequence[Any]) -> str:
@@ -983,13 +971,11 @@ def _lift_captured(gm: torch.fx.GraphModule, reads: Reads | None) -> list[torch.
     nodes: dict[int, torch.fx.Node] = {}
     for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
         tensor = getattr(gm, node.target, None)
-        if not isinstance(tensor, torch.Tensor) or _made_during_trace(node):
+        if not isinstance(tensor, torch.Tensor) or _is_made_in_trace(node):
             continue
         if reads is not None and reads.tensor_path(tensor) is None:
-            raise CaptureError(
-                reason=f"it reads a tensor {tuple(tensor.shape)} that cannot be found again on the next call",
-                where="unknown",
-            )
+            shape = tuple(tensor.shape)
+            raise CaptureError(reason=f"it reads a tensor {shape} that cannot be found again on the next call")
         if id(tensor) not in nodes:
             insert = (
                 gm.graph.inserting_after(anchor) if anchor else gm.graph.inserting_before(next(iter(gm.graph.nodes)))
@@ -1004,7 +990,7 @@ def _lift_captured(gm: torch.fx.GraphModule, reads: Reads | None) -> list[torch.
     return lifted
 
 
-def _made_during_trace(node: torch.fx.Node) -> bool:
+def _is_made_in_trace(node: torch.fx.Node) -> bool:
     return all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
 
 
@@ -1016,11 +1002,8 @@ def _refuse_data_dependence(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.name in _DATA_READS:
-            origin = node.meta.get("fusegrad_origin")
-            raise CaptureError(
-                reason=f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)",
-                where=origin[1] if origin else "unknown",
-            )
+            reason = f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)"
+            raise CaptureError(reason=reason, where=_place_of(node))
 
 
 def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
@@ -1028,7 +1011,7 @@ def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
     stray = stray_node(gm)
     if stray is not None:
         reason = f"it calls compiled code (its `{stray.target}`) in a way that the source does not show"
-        raise CaptureError(reason=reason, where="unknown")
+        raise CaptureError(reason=reason)
 
 
 def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
@@ -1037,8 +1020,7 @@ def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
     cached = [n for n in gm.graph.nodes if is_cached(getattr(n.target, "fusegrad_call", None))]
     write = _first_write(gm, [*placeholders[len(placeholders) - lifted :], *cached])
     if write is not None:
-        origin = write.meta.get("fusegrad_origin")
-        raise CaptureError(reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown")
+        raise CaptureError(reason="it writes to a tensor that is no argument", where=_place_of(write))
 
 
 def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
@@ -1051,7 +1033,7 @@ def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
         targets = [a for a in node.all_input_nodes if _writes(schema, node, a)]
         if any(a in views for a in targets) and not node.meta.get(UNRECORDED):
             reason = "it writes to a view that it made while the grad mode was off"
-            raise CaptureError(reason=reason, where=(node.meta.get("fusegrad_origin") or ("", "unknown"))[1])
+            raise CaptureError(reason=reason, where=_place_of(node))
         if any(a in views for a in node.all_input_nodes) or (not targets and _is_unrecorded_view(node)):
             views.add(node)
 

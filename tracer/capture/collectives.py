@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..containers import tensors_in
 
 COMMUNICATES = "communicates with other processes"
 _READ_ONLY = ("send", "barrier", "monitored_barrier_", "check_for_nan")
@@ -29,15 +30,11 @@ class Received(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if communicates(func) and func._schema.name.partition("::")[2] not in _READ_ONLY:
             outputs = outputs_of(func, args)
             self.outputs += outputs
-            self.changed += [] if outputs else _tensors(args)
+            self.changed += [] if outputs else tensors_in(args)
         return func(*args, **(kwargs or {}))
 
 
 def outputs_of(operation: Any, args: Any) -> list[torch.Tensor]:
     """The arguments named outputs: an operation without them writes to all tensors that it is given."""
     named = [a.name for a in operation._schema.arguments]
-    return _tensors([value for name, value in zip(named, args, strict=False) if name.startswith("output")])
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
+    return tensors_in([value for name, value in zip(named, args, strict=False) if name.startswith("output")])

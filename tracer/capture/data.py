@@ -27,14 +27,14 @@ def _is_of_data(func: Any) -> bool:
     return bool(tagged) or func._schema.name in _UNTAGGED
 
 
-def asks(func: Any, args: Sequence[Any]) -> bool:
+def reads_data(func: Any, args: Sequence[Any]) -> bool:
     """True if an operation says what is in a tensor. Indexing does by a mask alone."""
     if not _is_of_data(func):
         return False
     return func is not torch.ops.aten.index.Tensor or any(i is not None and i.dtype in _MASKS for i in args[1])
 
 
-class Asked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DataReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it such operations are `answer`'s to run."""
 
     def __init__(self, answer: Answer) -> None:
@@ -42,7 +42,7 @@ class Asked(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.answer = answer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not asks(func, args):
+        if not reads_data(func, args):
             return func(*args, **(kwargs or {}))
         return self.answer(func, args, kwargs or {})
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from ..arithmetic import SYMBOLIC
+from ..reads.attributes import closed_over
 from ..torch_private import is_fake
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOT_ITS_OWN = (type, types.ModuleType, types.FrameType, types.CodeType, torch.nn.Module, torch.Tensor)
 _LIMIT = 10_000
 
@@ -23,7 +24,7 @@ def holds_fakes(value: Any) -> bool:
     waiting, visited = [value], set[int]()
     while waiting and len(visited) < _LIMIT:
         current = waiting.pop()
-        if isinstance(current, _SYMBOLS) or is_fake(current):
+        if isinstance(current, SYMBOLIC) or is_fake(current):
             return True
         if id(current) not in visited and not isinstance(current, _NOT_ITS_OWN):
             visited.add(id(current))
@@ -33,13 +34,5 @@ def holds_fakes(value: Any) -> bool:
 
 def _parts(value: Any) -> list[Any]:
     if isinstance(value, types.FunctionType):  # not its globals
-        cells = [c.cell_contents for c in value.__closure__ or () if _is_filled(c)]
-        return [*cells, *(value.__defaults__ or ()), vars(value)]
+        return [*closed_over(value), *(value.__defaults__ or ()), vars(value)]
     return gc.get_referents(value)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

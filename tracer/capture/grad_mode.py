@@ -17,7 +17,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from ..opaque.extension_calls import behind, newest
+from ..opaque.extension_calls import newest_node, nodes_after
+from ..scoped_state import variable_within
 from ..torch_private import grad_switch
 
 UNRECORDED = "fusegrad_unrecorded"
@@ -37,29 +38,29 @@ class GradMode:
     """Follows the switches of one run of a method, and marks the nodes that it leaves while the mode is off."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.graph, self.on, self.last = graph, True, newest(graph)
+        self.graph, self.is_on, self.last = graph, True, newest_node(graph)
         self.inference = torch.is_inference_mode_enabled()
-        self.before: dict[int, tuple[Any, bool]] = {}  # by the manager, which is kept: the mode that it goes back to
+        self.mode_before: dict[int, tuple[Any, bool]] = {}  # by the manager, held: the mode that it goes back to
 
-    def turned(self, on: bool) -> str | None:
+    def note_switch(self, is_on: bool) -> str | None:
         """The grad mode is switched by the user's code; why that cannot be followed, if it cannot."""
         self.settle()
         method, manager = _switching()
-        if manager is None and not on:
+        if manager is None and not is_on:
             return "it turns the grad mode off by a private name of torch"
         if method in ("__exit__", "__call__"):
-            self.on = self.before.get(id(manager), (None, on))[1]
+            self.is_on = self.mode_before.get(id(manager), (None, is_on))[1]
             return None
         if method == "__init__" or (manager is not None and not isinstance(manager, _KEEPS_AT_ONCE)):
-            self.before[id(manager)] = manager, self.on
-        self.on = on
+            self.mode_before[id(manager)] = manager, self.is_on
+        self.is_on = is_on
         return None
 
     def settle(self) -> None:
         """The nodes since the last switch belong to the mode that it began."""
-        for node in () if self.on else behind(self.last, self.graph):
+        for node in () if self.is_on else nodes_after(self.last, self.graph):
             node.meta[UNRECORDED] = True
-        self.last = newest(self.graph)
+        self.last = newest_node(self.graph)
 
 
 _BETWEEN = ("__torch_function__", "why_not_in_its_mode")
@@ -84,11 +85,11 @@ def _switching() -> tuple[str | None, Any]:
 class Switches(TorchFunctionMode):
     """Notes what has tangents and no history: operations with grad mode off, gradients without `create_graph`."""
 
-    met = False
+    is_unrecorded = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = func is torch.autograd.grad and not keeps_graph(*args, **(kwargs or {}))
-        self.met = self.met or plain or (func is grad_switch and not args[0])
+        self.is_unrecorded = self.is_unrecorded or plain or (func is grad_switch and not args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -102,7 +103,7 @@ def keeps_graph(
 _following: ContextVar[GradMode | None] = ContextVar("fusegrad_grad_mode", default=None)
 
 
-def followed() -> GradMode | None:
+def followed_mode() -> GradMode | None:
     """The mode of the backward that is captured in this thread; None where none is."""
     return _following.get()
 
@@ -110,23 +111,22 @@ def followed() -> GradMode | None:
 def why_not_in_its_mode(func: Any, args: Sequence[Any]) -> str | None:
     """The reason why a call of torch keeps the backward that is captured from being followed; None where nothing
     does."""
-    mode = followed()
+    mode = followed_mode()
     if mode is None:
         return None
     if torch.is_inference_mode_enabled() and not mode.inference:
         return "it turns inference mode on"
-    return mode.turned(args[0]) if func is grad_switch else None
+    return mode.note_switch(args[0]) if func is grad_switch else None
 
 
 @contextmanager
-def of_a_backward() -> Iterator[None]:
+def following_grad_mode() -> Iterator[None]:
     """Within the block a method runs that autograd may record; nothing happens where nothing is captured."""
     tracer: Any = getattr(get_proxy_mode(), "tracer", None)
     mode = None if tracer is None else GradMode(tracer.graph)
-    token = _following.set(mode)
     try:
-        yield
+        with variable_within(_following, mode):
+            yield
     finally:
-        _following.reset(token)
         if mode is not None:
             mode.settle()

@@ -6,15 +6,16 @@ be the same one. `torch.zeros(shape, requires_grad=v.requires_grad)`, a constant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ..torch_private import known_of
+from ..scoped_state import variable_within
+from ..torch_private import tracked_proxy
 
 Tensor = torch.Tensor
 _MOST = 1000
@@ -26,14 +27,15 @@ class History:
     """The facts about autograd's history within one backward.
 
     tensors: those of which it is known. answer: what is said of all others that depend on a gradient.
-    place: where that was asked first. about: the inputs that it was asked of. own: the constants made with a history.
+    place: where that was asked first. asked_inputs: those that it was asked of.
+    own_leaves: the constants made with a history.
     """
 
     def __init__(self, tensors: Sequence[Any], answer: bool) -> None:
         self.tensors, self.answer = tensors, answer
         self.place: str | None = None
-        self.about: set[str] = set()
-        self.own: set[torch.fx.Node] = set()
+        self.asked_inputs: set[str] = set()
+        self.own_leaves: set[torch.fx.Node] = set()
 
     def ask(self, tensor: Tensor, cut: str, location: str) -> bool | None:
         """The answer; None where the tensor itself knows."""
@@ -42,12 +44,12 @@ class History:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return None
         tracer: Any = getattr(get_proxy_mode(), "tracer", None)
-        slot = None if tracer is None else known_of(tracer, tensor)[0]
+        slot = None if tracer is None else tracked_proxy(tracer, tensor)[0]
         inputs = set() if slot is None else _inputs_of(slot.node, lambda n: n.meta.get(cut))
         if tracer is None or (slot is not None and not inputs):
             return None
         self.place = self.place or location
-        self.about |= inputs
+        self.asked_inputs |= inputs
         return self.answer
 
     def note_result(self, tensor: Any) -> None:
@@ -55,16 +57,16 @@ class History:
         tracer: Any = getattr(get_proxy_mode(), "tracer", None)
         if tracer is None or not isinstance(tensor, Tensor) or not (tensor.requires_grad and tensor.is_leaf):
             return
-        slot = known_of(tracer, tensor)[0]
-        if slot is not None and slot.node.op != "placeholder" and _is_made(slot.node):
-            self.own.add(slot.node)
+        slot = tracked_proxy(tracer, tensor)[0]
+        if slot is not None and slot.node.op != "placeholder" and _is_made_from_no_input(slot.node):
+            self.own_leaves.add(slot.node)
 
     def shows(self, gm: torch.fx.GraphModule) -> bool:
         """True if some result has a history for the sake of such a constant alone."""
         (output,) = gm.graph.find_nodes(op="output")
-        own = {node.name for node in self.own}
-        joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r, _never)})
-        return any(not self.about <= _inputs_of(r, lambda n: n.name in own or _cuts(n)) for r in joined)
+        own = {node.name for node in self.own_leaves}
+        joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r, lambda n: False)})
+        return any(not self.asked_inputs <= _inputs_of(r, lambda n: n.name in own or _cuts(n)) for r in joined)
 
 
 def _behind(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[torch.fx.Node]:
@@ -77,11 +79,7 @@ def _behind(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[to
     return visited
 
 
-def _never(node: torch.fx.Node) -> bool:
-    return False
-
-
-def _is_made(node: torch.fx.Node) -> bool:
+def _is_made_from_no_input(node: torch.fx.Node) -> bool:
     """True if a value depends on no input by a way that a history could take."""
     return not _inputs_of(node, _cuts)
 
@@ -106,15 +104,9 @@ def history() -> History | None:
     return _known.get()
 
 
-@contextmanager
-def known_history(tensors: Sequence[Any], answer: bool = False) -> Iterator[History]:
+def known_history(tensors: Sequence[Any], answer: bool = False) -> AbstractContextManager[History]:
     """Within the block a method may ask of these tensors whether autograd follows them; of others it gets an answer."""
-    current = History(tensors, answer)
-    token = _known.set(current)
-    try:
-        yield current
-    finally:
-        _known.reset(token)
+    return variable_within(_known, History(tensors, answer))
 
 
 def text_of(gm: torch.fx.GraphModule) -> list[Any]:

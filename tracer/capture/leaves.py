@@ -25,7 +25,7 @@ class OwnLeaves:
     """Tells the tensors that a method made from those that it was given."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
-        self.given = {id(t): t for t in arguments if isinstance(t, Tensor)}
+        self.arguments = {id(t): t for t in arguments if isinstance(t, Tensor)}
 
     def why_not(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """The reason why what is asked of torch can be no part of a graph; None where it can."""
@@ -41,7 +41,7 @@ class OwnLeaves:
         return "tensor with a history of its own" if own else None
 
     def _is_own(self, tensor: Any) -> bool:
-        return is_fake(tensor) and id(tensor) not in self.given
+        return is_fake(tensor) and id(tensor) not in self.arguments
 
     def _why_no_backward(
         self, output: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,

@@ -27,7 +27,7 @@ def storage_bytes(tensor: Tensor) -> int | None:
         return None
 
 
-def is_held(tensor: Tensor) -> bool:
+def has_its_storage(tensor: Tensor) -> bool:
     """True if the storage is as large as the tensor says."""
     storage_size = storage_bytes(tensor)
     if storage_size is None or tensor.numel() == 0:
@@ -36,12 +36,12 @@ def is_held(tensor: Tensor) -> bool:
     return (tensor.storage_offset() + last + 1) * tensor.element_size() <= storage_size
 
 
-def copied(tensor: Tensor) -> Tensor:
+def copy_tensor(tensor: Tensor) -> Tensor:
     """The same content and layout in memory of its own."""
     source = tensor.detach()
     if source.layout is not torch.strided or source.is_quantized:
         return source.clone()
-    has_storage = is_held(source)
+    has_storage = has_its_storage(source)
     if has_storage and 0 in source.stride() and source.numel():
         distinct = source[tuple(slice(0, 1) if s == 0 else slice(None) for s in source.stride())]
         return distinct.clone().expand(source.shape)
@@ -52,16 +52,16 @@ def copied(tensor: Tensor) -> Tensor:
     return copy
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def has_same_content(a: Tensor, b: Tensor) -> bool:
     """Equal content, NaN with NaN."""
     if a.is_sparse or a.numel() == 0:
         return True
-    if not (is_held(a) and is_held(b)):
-        return is_held(a) == is_held(b)
+    if not (has_its_storage(a) and has_its_storage(b)):
+        return has_its_storage(a) == has_its_storage(b)
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def span(tensor: Tensor) -> tuple[int, int]:
+def address_range(tensor: Tensor) -> tuple[int, int]:
     """The addresses of a tensor's memory."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -69,7 +69,7 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 def overlap(a: Tensor, b: Tensor) -> bool:
     """True if two tensors' memory has an address in common."""
-    (a0, a1), (b0, b1) = span(a), span(b)
+    (a0, a1), (b0, b1) = address_range(a), address_range(b)
     return a.device == b.device and max(a0, b0) < min(a1, b1)
 
 

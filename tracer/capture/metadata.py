@@ -64,18 +64,18 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         if func is ASKS_DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         func, args = LIKE.get(func, func), args[:2] if func in LIKE else args
-        fake = self._made_shortly(func, args, kwargs or {})
+        fake = self._fake_result(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs or {}) if fake is None else fake
 
-    def _made_shortly(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    def _fake_result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         if is_exemplary(func):
             return by_example(self, func, args, kwargs)
         if not views_take_symbols or kwargs or not _is_simple_view(self, args):
             return None
         if (axes := AXES.get(func)) is not None:
             layout = axes(*args)
-            return None if layout is None else view(self, aten.as_strided.default, (args[0], *layout))
-        return view(self, func, args) if func.name() in VIEWS else None
+            return None if layout is None else make_view(self, aten.as_strided.default, (args[0], *layout))
+        return make_view(self, func, args) if func.name() in VIEWS else None
 
 
 @lru_cache(maxsize=2048)
@@ -95,17 +95,19 @@ def by_example(mode: Fakes, func: Any, args: Sequence[Any], kwargs: Mapping[str,
     tensors: list[Any] = [a for a in args if isinstance(a, Tensor)]
     if not tensors or not all(_is_simple(mode, t, tensors[0].device) for t in tensors):
         return None
+    # What torch knows the values of, or what is written to under another name, takes torch's own way.
     device, constants = tensors[0].device, [t.constant is not None for t in tensors]
     if any(constants) and (func._schema.is_mutable or all(constants)):  # values that torch follows
         return None
-    if func._schema.is_mutable and (args[0] is not tensors[0] or _meet(tensors)):
+    if func._schema.is_mutable and (args[0] is not tensors[0] or _is_shared(tensors)):
         return None
+    # The arguments as a pattern: one answer serves all calls that have the same one.
     lengths: dict[Any, tuple[int, Any]] = {}
     slots = tuple(_slot(a, lengths, device) for a in args)
     named = tuple((k, _slot(v, lengths, device)) for k, v in kwargs.items())
     if None in slots or any(slot is None for _, slot in named) or len(lengths) > len(APART[0]):
         return None
-    answer = _answer(func, slots, named, torch.get_default_dtype())
+    answer = _result_pattern(func, slots, named, torch.get_default_dtype())
     if answer is None or isinstance(answer, _Written):
         return None if answer is None else tensors[0]
     return _fake_in_memory(mode, answer, [(expr, n) for expr, (_, n) in lengths.items()], device)
@@ -118,7 +120,7 @@ def _is_simple(mode: Fakes, t: Tensor, device: torch.device) -> bool:
     )  # fmt: skip
 
 
-def _meet(tensors: Sequence[Tensor]) -> bool:
+def _is_shared(tensors: Sequence[Tensor]) -> bool:
     """True if the memory that is written to may be read elsewhere."""
     return any(t is not tensors[0] and memory_of(t) == memory_of(tensors[0]) for t in tensors)
 
@@ -137,11 +139,11 @@ def _memory(pattern: Pattern, lengths: Sequence[Any]) -> Tensor:
     sizes = [n if n >= 0 else lengths[-1 - n] for n in dims]
     if _is_row_major(order):  # said so, it need not be found out by symbols
         return torch.empty(sizes, dtype=dtype, device="meta")
-    return torch.empty_strided(sizes, _strides(sizes, order), dtype=dtype, device="meta")
+    return torch.empty_strided(sizes, strides_in_order(sizes, order), dtype=dtype, device="meta")
 
 
 # ------------------------------------------------------------------ views
-def view(mode: Fakes, func: Any, args: Sequence[Any]) -> Tensor:
+def make_view(mode: Fakes, func: Any, args: Sequence[Any]) -> Tensor:
     """A view as the kernel in C++ makes it, without torch's decomposition."""
     with within_kernel(mode):
         memory = func(*args)
@@ -267,15 +269,12 @@ def _beyond(axes_left: Sequence[int], strides: Sequence[Any], step: Any) -> int 
     return min(candidates, key=strides.__getitem__, default=None)
 
 
-def _has_gaps(order: Sequence[Any]) -> bool:
-    return any(isinstance(axis, tuple) for axis in order)
-
-
 def _is_row_major(order: Sequence[int]) -> bool:
     return all(i + axis + 1 == len(order) for i, axis in enumerate(order))
 
 
-def _strides(sizes: Sequence[Any], order: Sequence[Any]) -> list[Any]:
+def strides_in_order(sizes: Sequence[Any], order: Sequence[Any]) -> list[Any]:
+    """The strides of axes that lie in this order, from the innermost outwards; see Pattern."""
     strides, step = [0] * len(sizes), 1
     for axis in order:
         if isinstance(axis, tuple):
@@ -296,7 +295,7 @@ WRITTEN = _Written()
 
 
 @lru_cache(maxsize=8192)
-def _answer(func: Any, slots: Any, named: Any, default: torch.dtype) -> Pattern | _Written | None:
+def _result_pattern(func: Any, slots: Any, named: Any, default: torch.dtype) -> Pattern | _Written | None:
     """The result of an operation for such arguments; None where torch raises, or sizes come from elsewhere."""
     try:
         answers = {_result_at_primes(func, slots, named, primes) for primes in APART}
@@ -317,7 +316,7 @@ def _result_at_primes(func: Any, slots: Any, named: Any, primes: Sequence[int]) 
     number_of_prime = {n: -1 - k for k, n in enumerate(primes)}
     constants = {1, *(n for shape, _, _ in inputs for n in shape if n not in number_of_prime)}
     order = _order(result.shape, result.stride())
-    if order is None or _has_gaps(order) or min(order, default=0) < 0:
+    if order is None or any(isinstance(axis, tuple) or axis < 0 for axis in order):
         return None
     if not all(n in number_of_prime or n in constants for n in result.shape):
         return None
@@ -329,4 +328,4 @@ def _example(slot: Any, primes: Sequence[int]) -> Any:
         return slot[1]
     dtype, dims, order = slot
     sizes = [n if n >= 0 else primes[-1 - n] for n in dims]
-    return torch.empty_strided(sizes, _strides(sizes, order), dtype=dtype, device="meta")
+    return torch.empty_strided(sizes, strides_in_order(sizes, order), dtype=dtype, device="meta")

@@ -22,10 +22,10 @@ from ..torch_private import (
     extract_val,
     has_kernel,
     has_proxy,
-    known_of,
     plain_tensors,
     remember_tensor,
     symbol_node,
+    tracked_proxy,
 )
 
 Tensor = torch.Tensor
@@ -65,14 +65,14 @@ class Recorder(ProxyMode):  # type: ignore[misc]
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """A size that was learnt since is a number: the symbol that it was is all that has a node."""
-        return super().__sym_dispatch__(func, types, tuple(map(_learnt, args)), kwargs)
+        return super().__sym_dispatch__(func, types, tuple(map(_known_number, args)), kwargs)
 
     def _record_node(self, func: Any, args: Any, kwargs: Any, operands: Any) -> Any:
         graph = self.tracer.graph
         node = graph.create_node("call_function", func, *operands, name=_name(func))
         result = func(*args, **kwargs)
         proxy = torch.fx.Proxy(node, self.tracer)
-        if type(result) is not FakeTensor or not self._are_found(result.shape, result.stride()):
+        if type(result) is not FakeTensor or not self._are_recorded(result.shape, result.stride()):
             return track_tensor_tree(result, proxy, constant=None, tracer=self.tracer)
         node.meta["val"] = extract_val(result) if torch.is_grad_enabled() else result
         remember_tensor(self.tracer, result, proxy)
@@ -93,32 +93,32 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         raise _Unknown
 
     def _node_of(self, tensor: Tensor) -> torch.fx.Node:
-        proxy, _ = known_of(self.tracer, tensor)
+        proxy, _ = tracked_proxy(self.tracer, tensor)
         if proxy is None:
             raise _Unknown
         return proxy.node  # type: ignore[no-any-return]
 
     def _may_be_constant(self, func: Any, operands: Sequence[Any]) -> bool:
         """True if torch's recorder follows the values: it knows all of them, or one of them is written to."""
-        are_constants = [known_of(self.tracer, a)[1] is not None for a in tensors_in(operands)]
+        are_constants = [tracked_proxy(self.tracer, a)[1] is not None for a in tensors_in(operands)]
         return any(are_constants) and (func._schema.is_mutable or all(are_constants))
 
-    def _are_found(self, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    def _are_recorded(self, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
         """True if each is a number, a symbol, or a stride that another tensor has: what is new needs torch's proxy."""
         return all(map(_is_atom, sizes)) and all(_is_atom(n) or has_proxy(self.tracer, n) for n in strides)
 
     def _keep_metadata(self, operands: Sequence[Any]) -> None:
         """A copy for the node: what other operations do to a tensor's sizes must not show in the node that made it."""
         for tensor in operands:
-            if type(tensor) is FakeTensor and (proxy := known_of(self.tracer, tensor)[0]) is not None:
+            if type(tensor) is FakeTensor and (proxy := tracked_proxy(self.tracer, tensor)[0]) is not None:
                 if proxy.node.meta.get("val") is tensor:
                     with plain_tensors():
                         proxy.node.meta["val"] = extract_val(tensor)
 
 
-def _learnt(size: Any) -> Any:
+def _known_number(size: Any) -> Any:
     if isinstance(size, list | tuple):
-        return type(size)(map(_learnt, size))
+        return type(size)(map(_known_number, size))
     return int(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size
 
 
@@ -148,14 +148,14 @@ def _name(func: Any) -> str:
     return torch.fx.Graph()._target_to_str(func.overloadpacket.__name__)
 
 
-def begin() -> None:
+def begin_recording() -> None:
     """The trace that runs takes the shorter way from here on, where this torch lets it."""
     mode: Any = get_proxy_mode()
     if ProxyMode is not object and type(mode) is ProxyMode:
         mode.__class__ = Recorder
 
 
-def end() -> None:
+def end_recording() -> None:
     """The trace that runs is whole. Raises InternalError where it is not."""
     mode: Any = get_proxy_mode()
     if (fault := getattr(mode, "fault", None)) is not None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 
+from ..containers import tensors_in
 from ..torch_private import is_cache, plain_tensors
 
 Tensor = torch.Tensor
@@ -18,7 +18,7 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Marks = tuple[dict[str, Any], int, bool]
 
 
-class Unmarked:
+class TensorMarks:
     """The attributes of the tensors that a method is given, before it runs."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
@@ -27,7 +27,7 @@ class Unmarked:
     def why_not(self, returned: Any) -> str | None:
         """The change that the method made to a tensor that it was given or returns; None where it made none."""
         argument_ids = {id(t) for t, _ in self.before}
-        fresh = [t for t in pytree.tree_leaves(returned) if isinstance(t, Tensor) and id(t) not in argument_ids]
+        fresh = [t for t in tensors_in(returned) if id(t) not in argument_ids]
         all_of_them = [*self.before, *((t, ({}, 0, t.requires_grad)) for t in fresh)]
         return next((why for t, marks in all_of_them if (why := _difference(marks, _marks_of(t)))), None)
 

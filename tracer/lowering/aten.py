@@ -32,11 +32,14 @@ from ...ir.errors import LoweringError, TypeRuleError
 from ...ir.graph import Origin
 from ...ir.infer import same_shape
 from ...ir.prims import Arg
+from ..arithmetic import SYMBOLIC
+from ..capture.data import reads_data
+from ..containers import tensors_in
 from ..dtypes import from_torch
-from ..sizes import SYMBOLIC, Sizes, hint_of
+from ..sizes import Sizes, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
-from .boolean_masks import dense
+from .boolean_masks import rewrite_masks
 from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
@@ -57,13 +60,14 @@ def lower(
     order; sizes are expressions over the symbols of the mode, which the caller binds from shapes, strides and SymInts.
     Outputs that are no tensors are None. A guard that lowering adds may rename symbols: then it starts again.
     """
-    gm = dense(gm)
+    gm = rewrite_masks(gm)
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     inputs = [
         _fake_of(f, n) for f, n in zip([*fakes, *[None] * (len(placeholders) - len(fakes))], placeholders, strict=True)
     ]
     mode = _fake_mode(gm, inputs)
     names = list(input_names or (str(n.target) for n in placeholders))
+    # A guard that a rule asks for may make two symbols one: then what was written before has the old name.
     for _ in range(_MOST_ATTEMPTS):
         renamings = _renamings(mode)
         graph = _lower_once(gm, inputs, mode, name, names)
@@ -166,8 +170,10 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim" or not _has_tensors(func):
             return func(*args, **kwargs)
+        # A write to an input is the one write that functionalisation leaves: it becomes a mutation of the graph.
         if func is torch.ops.aten.copy_.default and id(args[0]) in self._inputs:
             return self._write_input(args[0], args[1])
+        # By our own rule where there is one, which knows how eager rounds; torch's decompositions know less of that.
         _refuse(func, args)
         for step in (self._by_rule, self._by_formula, self._by_decomposition):
             result = step(func, args, kwargs)
@@ -191,12 +197,13 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if _is_complex(result):
             return NotImplemented
-        tensors = _tensors(result)
+        tensors = tensors_in(result)
         call = Call(func, args, tuple(map(self.aval, tensors)), self.sizes, lambda i: self.read_by(func, i))
         try:
             values = rule(call, *self._arguments(args), **self._arguments(kwargs))
         except TypeRuleError:  # sizes that cannot be proved equal
             return NotImplemented
+        # A rule may give up late: nothing is bound before its values are known to fit.
         values = values if isinstance(values, tuple) else (values,)
         if len(values) != len(tensors) or not all(map(_fits, values, call.outs)) or values == (None,):
             return NotImplemented
@@ -228,7 +235,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------------ nodes that call torch
     def _extern(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        effect = torch.Tag.nondeterministic_seeded in func.tags or not _tensors(result)
+        effect = torch.Tag.nondeterministic_seeded in func.tags or not tensors_in(result)
         self._emit_extern("aten_effect" if effect else "aten", "op", str(func), (args, kwargs), result)
         return result
 
@@ -237,8 +244,8 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._emit_extern("call", "target", target, arguments, result)
 
     def _emit_extern(self, prim: str, key: str, target: Any, arguments: Any, result: Any) -> None:
-        tensors, arguments_spec = _tensors(result), _ArgumentSpec(self)
-        if any(t.layout is not torch.strided for t in (*_tensors(arguments), *tensors)):
+        tensors, arguments_spec = tensors_in(result), _ArgumentSpec(self)
+        if any(t.layout is not torch.strided for t in (*tensors_in(arguments), *tensors)):
             raise LoweringError(f"`{target}` works on a tensor that is not strided")
         axis_order = _with_axis_order if prim == "aten_effect" else None
         layout = _with_dense_order if _reads_memory(prim, target) else axis_order
@@ -322,16 +329,12 @@ def _with_axis_order(item: Any) -> Any:
     return item if axes == tuple(range(item.dim())) else LaidOut(item, axes)
 
 
-def _tensors(result: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-
-
 def _has_tensors(func: OpOverload) -> bool:
     return any("Tensor" in str(part.type) for part in (*func._schema.arguments, *func._schema.returns))
 
 
 def _is_complex(item: Any) -> bool:
-    return any(t.is_complex() for t in _tensors(item))
+    return any(t.is_complex() for t in tensors_in(item))
 
 
 def _fits(value: Value | None, aval: TensorType) -> bool:
@@ -346,14 +349,9 @@ def _one_device(tensors: Sequence[torch.Tensor], device: torch.device | None = N
     return device
 
 
-_MASKS = (torch.bool, torch.uint8)
-_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-
-
 def _refuse(func: OpOverload, args: Any) -> None:
-    """Ops that are about more than tensor values. Indexing reads sizes from a mask only."""
-    by_numbers = func is torch.ops.aten.index.Tensor and not any(i is not None and i.dtype in _MASKS for i in args[1])
-    if any(tag in func.tags for tag in _DATA) and not by_numbers:
+    """Ops that are about more than tensor values."""
+    if reads_data(func, args):
         raise LoweringError(f"`{func}` reads the values of a tensor")
     if func._schema.is_mutable:
         raise LoweringError(f"`{func}` writes in place")
@@ -438,12 +436,9 @@ class _Replay(fx.Interpreter):
     def _call(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A nested autograd Function, or compiled code: one node, and fresh fakes like the ones that were recorded."""
         assert self.node is not None
-        inner = pytree.tree_map_only(torch.Tensor, unwrapped, (tuple(args), dict(kwargs)))
-        recorded = self.node.meta["val"]
-        fresh = pytree.tree_map_only(
-            torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded
-        )
-        self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, unwrapped, fresh))
+        inner = pytree.tree_map_only(torch.Tensor, from_functional, (tuple(args), dict(kwargs)))
+        fresh = pytree.tree_map_only(torch.Tensor, empty_like_fake, self.node.meta["val"])
+        self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, from_functional, fresh))
         return fresh
 
     def _is_read(self, op: OpOverload, index: int) -> bool:
@@ -461,7 +456,12 @@ def _is_number(recorded: Any) -> bool:
     return isinstance(recorded, (*SYMBOLIC, int, float, bool))
 
 
-def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+def empty_like_fake(fake: torch.Tensor) -> torch.Tensor:
+    """A tensor of the layout of a fake that a capture recorded."""
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+
+
+def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a functional tensor stands for at present."""
     if not torch._is_functional_tensor(tensor):
         return tensor

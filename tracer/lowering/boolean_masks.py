@@ -20,7 +20,7 @@ _PUTS = (_ATEN.index_put_.default, _ATEN.index_put.default)
 _COPIES = (_ATEN._to_copy.default, *DETACHES)
 
 
-def dense(gm: fx.GraphModule) -> fx.GraphModule:
+def rewrite_masks(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with every such use of a mask rewritten; itself where there is none."""
     if not any(_is_masked(n) for n in gm.graph.nodes):
         return gm
@@ -61,6 +61,7 @@ def _region(mask: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:
     if any(_writes(user, mask) for user in mask.users):
         return None
     reads = [n for n in mask.users if _is_masked(n)]
+    # From the reads on: each user is elementwise, and so inside, or an end; anything else makes all of it unfit.
     inside, ends, todo = dict.fromkeys(reads), dict[fx.Node, None](), list(reads)
     while todo:
         for user in todo.pop().users:
@@ -99,12 +100,12 @@ def _is_number(node: fx.Node) -> bool:
 
 def _rewrite(mask: fx.Node, reads: list[fx.Node], ends: list[fx.Node]) -> None:
     for node in ends:
-        _replace(node, lambda node=node: _ended(node, mask))  # type: ignore[misc]
+        _replace(node, lambda node=node: _dense_end(node, mask))  # type: ignore[misc]
     for node in reads:
         _replace(node, lambda node=node: node.graph.call_function(_ATEN.clone.default, (node.args[0],)))  # type: ignore[misc]
 
 
-def _ended(node: fx.Node, mask: fx.Node) -> fx.Node:
+def _dense_end(node: fx.Node, mask: fx.Node) -> fx.Node:
     call = node.graph.call_function
     if node.target is _ATEN.sum.default:
         zero = call(_ATEN.zeros_like.default, (node.args[0],))

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 from ..capture.capture import Session, origin_overridden
 from ..opaque.opaque import TRACED
 from ..trace import Trace
-from .aten import unwrapped
+from .aten import empty_like_fake, from_functional
 
 
 def writes(gm: fx.GraphModule) -> bool:
@@ -56,16 +56,12 @@ class _Replay(fx.Interpreter):
         if not hasattr(target, "fusegrad_call"):
             return super().call_function(target, args, kwargs)
         mode: Any = get_proxy_mode()
-        inner = pytree.tree_map_only(torch.Tensor, unwrapped, (tuple(args), dict(kwargs)))
+        inner = pytree.tree_map_only(torch.Tensor, from_functional, (tuple(args), dict(kwargs)))
         operands = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, inner)
         with disable_proxy_modes_tracing():
-            fresh = pytree.tree_map_only(torch.Tensor, _like, self.recorded)
+            fresh = pytree.tree_map_only(torch.Tensor, empty_like_fake, self.recorded)
         proxy = mode.tracer.create_proxy("call_function", target, *operands)
         track_tensor_tree(
-            pytree.tree_map_only(torch.Tensor, unwrapped, fresh), proxy, constant=None, tracer=mode.tracer
+            pytree.tree_map_only(torch.Tensor, from_functional, fresh), proxy, constant=None, tracer=mode.tracer
         )
         return fresh
-
-
-def _like(t: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)

@@ -75,19 +75,17 @@ def overloads(names: str, namespace: str = "aten") -> Iterator[OpOverload]:
 
 def rule(names: str, namespace: str = "aten") -> Callable[[Rule], Rule]:
     """Decorator: the rule of the ops that `names` mean."""
-
-    def register(function: Rule) -> Rule:
-        rules.update(dict.fromkeys(overloads(names, namespace), function))
-        return function
-
-    return register
+    return _registration(rules, overloads(names, namespace))
 
 
 def composite(names: str) -> Callable[[Rule], Rule]:
     """Decorator: the formula, in torch, of the ops that `names` mean."""
+    return _registration(composites, overloads(names))
 
+
+def _registration(table: dict[OpOverload, Rule], ops: Iterable[OpOverload]) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
-        composites.update(dict.fromkeys(overloads(names), function))
+        table.update(dict.fromkeys(ops, function))
         return function
 
     return register
@@ -96,15 +94,15 @@ def composite(names: str) -> Callable[[Rule], Rule]:
 # ---------------------------------------------------------------------------------------------- emitting
 def full(value: Any, aval: TensorType) -> Value:
     """A constant of that type; the number is spelled as the dtype says."""
-    return emit("full", value=typed(value, aval.dtype), shape=aval.shape, dtype=aval.dtype)
+    return emit("full", value=number_of_dtype(value, aval.dtype), shape=aval.shape, dtype=aval.dtype)
 
 
-def typed(value: Any, dtype: str) -> Any:
+def number_of_dtype(value: Any, dtype: str) -> Any:
     if isinstance(value, sympy.Basic):
         return value
     if dtype == "b1":
         return bool(value)
-    return int(value) if dtype in INTEGERS else rounded(float(value), dtype)
+    return int(value) if dtype in INTEGERS else round_to_dtype(float(value), dtype)
 
 
 def cast(x: Value, dtype: str) -> Value:
@@ -201,6 +199,12 @@ def positions(shape: Sequence[Size], axis: int) -> Value:
     return broadcast(iota(shape[axis]), shape, (axis,))
 
 
+def is_at_index(x: Value, index: Value, axis: int) -> Value:
+    """True where an element of x lies at the index along an axis. index: x.shape without the axis."""
+    other_axes = [a for a in range(x.ndim) if a != axis]
+    return emit("eq", positions(x.shape, axis), broadcast(index, x.shape, other_axes))
+
+
 def count(shape: Sequence[Size], axes: Iterable[int]) -> Size:
     return product(shape[a] for a in axes)
 
@@ -225,7 +229,7 @@ def operand_dtype(call: Call) -> str:
     return from_torch(computed)
 
 
-def rounded(number: float, dtype: str) -> float:
+def round_to_dtype(number: float, dtype: str) -> float:
     """The number as a low float holds it: to nearest, ties to even, too large to infinity."""
     if number != number or dtype not in LOW_FLOATS:
         return number
@@ -241,7 +245,7 @@ def rounded(number: float, dtype: str) -> float:
 
 def is_exact(number: Any, dtype: str) -> bool:
     """True if a Python number survives being stored in that dtype; False for an expression."""
-    return isinstance(number, (int, float)) and (dtype not in LOW_FLOATS or rounded(number, dtype) == number)
+    return isinstance(number, (int, float)) and (dtype not in LOW_FLOATS or round_to_dtype(number, dtype) == number)
 
 
 LOW_TORCH = (torch.float16, torch.bfloat16)

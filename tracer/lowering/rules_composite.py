@@ -11,10 +11,14 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
-from .rules import composite, in_float32, overloads
+from .rules import LOW_TORCH, axes_of, composite, in_float32, overloads
 
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if x is not None and x.dtype in LOW_TORCH else x
 
 
 def _tanh_inner(x: Any) -> Any:
@@ -135,21 +139,14 @@ def _fmin(x: Any, y: Any) -> Any:
 @composite("log_sigmoid_forward.default")
 def _log_sigmoid_forward(x: Any) -> Any:
     """(result, buffer); the buffer is empty on accelerators and exp(-|x|) on CPUs."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _wide(x)
     buffer = x.new_zeros((0,)) if x.is_cuda else torch.exp(-torch.abs(wide)).to(x.dtype)
     return _log_sigmoid(wide).to(x.dtype), buffer
 
 
 # ---------------------------------------------------------------------------------------------- statistics
 def _dims(x: Any, dim: Any) -> list[int]:
-    dims = (
-        range(x.dim())
-        if dim is None or (not isinstance(dim, int) and len(dim) == 0)
-        else [dim]
-        if isinstance(dim, int)
-        else dim
-    )
-    return sorted({d % x.dim() for d in dims}) if x.dim() else []
+    return list(axes_of(dim, x.dim()))
 
 
 def _var_mean(
@@ -175,7 +172,7 @@ def _moments(finish: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """A formula of (variance, mean); low floats compute in float32 and round once."""
 
     def apply(x: Any, dim: Any = None, **options: Any) -> Any:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        wide = _wide(x)
         result = finish(*_var_mean(wide, dim, **options, compensated=wide is x))
         return tuple(r.to(x.dtype) for r in result) if isinstance(result, tuple) else result.to(x.dtype)
 
@@ -212,18 +209,16 @@ def _vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False,
 def _logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
     """An infinite maximum is subtracted as 0."""
     dims = _dims(x, dim)
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    wide = wide if wide.is_floating_point() else wide.to(torch.get_default_dtype())
+    wide = _wide(x) if x.is_floating_point() else x.to(torch.get_default_dtype())
+    dtype = x.dtype if x.is_floating_point() else wide.dtype
     if not dims:
-        return wide.to(x.dtype) if x.is_floating_point() else wide
+        return wide.to(dtype)
     if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
-        result = torch.log(torch.sum(torch.exp(wide), dims, keepdim=keepdim))
-        return result.to(x.dtype) if x.is_floating_point() else result
+        return torch.log(torch.sum(torch.exp(wide), dims, keepdim=keepdim)).to(dtype)
     top = torch.amax(wide, dims, keepdim=True)
     top = torch.where(torch.abs(top) == math.inf, 0.0, top)
     result = torch.log(torch.sum(torch.exp(wide - top), dims, keepdim=True)) + top
-    result = result if keepdim else torch.squeeze(result, dims)
-    return result.to(x.dtype) if x.is_floating_point() else result
+    return (result if keepdim else torch.squeeze(result, dims)).to(dtype)
 
 
 @composite("_softmax_backward_data.default")
@@ -234,13 +229,6 @@ def _softmax_backward(g: Any, y: Any, dim: int, dtype: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------- norms
-LOW = (torch.float16, torch.bfloat16)
-
-
-def _wide(x: Any) -> Any:
-    return x.float() if x is not None and x.dtype in LOW else x
-
-
 def _statistic(x: Any, like: Any) -> Any:
     """A saved mean or rstd: float32 for low floats, but on CPUs in the dtype of the input."""
     return x.to(like.dtype) if like.device.type == "cpu" else x
@@ -263,7 +251,7 @@ def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
 @composite("native_group_norm.default")
 def _group_norm(x: Any, weight: Any, bias: Any, n: Any, c: Any, inner: Any, groups: int, eps: float) -> Any:
     wide = _wide(x).reshape(n, groups, c // groups, inner)
-    var, mean = _var_mean(wide, [2, 3], correction=0, keepdim=True, compensated=x.dtype not in LOW)
+    var, mean = _var_mean(wide, [2, 3], correction=0, keepdim=True, compensated=x.dtype not in LOW_TORCH)
     rstd = torch.rsqrt(var + eps)
     w, b = (None if p is None else p.reshape(1, groups, c // groups, 1) for p in (weight, bias))
     y = _affine((wide - mean) * rstd, w, b)

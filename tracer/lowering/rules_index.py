@@ -9,7 +9,21 @@ import torch
 
 from ...ir import Size, TensorType, Value, emit
 from ...ir.infer import drop_axes, sizes_equal
-from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, where
+from .rules import (
+    Call,
+    Result,
+    broadcast,
+    cast,
+    compare,
+    fit,
+    full,
+    is_at_index,
+    permute,
+    positions,
+    reshape,
+    rule,
+    where,
+)
 from .rules_reduce import at_one_index
 
 
@@ -54,10 +68,9 @@ def put_at_one_index(x: Value, index: Value, source: Value, axis: int, mode: str
 
     index, source: x.shape without the axis.
     """
-    other_axes = [a for a in range(x.ndim) if a != axis]
-    is_at_index = emit("eq", positions(x.shape, axis), broadcast(index, x.shape, other_axes))
-    source = broadcast(source, x.shape, other_axes)
-    return emit("where", is_at_index, emit("add", x, source) if mode == "add" else source, x)
+    condition = is_at_index(x, index, axis)
+    source = broadcast(source, x.shape, [a for a in range(x.ndim) if a != axis])
+    return emit("where", condition, emit("add", x, source) if mode == "add" else source, x)
 
 
 @rule("index_select")
@@ -75,7 +88,7 @@ def _embedding(call: Call, weight: Value, index: Value, *_: Any) -> Result:
 
 
 # ---------------------------------------------------------------------------------------------- x[i, :, j]
-def wrapped(index: Value, size: Size) -> Value:
+def wrap_negative(index: Value, size: Size) -> Value:
     """Negative indices count from the end; an index that is a count itself is never negative."""
     index = cast(index, "i64")
     if _counts(index):
@@ -96,14 +109,15 @@ def common_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
     return tuple(next((d for d in sizes if not sizes_equal(d, 1)), 1) for sizes in zip(*padded, strict=True))
 
 
-def indexed(x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value]] | None:
+def indexed_axes(x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value]] | None:
     """The indexed axes and their index tensors, wrapped and of one shape; None where a mask is among them."""
     axes = [a for a, i in enumerate(index) if i is not None]
     indices = [i for i in index if i is not None]
     if any(i.dtype in ("b1", "u8") for i in indices):
         return None
     shape = common_shape([i.shape for i in indices])
-    return axes, [fit(wrapped(i, x.shape[a]), TensorType(shape, "i64")) for a, i in zip(axes, indices, strict=True)]
+    positive = [wrap_negative(i, x.shape[a]) for a, i in zip(axes, indices, strict=True)]
+    return axes, [fit(i, TensorType(shape, "i64")) for i in positive]
 
 
 def first_place(axes: Sequence[int]) -> int:
@@ -113,7 +127,7 @@ def first_place(axes: Sequence[int]) -> int:
 
 @rule("index.Tensor _unsafe_index.Tensor")
 def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
-    indexing = indexed(x, index)
+    indexing = indexed_axes(x, index)
     if indexing is None:
         return None
     axes, indices = indexing
@@ -128,7 +142,7 @@ def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
 def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Value, accumulate: bool = False) -> Result:
     if (masked := _masked_put(call, x, index, source, accumulate)) is not None:
         return masked
-    indexing = indexed(x, index)
+    indexing = indexed_axes(x, index)
     if indexing is None:
         return None
     axes, indices = indexing

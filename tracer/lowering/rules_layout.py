@@ -70,13 +70,13 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Result:
     shifts, dims = _tuple(shifts), _tuple(dims)
     if not dims:
         flat = reshape(x, (x.aval.numel,))
-        return reshape(_rolled(flat, 0, shifts[0]), x.shape)
+        return reshape(_roll_axis(flat, 0, shifts[0]), x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
-        x = _rolled(x, dim % x.ndim, shift)
+        x = _roll_axis(x, dim % x.ndim, shift)
     return x
 
 
-def _rolled(x: Value, axis: int, shift: Any) -> Value:
+def _roll_axis(x: Value, axis: int, shift: Any) -> Value:
     size = x.shape[axis]
     if size == 0:
         return x
@@ -134,7 +134,7 @@ def _slice_scatter(call: Call, x: Value, source: Value, dim: int = 0, *_: Any, s
     axis, step = dim % x.ndim, call.argument(5, step)
     _one_shape(call, axis)
     first, last = _span(call, axis, call.argument(3), source.shape[axis], step)
-    return _overwritten(x, cast(source, x.dtype), axis, first, last, step)
+    return _overwrite(x, cast(source, x.dtype), axis, first, last, step)
 
 
 def _one_shape(call: Call, axis: int, dropped: bool = False) -> None:
@@ -145,7 +145,7 @@ def _one_shape(call: Call, axis: int, dropped: bool = False) -> None:
         call.agree(a, b)
 
 
-def _overwritten(x: Value, source: Value, axis: int, first: Size, last: Size, step: int) -> Value:
+def _overwrite(x: Value, source: Value, axis: int, first: Size, last: Size, step: int) -> Value:
     """x with x[first:last:step] = source, as a choice between the padded source and x."""
     if same_shape(source.shape, x.shape):
         return source
@@ -167,7 +167,7 @@ def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -
     _one_shape(call, axis, dropped=True)
     first = _first(call, 3, axis, call.args[3])
     line = reshape(cast(source, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-    return _overwritten(x, line, axis, first, simplify_size(first + 1), 1)
+    return _overwrite(x, line, axis, first, simplify_size(first + 1), 1)
 
 
 @rule(
@@ -239,16 +239,22 @@ def _repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Result:
 # ---------------------------------------------------------------------------------------------- diagonals, strides
 @rule("diagonal diagonal_copy")
 def _diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
-    rows, columns = dim1 % x.ndim, dim2 % x.ndim
-    step = iota(call.out.shape[-1])
-    index = [_shifted(step, max(-offset, 0)), _shifted(step, max(offset, 0))]
-    if rows > columns:
-        rows, columns, index = columns, rows, index[::-1]
-    picked = emit("gather", x, *index, axes=(rows, columns))
+    axes, index = _diagonal_index(x, call.out.shape[-1], offset, dim1, dim2)
+    picked = emit("gather", x, *index, axes=axes)
     return permute(picked, (*range(1, picked.ndim), 0))
 
 
-def _shifted(x: Value, by: int) -> Value:
+def _diagonal_index(
+    x: Value, length: Size, offset: int, dim1: int, dim2: int
+) -> tuple[tuple[int, int], list[Value]]:
+    """The two axes of a diagonal, ascending, and the index along each."""
+    rows, columns = dim1 % x.ndim, dim2 % x.ndim
+    step = iota(length)
+    index = [_shift(step, max(-offset, 0)), _shift(step, max(offset, 0))]
+    return ((columns, rows), index[::-1]) if rows > columns else ((rows, columns), index)
+
+
+def _shift(x: Value, by: int) -> Value:
     return x if by == 0 else emit("add", x, full(by, x.aval))
 
 
@@ -300,11 +306,7 @@ def _triangle(call: Call, x: Value, diagonal: Any = 0) -> Result:
 
 @rule("diagonal_scatter")
 def _diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
-    rows, columns = dim1 % x.ndim, dim2 % x.ndim
-    step = iota(source.shape[-1])
-    index = [_shifted(step, max(-offset, 0)), _shifted(step, max(offset, 0))]
-    if rows > columns:
-        rows, columns, index = columns, rows, index[::-1]
+    axes, index = _diagonal_index(x, source.shape[-1], offset, dim1, dim2)
     lines = permute(cast(source, x.dtype), (source.ndim - 1, *range(source.ndim - 1)))
-    assert lines.shape[1:] == drop_axes(x.shape, (rows, columns))
-    return emit("scatter", x, lines, *index, axes=(rows, columns), mode="set")
+    assert lines.shape[1:] == drop_axes(x.shape, axes)
+    return emit("scatter", x, lines, *index, axes=axes, mode="set")

@@ -124,11 +124,11 @@ def _clamp(call: Call, x: Value, lo: Any = None, hi: Any = None, **named: Any) -
     if call.name == "clamp_max":
         lo, hi = None, lo
     x = fit(x, call.out)
-    x = x if lo is None else _bounded("lt", x, lo)
-    return x if hi is None else _bounded("gt", x, hi)
+    x = x if lo is None else _bound("lt", x, lo)
+    return x if hi is None else _bound("gt", x, hi)
 
 
-def _bounded(comparison: str, x: Value, bound: Any) -> Value:
+def _bound(comparison: str, x: Value, bound: Any) -> Value:
     """A NaN bound gives NaN."""
     if isinstance(bound, float) and bound != bound:
         return full(bound, x.aval)

@@ -6,10 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...ir import TensorType, Value, emit
-from .rules import Call, Result, axes_of, broadcast, cast, compute_dtype, count, fit, full, reshape, rule
+from .rules import (
+    Call,
+    Result,
+    axes_of,
+    cast,
+    compute_dtype,
+    count,
+    fit,
+    full,
+    is_at_index,
+    positions,
+    reshape,
+    rule,
+)
 
 
-def reduced(prim: str, x: Value, axes: Sequence[int]) -> Value:
+def reduce_axes(prim: str, x: Value, axes: Sequence[int]) -> Value:
     return emit(prim, x, axes=tuple(axes)) if axes else x
 
 
@@ -18,7 +31,7 @@ def reduction(prim: str) -> Any:
 
     def apply(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Result:
         axes = axes_of(dim, x.ndim)
-        return reshape(reduced(prim, cast(x, call.out.dtype), axes), call.out.shape)
+        return reshape(reduce_axes(prim, cast(x, call.out.dtype), axes), call.out.shape)
 
     return apply
 
@@ -32,7 +45,7 @@ rule("amin min.default")(reduction("amin"))
 @rule("mean.default mean.dim")
 def _mean(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Result:
     axes = axes_of(dim, x.ndim)
-    total = reduced("sum", cast(x, compute_dtype(call.out.dtype)), axes)
+    total = reduce_axes("sum", cast(x, compute_dtype(call.out.dtype)), axes)
     average = emit("div", total, full(count(x.shape, axes), total.aval))
     return cast(reshape(average, call.out.shape), call.out.dtype)
 
@@ -45,7 +58,7 @@ def _any(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Result
     """
     axes = axes_of(dim, x.ndim)
     bits = cast(cast(x, "b1"), "i32")
-    extreme = reduced("amax" if call.name == "any" else "amin", bits, axes)
+    extreme = reduce_axes("amax" if call.name == "any" else "amin", bits, axes)
     return cast(reshape(_is_positive(extreme), call.out.shape), call.out.dtype)
 
 
@@ -69,7 +82,7 @@ def _extreme(call: Call, x: Value, dim: int, keepdim: bool = False) -> Result:
         return x, full(0, index)
     axis, name = dim % x.ndim, call.name
     if not call.reads(1):
-        return reshape(reduced(f"a{name}", x, (axis,)), value.shape), None
+        return reshape(reduce_axes(f"a{name}", x, (axis,)), value.shape), None
     at = emit(f"arg{name}", cast(x, "i32") if x.dtype == "b1" else x, axis=axis)
     return reshape(at_one_index(x, at, axis), value.shape), reshape(at, index.shape)
 
@@ -79,18 +92,13 @@ def at_one_index(x: Value, index: Value, axis: int) -> Value:
 
     index: x.shape without the axis; so is the result.
     """
-    other_axes = [a for a in range(x.ndim) if a != axis]
     if x.prim == "input":
-        grid = [broadcast(emit("iota", size=n, dtype="i64"), index.shape, (a,)) for a, n in enumerate(index.shape)]
+        grid = [positions(index.shape, a) for a in range(index.ndim)]
         return emit("gather", x, *grid[:axis], index, *grid[axis:], axes=tuple(range(x.ndim)))
-    is_at_index = emit(
-        "eq",
-        broadcast(emit("iota", size=x.shape[axis], dtype="i64"), x.shape, (axis,)),
-        broadcast(index, x.shape, other_axes),
-    )
+    condition = is_at_index(x, index, axis)
     if x.dtype == "b1":
-        return _is_positive(emit("amax", cast(emit("and", is_at_index, x), "i32"), axes=(axis,)))
-    return emit("sum", emit("where", is_at_index, x, full(0, x.aval)), axes=(axis,))
+        return _is_positive(emit("amax", cast(emit("and", condition, x), "i32"), axes=(axis,)))
+    return emit("sum", emit("where", condition, x, full(0, x.aval)), axes=(axis,))
 
 
 @rule("cumsum")
@@ -129,14 +137,14 @@ def sum_with_product(labels: str) -> Any:
 
     def apply(call: Call, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Result:
         out = call.out.with_dtype(compute_dtype(call.out.dtype))
-        z = _scaled(cast(dot(x, y, labels), out.dtype), alpha, out)
-        z = z if beta == 0 else emit("add", _scaled(fit(c, out), beta, out), z)
+        z = _scale(cast(dot(x, y, labels), out.dtype), alpha, out)
+        z = z if beta == 0 else emit("add", _scale(fit(c, out), beta, out), z)
         return cast(z, call.out.dtype)
 
     return apply
 
 
-def _scaled(x: Value, factor: Any, aval: TensorType) -> Value:
+def _scale(x: Value, factor: Any, aval: TensorType) -> Value:
     return x if factor == 1 else emit("mul", x, full(factor, aval))
 
 

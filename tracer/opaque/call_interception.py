@@ -18,11 +18,13 @@ import torch.autograd.function
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
-from ..capture.data import Asked
-from ..capture.memory import copied
+from ..capture.data import DataReads
+from ..capture.memory import copy_tensor
+from ..containers import tensors_in
 from ..locks import INNER, lock_of
+from ..scoped_state import attribute_within
 from ..torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
-from .opaque import Run, Tape, Taped, asked_for_real, call_for_real, opaque_operators, running, tensors_in
+from .opaque import Run, Tape, Taped, call_for_real, opaque_operators, read_data_for_real, running
 from .watching import Watcher, watcher, watching_now
 
 _lock = lock_of(INNER)
@@ -43,11 +45,8 @@ def _plain_in_python(original: Any) -> Callable[..., Any]:
 
 
 def _plain_in_c(cls: type, *args: Any, **kwargs: Any) -> Any:
-    before, watching_now.expected = getattr(watching_now, "expected", None), cls
-    try:
+    with attribute_within(watching_now, "expected", cls):
         return _own.__get__(None, cls)(*args, **kwargs)
-    finally:
-        watching_now.expected = before
 
 
 plain: Callable[..., Any] = _plain_in_python(_own.__func__) if IN_PYTHON else _plain_in_c
@@ -77,16 +76,13 @@ class _Template:
 @contextlib.contextmanager
 def watched_by(new: Watcher | None) -> Iterator[None]:
     """Within the block `new` decides about nested calls of this thread; None: they run as they are."""
-    outer, watching_now.watcher = watcher(), new
-    try:
-        with _exchanged() if new is not None else contextlib.nullcontext():
-            yield
-    finally:
-        watching_now.watcher = outer
+    exchanged = _exchanged_apply() if new is not None else contextlib.nullcontext()
+    with attribute_within(watching_now, "watcher", new), exchanged:
+        yield
 
 
 @contextlib.contextmanager
-def _exchanged() -> Iterator[None]:
+def _exchanged_apply() -> Iterator[None]:
     global watchers
     with _lock:
         watchers += 1
@@ -120,7 +116,7 @@ class _InC:
     """Another attribute `apply`; and for names that are bound to the one in C, what that calls on its way.
 
         f(x)  ->  cls.forward  ->  _bind_default_args  ->  is a transform active?  ->  _call_custom_function_call
-                  _heard: cls      _bound: begins one      so it is                    _called: ends it, and asks
+             _note_class: cls  _bind_arguments: begins one  so it is        _call_function: ends it, and asks
     """
 
     META: Any = type(Function)
@@ -129,9 +125,9 @@ class _InC:
     @classmethod
     def exchange(cls) -> None:
         cls.before = (_module._bind_default_args, _module._call_custom_function_call)
-        _module._bind_default_args, _module._call_custom_function_call = _bound, _called
+        _module._bind_default_args, _module._call_custom_function_call = _bind_arguments, _call_function
         Function.apply = classmethod(lambda own, *args, **kwargs: nested_call(own, args, kwargs))  # type: ignore[assignment, method-assign]
-        cls.META.__getattribute__ = _heard
+        cls.META.__getattribute__ = _note_class
 
     @classmethod
     def put_back(cls) -> None:
@@ -140,40 +136,40 @@ class _InC:
         _module._bind_default_args, _module._call_custom_function_call = cls.before
 
 
-def _nobody() -> None:
+def _no_class() -> None:
     """In the place of a weak reference to a class."""
 
 
-def _is_news(cls: Any) -> bool:
+def _is_unwatched(cls: Any) -> bool:
     """True if a call of this class runs that the watcher of this thread was not asked about."""
     called = isinstance(cls, type) and issubclass(cls, Function)
     return called and watcher() is not None and getattr(watching_now, "expected", None) is not cls
 
 
-def _heard(cls: type, name: str) -> Any:
+def _note_class(cls: type, name: str) -> Any:
     """The attributes that torch asks a class for while there is a watcher: the last thing is its node."""
     if name == "forward":
         watching_now.asked = weakref.ref(cls)
     elif name == "_backward_cls":
-        if _is_news(cls):
-            watcher().unseen(getattr(cls, "_fusegrad_user_class", None) or cls)  # type: ignore[union-attr]
+        if _is_unwatched(cls):
+            watcher().note_unseen_call(getattr(cls, "_fusegrad_user_class", None) or cls)  # type: ignore[union-attr]
         watching_now.expected = None
     return type.__getattribute__(cls, name)
 
 
-def _bound(forward: Any, args: Any, kwargs: Any) -> Any:
+def _bind_arguments(forward: Any, args: Any, kwargs: Any) -> Any:
     arguments = _InC.before[0](forward, args, kwargs)
-    if _is_news(getattr(watching_now, "asked", _nobody)()) and not transforms_active():
+    if _is_unwatched(getattr(watching_now, "asked", _no_class)()) and not transforms_active():
         begin_transform()
         watching_now.begun = True
     return arguments
 
 
-def _called(cls: Any, args: Any, kwargs: Any) -> Any:
+def _call_function(cls: Any, args: Any, kwargs: Any) -> Any:
     if getattr(watching_now, "begun", False):
         watching_now.begun = False
         end_transform()
-    if _is_news(cls):
+    if _is_unwatched(cls):
         return nested_call(cls, args, kwargs or {})
     return _InC.before[1](cls, args, kwargs)
 
@@ -204,18 +200,20 @@ class Recorder:
     """
 
     def __init__(self, tape: Tape, skip: type | None = None, compared_inputs: list[Any] | None = None) -> None:
-        self.tape, self.skip, self.given = tape, skip, compared_inputs
+        self.tape, self.skip, self.compared_inputs = tape, skip, compared_inputs
 
     def __call__(self, callee: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if callee is self.skip:
             self.skip = None
             return apply(*args, **kwargs)
-        return self._once(_Body(apply), lambda body: self._called(callee, body, args, kwargs), args, kwargs)
+        return self._run_once(callee, _Body(apply), args, kwargs, self._call_for_real)
 
-    def _once(self, body: _Body, record: Callable[[_Body], Any], args: Any, kwargs: Any) -> Any:
+    def _run_once(
+        self, callee: Any, body: _Body, args: Any, kwargs: Any, run: Callable[..., tuple[Any, Taped]]
+    ) -> Any:
         """The result of the body, which runs once whatever goes wrong around it; then the tape tells of that."""
         try:
-            return record(body)
+            return self._take_or_run(callee, body, args, kwargs, run)
         except Exception as error:
             if body.is_played or (body.is_begun and not body.is_done):
                 raise
@@ -225,38 +223,34 @@ class Recorder:
         with watched_by(None):
             return body.apply(*args, **kwargs)
 
-    def _called(self, callee: Any, body: _Body, args: Any, kwargs: Any) -> Any:
+    def _take_or_run(
+        self, callee: Any, body: _Body, args: Any, kwargs: Any, run: Callable[..., tuple[Any, Taped]]
+    ) -> Any:
         taped = self.tape.take(callee)
         if taped is None:
-            with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
-                result, taped = call_for_real(callee, body, args, kwargs, True)
+            result, taped = run(callee, body, args, kwargs)
         else:
-            result = self._played(taped, body, args, kwargs)
-        self.tape.made.append(taped)
+            result = self._play_back(taped, body, args, kwargs)
+        self.tape.completed.append(taped)
         return result
 
-    def _played(self, taped: Taped, body: _Body, args: Any, kwargs: Any) -> Any:
+    def _call_for_real(self, callee: Any, body: _Body, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+        with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
+            return call_for_real(callee, body, args, kwargs, True)
+
+    def _play_back(self, taped: Taped, body: _Body, args: Any, kwargs: Any) -> Any:
         body.is_played = True
-        if self.given is not None and taped.opaque:
-            self.given += taped.compared([copied(t) for t in tensors_in((args, kwargs))])
+        if self.compared_inputs is not None and taped.opaque:
+            self.compared_inputs += taped.select_compared([copy_tensor(t) for t in tensors_in((args, kwargs))])
         return taped.play(args, kwargs)
 
-    def read(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def read_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that says what is in a tensor."""
         if watcher() is not self:
             return func(*args, **kwargs)
-        return self._once(_Body(func), lambda body: self._read(str(func), body, args, kwargs), args, kwargs)
+        return self._run_once(str(func), _Body(func), args, kwargs, read_data_for_real)
 
-    def _read(self, operation: str, body: _Body, args: Any, kwargs: Any) -> Any:
-        taped = self.tape.take(operation)
-        if taped is None:
-            result, taped = asked_for_real(operation, body, args, kwargs)
-        else:
-            result = self._played(taped, body, args, kwargs)
-        self.tape.made.append(taped)
-        return result
-
-    def unseen(self, callee: Any) -> None:
+    def note_unseen_call(self, callee: Any) -> None:
         """It runs for real, as all of this does."""
 
 
@@ -274,7 +268,7 @@ def recording(
         if look:
             stack.enter_context(_Operators(recorder))
         if tape.data:
-            stack.enter_context(Asked(recorder.read))
+            stack.enter_context(DataReads(recorder.read_data))
         yield
 
 

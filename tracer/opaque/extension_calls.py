@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ir.errors import FusegradError
+from ..arithmetic import SYMBOLIC
+from ..containers import tensors_in
 from ..reads.packages import is_cached
 from ..reads.reads import Callee
-from ..torch_private import has_kernel, memory_of, resolve_overload, transforms_active
+from ..scoped_state import attribute_within
+from ..torch_private import has_kernel, memory_of, operator_name, resolve_overload, transforms_active
 
 Tensor = torch.Tensor
 Origin = Callable[[], Any]
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-TORCHS_OWN = {"aten", "prims", "prim", "profiler", "inductor", "c10d", "_c10d_functional", "rngprims"}
-"""Namespaces of operators whose derivatives the tracer may see through."""
 OWN_AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
 
 
@@ -47,16 +47,10 @@ class KeptDrawsError(CompiledCallError):
 # ------------------------------------------------------------------ operators
 def has_own_autograd(func: Any) -> bool:
     """True if `func` is an operator, not torch's own, whose C++ may record a backward of its own."""
-    if not isinstance(func, OpOverload | OpOverloadPacket):
+    if operator_name(func) is None:
         return False
-    name = func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._schema.name
-    if name.split("::")[0] in TORCHS_OWN:
-        return False
-    return any(has_kernel(_dispatch_name(o), key) for o in _overloads(func) for key in OWN_AUTOGRAD)
-
-
-def _overloads(func: OpOverload | OpOverloadPacket) -> Sequence[OpOverload]:
-    return [func] if isinstance(func, OpOverload) else [getattr(func, name) for name in func.overloads()]  # type: ignore[no-untyped-call]
+    overloads = [func] if isinstance(func, OpOverload) else [getattr(func, name) for name in func.overloads()]
+    return any(has_kernel(_dispatch_name(o), key) for o in overloads for key in OWN_AUTOGRAD)
 
 
 def _dispatch_name(op: OpOverload) -> str:
@@ -69,10 +63,11 @@ def operator_node(func: Any, args: Sequence[Any], kwargs: dict[str, Any], origin
     op = func if isinstance(func, OpOverload) else resolve_overload(func, args, kwargs)
     with disable_proxy_modes_tracing():
         result = func(*args, **kwargs)
-    return _node(op, args, kwargs, result, op._schema.name.split("::")[1], origin)
+    return add_call_node(op, args, kwargs, result, op._schema.name.split("::")[1], origin)
 
 
-def _node(target: Any, args: Any, kwargs: Any, result: Any, name: str, origin: Any) -> Any:
+def add_call_node(target: Any, args: Any, kwargs: Any, result: Any, name: str, origin: Any) -> Any:
+    """The result of a call that one node of the graph being traced stands for."""
     mode = get_proxy_mode()
     assert mode is not None
     traced = (Tensor, *SYMBOLIC)
@@ -89,19 +84,12 @@ _recording = threading.local()
 @contextlib.contextmanager
 def callees_as_nodes(callees: Sequence[Callee], origin: Origin) -> Iterator[None]:
     """Within the block this thread's calls of `callees` are recorded: they stand where the code finds them."""
-    before = getattr(_recording, "origin", None)
-    replaced: list[tuple[Callee, Any]] = []
-    _recording.origin = origin
-    try:
+    with attribute_within(_recording, "origin", origin), contextlib.ExitStack() as stack:
         for callee in callees:
             original = callee.get()
-            callee.put(recorder_of(original, callee.name))
-            replaced.append((callee, original))
+            callee.replace(recorder_of(original, callee.name))
+            stack.callback(callee.replace, original)
         yield
-    finally:
-        _recording.origin = before
-        for callee, original in reversed(replaced):
-            callee.put(original)
 
 
 def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -111,29 +99,30 @@ def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         origin = _recording_origin()
         if origin is None or _is_seen_through(function, args, kwargs):
-            return _inlined(_computing(function), args, kwargs)
-        return _as_node(call_of(function, name), function, name, args, kwargs)
+            return _call_inline(_uncached(function), args, kwargs)
+        return _as_node(function_of_node(function, name), function, name, args, kwargs)
 
     return call
 
 
-def _computing(function: Callable[..., Any]) -> Callable[..., Any]:
+def _uncached(function: Callable[..., Any]) -> Callable[..., Any]:
     """During a capture what computes a result that Python keeps: no fake may come into a cache, nor be found there."""
-    return inspect.unwrap(function) if is_cached(function) and _is_capturing() else function
+    is_capturing = getattr(_recording, "origin", None) is not None or get_proxy_mode() is not None
+    return inspect.unwrap(function) if is_cached(function) and is_capturing else function
 
 
 def _as_node(call: Callable[..., Any], function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """The call as a node; of what Python keeps, numbers and names are told as the function's own lines tell them."""
-    body, origin = _computing(function), _recording_origin()
+    body, origin = _uncached(function), _recording_origin()
     with disable_proxy_modes_tracing():
-        run = _kept if is_cached(function) else _without_effects
+        run = _call_cached if is_cached(function) else _without_effects
         result = run(body, name, args, kwargs)
     if is_cached(function) and not all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
-        return _inlined(body, args, kwargs)
-    return _node(call, args, kwargs, result, name, None if origin is None else origin())
+        return _call_inline(body, args, kwargs)
+    return add_call_node(call, args, kwargs, result, name, None if origin is None else origin())
 
 
-def _kept(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+def _call_cached(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """Calls a cached function for fakes; refused where it is drawn, which happens once for many calls."""
     with _Drawing() as drawing:  # type: ignore[no-untyped-call]
         result = body(*args, **kwargs)
@@ -152,10 +141,6 @@ class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _is_capturing() -> bool:
-    return getattr(_recording, "origin", None) is not None or get_proxy_mode() is not None
-
-
 def _is_seen_through(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """True if the operations of a function are recorded, not its call: operators of a script are torch's, and in a
     derivative
@@ -163,11 +148,7 @@ def _is_seen_through(function: Callable[..., Any], args: Any, kwargs: Any) -> bo
     if isinstance(function, torch.jit.ScriptFunction):
         return True
     is_differentiated = torch.is_grad_enabled() or transforms_active()
-    return is_differentiated and (not is_cached(function) or _has_tensors((args, kwargs)))
-
-
-def _has_tensors(arguments: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(arguments))
+    return is_differentiated and (not is_cached(function) or bool(tensors_in((args, kwargs))))
 
 
 def _recording_origin() -> Origin | None:
@@ -175,49 +156,49 @@ def _recording_origin() -> Origin | None:
     return getattr(_recording, "origin", None) if get_proxy_mode() is not None else None
 
 
-def _inlined(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call_inline(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The call itself; the nodes that its operators leave, if any, are its line's."""
     origin, mode = _recording_origin(), get_proxy_mode()
     if origin is None or mode is None:
         return function(*args, **kwargs)
-    last = newest(mode.tracer.graph)
+    last = newest_node(mode.tracer.graph)
     result = function(*args, **kwargs)
-    for node in behind(last, mode.tracer.graph):
+    for node in nodes_after(last, mode.tracer.graph):
         node.meta.setdefault("fusegrad_origin", origin())
     return result
 
 
-def newest(graph: torch.fx.Graph) -> torch.fx.Node:
+def newest_node(graph: torch.fx.Graph) -> torch.fx.Node:
     """The last node so far; the root of an empty graph."""
     return next(iter(reversed(graph.nodes)), graph._root)  # torch 2.11 reverses to what is no iterator yet
 
 
-def behind(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+def nodes_after(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
     """The nodes that were added since `last` was the newest."""
     while (last := last.next) is not graph._root:
         yield last
 
 
-class Recorded:
+class RecordedNodes:
     """The nodes that a capture records from now on."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.graph, self.last = graph, newest(graph)
+        self.graph, self.last = graph, newest_node(graph)
 
     @classmethod
-    def now(cls) -> Recorded | None:
+    def begin(cls) -> RecordedNodes | None:
         """None where nothing is captured."""
         mode = get_proxy_mode()
         return None if mode is None else cls(mode.tracer.graph)
 
     def names(self) -> set[str]:
         """The operations, as "aten::add"."""
-        targets = (n.target for n in behind(self.last, self.graph))
+        targets = (n.target for n in nodes_after(self.last, self.graph))
         return {str(t._schema.name) for t in targets if isinstance(t, OpOverload)}
 
     def undo(self) -> None:
         """Without what was computed since; sizes that it read stay, since others may know of them."""
-        _drop(self.graph, behind(self.last, self.graph))
+        _drop(self.graph, nodes_after(self.last, self.graph))
 
 
 def without_zeros(graph: torch.fx.Graph) -> None:
@@ -251,14 +232,14 @@ def _drop(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> None:
 
 def _is_pure(node: torch.fx.Node) -> bool:
     target, value = node.target, node.meta.get("val")
-    if not isinstance(target, OpOverload) or isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+    if not isinstance(target, OpOverload) or isinstance(value, SYMBOLIC):
         return False
     return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """The function's result for fakes; refused where no node could stand for the call."""
-    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    tensors = tensors_in((args, kwargs))
     versions, memory = [t._version for t in tensors], {memory_of(t) for t in tensors}
     result = function(*args, **kwargs)
     if [t._version for t in tensors] != versions:
@@ -274,13 +255,13 @@ def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs:
 _calls: dict[int, Callable[..., Any]] = {}
 
 
-def call_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def function_of_node(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function that such a node runs: the same object for the same callee, so that nodes compare equal."""
     if id(function) not in _calls:
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if get_proxy_mode() is None or not is_cached(function) or _has_tensors((args, kwargs)):
-                return _inlined(_computing(function), args, kwargs)
+            if get_proxy_mode() is None or not is_cached(function) or tensors_in((args, kwargs)):
+                return _call_inline(_uncached(function), args, kwargs)
             return _as_node(call, function, name, args, kwargs)
 
         call.__name__ = call.__qualname__ = f"call_{name}"

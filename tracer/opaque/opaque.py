@@ -23,10 +23,12 @@ from ...ir import Value
 from ...ir.errors import InternalError
 from ..capture.collectives import COMMUNICATES, Received
 from ..capture.data import is_symbolic
-from ..capture.memory import copied, overlap, same, storage_bytes
+from ..capture.memory import copy_tensor, has_same_content, overlap, storage_bytes
+from ..containers import tensors_in
 from ..declared import declarations
 from ..reads.reads import scan
 from ..reads.value_keys import SCALARS, freeze
+from ..scoped_state import attribute_within
 from .segments import Segment
 
 Tensor = torch.Tensor
@@ -59,12 +61,12 @@ def why_opaque(callee: Any) -> Why | None:
     if declared.value is not None:
         return None if declared.value else Why(declared.how.removeprefix("it "), True)
     if callee not in _classes:
-        effects = scan(callee.forward, callee.setup_context).certain()
+        effects = scan(callee.forward, callee.setup_context).certain_effects()
         _classes[callee] = Why(f"is opaque: {effects[0][0]} ({effects[0][1]})") if effects else None
     return _classes[callee]
 
 
-def remember(callee: Any, why: Why) -> None:
+def remember_opaque(callee: Any, why: Why) -> None:
     """From now on calls of `callee` are opaque."""
     if isinstance(callee, str):
         _operators[callee] = why
@@ -89,7 +91,7 @@ def name_of(callee: Any) -> str:
 
 def reason_alone(reason: str) -> str:
     """The reason why a segment is one, as it is told of the method that it was taken out of."""
-    cannot = "cannot be captured: "
+    cannot = "cannot be traced: "
     return reason.removeprefix(cannot) if reason.startswith(cannot) else f"it {reason}"
 
 
@@ -106,25 +108,25 @@ class Taped:
     """One call of a nested body: what it returned, and what matters of what it was given.
 
     aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
-    written: arguments that the body changed, with their new content; filled: those of them that it did not read.
+    written_inputs: arguments that the body changed, with their new content; filled: those that it did not read.
     unversioned: those written to that autograd takes for what they were (numpy writes).
     fault: why no graph may hold the call. views: results that autograd takes for views, be it of a tensor that
     nothing else refers to.
     """
 
-    what: Any
+    callee: Any
     flags: tuple[bool, ...]
     leaves: list[Any]
     tree: Any
     aliases: list[tuple[str, int] | None]
-    written: dict[int, Tensor]
+    written_inputs: dict[int, Tensor]
     fault: str | None
     filled: frozenset[int] = frozenset()
     opaque: bool = False  # a captured graph has it as an opaque node
     views: frozenset[int] = frozenset()
     unversioned: frozenset[int] = frozenset()
 
-    def compared(self, per_argument: Sequence[Any]) -> list[Any]:
+    def select_compared(self, per_argument: Sequence[Any]) -> list[Any]:
         """Of something for each argument, that of the arguments whose content matters."""
         return [value for i, value in enumerate(per_argument) if i not in self.filled]
 
@@ -132,7 +134,7 @@ class Taped:
         """The result once more, without the body."""
         tensors = tensors_in((args, kwargs))
         with torch.no_grad():
-            for index, after in self.written.items():
+            for index, after in self.written_inputs.items():
                 tensors[index].copy_(after)
             leaves = [self._leaf(i, tensors) for i in range(len(self.leaves))]
         return pytree.tree_unflatten(leaves, self.tree)
@@ -140,13 +142,13 @@ class Taped:
     def _leaf(self, i: int, tensors: Sequence[Tensor]) -> Any:
         leaf, alias = self.leaves[i], self.aliases[i]
         if alias is not None:
-            return shown(alias[0], tensors[alias[1]])
+            return share_argument(alias[0], tensors[alias[1]])
         if not isinstance(leaf, Tensor):
             return leaf
-        return shown("view", copied(leaf)) if i in self.views else copied(leaf)
+        return share_argument("view", copy_tensor(leaf)) if i in self.views else copy_tensor(leaf)
 
 
-def shown(kind: str, tensor: Tensor) -> Tensor:
+def share_argument(kind: str, tensor: Tensor) -> Tensor:
     """An argument as a result that shares its memory."""
     return {"is": lambda: tensor, "view": lambda: tensor.view_as(tensor), "detached": tensor.detach}[kind]()
 
@@ -156,7 +158,7 @@ class Tape:
     """The nested calls of one run: those still to be played back, and all that there were."""
 
     pending: list[Taped] = field(default_factory=list)
-    made: list[Taped] = field(default_factory=list)
+    completed: list[Taped] = field(default_factory=list)
     data: bool = False  # operations that say what is in a tensor are on it, too
     broken: Exception | None = None  # what went wrong while a call was recorded: it is missing here
 
@@ -167,53 +169,54 @@ class Tape:
 
     def take(self, callee: Any) -> Taped | None:
         """The next recorded call of `callee`."""
-        taped = next((t for t in self.pending if t.what == callee), None)
+        taped = next((t for t in self.pending if t.callee == callee), None)
         if taped is not None:
             self.pending = [t for t in self.pending if t is not taped]
         return taped
 
-    def again(self) -> Tape:
+    def rewound_tape(self) -> Tape:
         """A tape that plays back all that there was: what it has not come to again happened, too."""
         return Tape(self.calls(), data=self.data)
 
     def calls(self) -> list[Taped]:
         """All calls that happened, in their order."""
-        return [*self.made, *self.pending]
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+        return [*self.completed, *self.pending]
 
 
 def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any, keep: bool) -> tuple[Any, Taped]:
     """Call the user's body; the result, and its record. keep: look for writes that torch does not see, copy results."""
     tensors = tensors_in((args, kwargs))
-    before = [copied(t) for t in tensors] if keep else None
+    # What the body may change, before it runs: afterwards there is nothing to compare with.
+    before = [copy_tensor(t) for t in tensors] if keep else None
     versions, storage_sizes = list(map(version, tensors)), list(map(storage_bytes, tensors))
     flags, gradients = tuple(t.requires_grad for t in tensors), list(map(_gradient, tensors))
     with _receiving(callee) as received:
         result = apply(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
+    # Writes: those that versions count, those of collectives, and those that only the content shows (numpy's).
     changed = [i for i, (t, v) in enumerate(zip(tensors, versions, strict=True)) if version(t) != v]
     filled = frozenset(i for i, t in enumerate(tensors) if any(t is r for r in received.outputs))
     communicated = [*received.outputs, *received.changed]
     changed = [i for i, t in enumerate(tensors) if i in changed or any(_shares(t, w) for w in communicated)]
     versioned = frozenset(changed)
     if before is not None:
-        changed = [i for i, (t, b) in enumerate(zip(tensors, before, strict=True)) if i in versioned or not same(t, b)]
+        pairs = enumerate(zip(tensors, before, strict=True))
+        changed = [i for i, (t, b) in pairs if i in versioned or not has_same_content(t, b)]
+    # Whether a graph can hold such a call. A segment may write: its new contents become further results.
     aliases = [_alias(leaf, tensors) for leaf in leaves]
-    if isinstance(callee, Segment) and _are_apart(changed, tensors, leaves):
-        fault = _fault(leaves, aliases, tensors, ()) or _history(leaves, aliases)
+    if isinstance(callee, Segment) and _can_be_results(changed, tensors, leaves):
+        fault = _fault(leaves, aliases, tensors, ()) or _fault_of_history(leaves, aliases)
     else:
         fault = _fault(leaves, aliases, tensors, changed)
     if any(t.requires_grad != f or _gradient(t) is not g for t, f, g in zip(tensors, flags, gradients, strict=True)):
         fault = fault or "leaves a gradient on what it is given"  # which is another tensor where a graph calls it
     if list(map(storage_bytes, tensors)) != storage_sizes:
         fault = "resizes the storage of an argument"
+    # The record has copies: the method may go on and write to what it was given back.
     views = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf._is_view())
     if keep:
-        leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
-    contents = {i: copied(tensors[i]) for i in changed}
+        leaves = [copy_tensor(v) if isinstance(v, Tensor) else v for v in leaves]
+    contents = {i: copy_tensor(tensors[i]) for i in changed}
     unseen = frozenset(changed) - versioned
     return result, Taped(callee, flags, leaves, tree, aliases, contents, fault, filled, False, views, unseen)
 
@@ -234,7 +237,7 @@ def _shares(a: Tensor, b: Tensor) -> bool:
     return _is_plain(a) and _is_plain(b) and overlap(a, b)
 
 
-def _are_apart(changed: Sequence[int], tensors: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
+def _can_be_results(changed: Sequence[int], tensors: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
     """True if a graph can take the new content of what was written to as one more result."""
     if not all(_is_plain(tensors[i]) and not tensors[i].requires_grad for i in changed):
         return False
@@ -242,12 +245,12 @@ def _are_apart(changed: Sequence[int], tensors: Sequence[Tensor], leaves: Sequen
     return not any(_shares(tensors[i], t) for i, group in zip(changed, other_tensors, strict=True) for t in group)
 
 
-def asked_for_real(operation: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+def read_data_for_real(operation: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
     """An operation that says what is in a tensor: the result, and its record."""
     result = func(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
     tensors = tensors_in((args, kwargs))
-    copies = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
+    copies = [copy_tensor(v) if isinstance(v, Tensor) else v for v in leaves]
     fault = _fault(leaves, [None] * len(leaves), tensors, ())
     return result, Taped(operation, tuple(False for _ in tensors), copies, tree, [None] * len(leaves), {}, fault)
 
@@ -261,7 +264,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
 
 
-def is_given_on(value: Any) -> bool:
+def can_be_handed_on(value: Any) -> bool:
     """True if a graph can hand a result to what follows: plain tensors and scalars, in containers."""
     return all(_is_plain(v) if isinstance(v, Tensor) else isinstance(v, SCALARS) for v in pytree.tree_leaves(value))
 
@@ -301,7 +304,7 @@ def _fault(
     return None
 
 
-def _history(leaves: Sequence[Any], aliases: Sequence[Any]) -> str | None:
+def _fault_of_history(leaves: Sequence[Any], aliases: Sequence[Any]) -> str | None:
     """The reason why a graph would lose what autograd recorded within statements of a method."""
     own = (leaf for leaf, alias in zip(leaves, aliases, strict=True) if alias is None and isinstance(leaf, Tensor))
     return "returns a tensor that requires grad" if any(leaf.requires_grad for leaf in own) else None
@@ -312,7 +315,7 @@ class Mismatch(Exception):
     """An opaque node returned what its graph was not captured for. `tape`: what opaque nodes returned in this run."""
 
     def __init__(self, name: str, tape: Tape) -> None:
-        super().__init__(f"internal: {name} returned something else than at the capture")
+        super().__init__(f"internal: {name} returned something else than at the trace")
         self.tape = tape
 
 
@@ -326,11 +329,11 @@ class Run:
     def __init__(
         self, tape: Tape, sizes: Any, laid_out: bool = False, compared_inputs: list[Tensor] | None = None
     ) -> None:
-        self.tape, self.sizes, self.laid_out, self.given = tape, sizes, laid_out, compared_inputs
+        self.tape, self.sizes, self.laid_out, self.compared_inputs = tape, sizes, laid_out, compared_inputs
         self.autocasts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def as_in_eager(self) -> Iterator[None]:
         """The state in which the user's body would run in eager."""
         with contextlib.ExitStack() as stack, running(None):
             for device, dtype in self.autocasts:
@@ -341,33 +344,28 @@ class Run:
 _runs = threading.local()
 
 
-@contextlib.contextmanager
-def running(run: Run | None) -> Iterator[None]:
+def running(run: Run | None) -> contextlib.AbstractContextManager[None]:
     """Within the block opaque nodes belong to `run`, in this thread."""
-    outer, _runs.now = getattr(_runs, "now", None), run
-    try:
-        yield
-    finally:
-        _runs.now = outer
+    return attribute_within(_runs, "now", run)
 
 
 class OpaqueNode:
     """A nested call in a captured graph: `target(*tensors and numbers) -> tensors`, the user's own body inside.
 
-    given: the fakes and symbolic numbers that it takes. leaves: fakes of its tensors, its other results as constants.
+    inputs: the fakes and symbolic numbers that it takes. leaves: fakes of its tensors, its other results as constants.
     """
 
     def __init__(
         self, callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any, taped: Taped, why: Why, location: str
     ) -> None:
-        self.what, self.apply, self.why, self.where = callee, apply, why, location
+        self.callee, self.apply, self.why, self.where = callee, apply, why, location
         self.name = name_of(callee)
         self.constants, self.structure = pytree.tree_flatten((args, kwargs))
         self.slots = [i for i, leaf in enumerate(self.constants) if isinstance(leaf, TRACED)]
-        self.given = [self.constants[i] for i in self.slots]
+        self.inputs = [self.constants[i] for i in self.slots]
         self.constants = [None if i in self.slots else c for i, c in enumerate(self.constants)]
         self.flags, self.tree, self.aliases = taped.flags, taped.tree, taped.aliases
-        self.written = sorted(taped.written)  # of the tensors that it takes: their new content is its last results
+        self.written_inputs = sorted(taped.written_inputs)  # of its tensors: their new content is its last results
         self.of_data = isinstance(apply, torch._ops.OpOverload)  # what is in a tensor: its numbers are symbols
         self.facts = [leaf_fact(leaf, self.of_data) for leaf in taped.leaves]
         self.leaves: list[Any] = []
@@ -376,7 +374,7 @@ class OpaqueNode:
         self.copies = False
         self.conditions: Callable[[set[sympy.Symbol]], Sequence[sympy.Basic]] = lambda known: ()
         self.env: Any = None
-        self._known: OrderedDict[Any, Sizes | None] = OrderedDict()
+        self._bound_by_key: OrderedDict[Any, Sizes | None] = OrderedDict()
 
     def target(self) -> Callable[..., Any]:
         """The function that stands in the graph."""
@@ -385,7 +383,7 @@ class OpaqueNode:
             return self(*values)
 
         call.__name__ = call.__qualname__ = f"opaque_{self.name.replace('::', '_')}"
-        call.fusegrad_call = self.what  # type: ignore[attr-defined]
+        call.fusegrad_call = self.callee  # type: ignore[attr-defined]
         call.opaque = self  # type: ignore[attr-defined]
         call.brings = self.hints.keys()  # type: ignore[attr-defined]
         return call
@@ -412,37 +410,38 @@ class OpaqueNode:
             raise InternalError(f"the opaque node {self.name} runs outside a run of its graph")
         args, kwargs = self._arguments(run, values)
         tensors = tensors_in((args, kwargs))
-        before = [copied(t) for t in tensors] if run.given is not None else []
-        taped = run.tape.take(self.what)
+        before = [copy_tensor(t) for t in tensors] if run.compared_inputs is not None else []
+        taped = run.tape.take(self.callee)
         if taped is None:
-            with run.paused():
-                result, taped = self._called(args, kwargs)
+            with run.as_in_eager():
+                result, taped = self._call(args, kwargs)
         else:
             result = taped.play(args, kwargs)
-        run.tape.made.append(taped)
-        if run.given is not None:
-            run.given += taped.compared(before)
+        run.tape.completed.append(taped)
+        if run.compared_inputs is not None:
+            run.compared_inputs += taped.select_compared(before)
+        # Only now: the body ran, and its call is on the tape, from which another graph goes on.
         if not self.fits(taped, run.sizes):
             raise Mismatch(self.name, run.tape)
         leaves = pytree.tree_leaves(result)
         results = (leaf for leaf, captured in zip(leaves, self.leaves, strict=True) if isinstance(captured, TRACED))
-        return (*results, *(tensors[i] for i in self.written))
+        return (*results, *(tensors[i] for i in self.written_inputs))
 
-    def _called(self, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+    def _call(self, args: Any, kwargs: Any) -> tuple[Any, Taped]:
         if self.of_data:
-            return asked_for_real(str(self.apply), self.apply, args, kwargs)
-        return call_for_real(self.what, self.apply, args, kwargs, self.copies)
+            return read_data_for_real(str(self.apply), self.apply, args, kwargs)
+        return call_for_real(self.callee, self.apply, args, kwargs, self.copies)
 
     def _arguments(self, run: Run, values: Sequence[Any]) -> Any:
         leaves, flags, numbers = list(self.constants), iter(self.flags), itertools.count()
-        for slot, fake, value in zip(self.slots, self.given, values, strict=True):
+        for slot, fake, value in zip(self.slots, self.inputs, values, strict=True):
             if isinstance(value, Tensor):
-                value = _flagged(self._laid_out(run, fake, value), next(flags))
-                value = copied(value) if next(numbers) in self.written else value
+                value = _with_flag(self._lay_out(run, fake, value), next(flags))
+                value = copy_tensor(value) if next(numbers) in self.written_inputs else value
             leaves[slot] = value
         return pytree.tree_unflatten(leaves, self.structure)
 
-    def _laid_out(self, run: Run, fake: Tensor, value: Tensor) -> Tensor:
+    def _lay_out(self, run: Run, fake: Tensor, value: Tensor) -> Tensor:
         """In the strides that the argument was captured with: kernels write row-major."""
         if not run.laid_out or all(a == b for a, b in zip(_exprs(fake), (*value.shape, *value.stride()), strict=True)):
             return value
@@ -460,23 +459,23 @@ class OpaqueNode:
         """True if the results are as they were captured; then the symbols in their shapes have values."""
         if taped is None or taped.fault is not None:
             return False
-        if (taped.tree, taped.aliases, sorted(taped.written)) != (self.tree, self.aliases, self.written):
+        if (taped.tree, taped.aliases, sorted(taped.written_inputs)) != (self.tree, self.aliases, self.written_inputs):
             return False
         if [leaf_fact(leaf, self.of_data) for leaf in taped.leaves] != self.facts:
             return False
         tensors, numbers = tensors_in(taped.leaves), self._numbers(taped.leaves)
         shapes = ((t.shape, t.stride()) for t in tensors)
         key = (len(self.env.guards), tuple(sizes.values()), *shapes, *numbers)
-        if key not in self._known:
-            self._known[key] = self._bound(tensors, sizes, numbers)
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-        bound = self._known[key]
+        if key not in self._bound_by_key:
+            self._bound_by_key[key] = self._bind_symbols(tensors, sizes, numbers)
+            while len(self._bound_by_key) > REMEMBERED:
+                self._bound_by_key.popitem(last=False)
+        bound = self._bound_by_key[key]
         if bound:
             sizes.learn(bound)
         return bound is not None
 
-    def _bound(
+    def _bind_symbols(
         self, tensors: Sequence[Tensor], sizes: Mapping[sympy.Symbol, int], numbers: Sequence[Any] = ()
     ) -> Sizes | None:
         """The values of the symbols that these results bring; None where they break what the graph assumes."""
@@ -509,7 +508,7 @@ def leaf_fact(leaf: Any, of_data: bool = False) -> Any:
     return (leaf.dtype, leaf.device, leaf.dim()) if isinstance(leaf, Tensor) else freeze(leaf)
 
 
-def _flagged(tensor: Tensor, requires_grad: bool) -> Tensor:
+def _with_flag(tensor: Tensor, requires_grad: bool) -> Tensor:
     """The tensor with eager's flag: it is what the body sees as ctx.needs_input_grad."""
     return tensor if tensor.requires_grad == requires_grad else tensor.detach().requires_grad_(requires_grad)
 

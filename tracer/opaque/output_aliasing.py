@@ -27,18 +27,18 @@ def whole_tensors(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
 
 
 def _whole_of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
-    showing_all = sorted((n for n in group if has_all(own[n])), key=lambda n: own[n]._is_view())  # a base comes first
+    showing_all = [n for n in group if shows_all_memory(own[n])]
     if showing_all:
-        number = showing_all[0]
+        number = min(showing_all, key=lambda n: own[n]._is_view())  # a base comes first
         return {n: number for n in group if n != number}
     bases = (own[n]._base for n in group)
-    base = next((b for b in bases if b is not None and has_all(b)), None)
+    base = next((b for b in bases if b is not None and shows_all_memory(b)), None)
     if base is None:
-        raise CaptureError(reason="it returns tensors that share memory, of which none shows all", where="unknown")
+        raise CaptureError(reason="it returns tensors that share memory, of which none shows all")
     return dict.fromkeys(group, base)
 
 
-def has_all(tensor: Tensor) -> bool:
+def shows_all_memory(tensor: Tensor) -> bool:
     """True if every byte of the tensor's memory is an element of it, for all sizes."""
     bytes_shown = sympy.Integer(tensor.element_size())
     for n in tensor.shape:

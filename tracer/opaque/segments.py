@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..reads.attributes import cell_content, cells_of, closed_over
 from ..reads.value_keys import is_library
 
 MOST = 500
@@ -45,7 +46,7 @@ ABSENT = Absent()
 
 
 @dataclass
-class Left:
+class SegmentResult:
     """The result of a segment: the names that it bound, and the way it was left: "return", "break", "continue", or
     None."""
 
@@ -77,20 +78,20 @@ class Segment:
         self.outputs: tuple[str, ...] = ()
         self.apart: set[str] = set()
         """Names whose values no graph can hand from one segment to another: found by a capture."""
-        self.function: Callable[..., Left]
+        self.function: Callable[..., SegmentResult]
 
-    def __call__(self, names: Mapping[str, Any], **of_ctx: Any) -> Left:
+    def __call__(self, names: Mapping[str, Any], **of_ctx: Any) -> SegmentResult:
         from .watching import watcher
 
         present = {**names, **of_ctx}
         values = {name: present[name] for name in self.inputs if present.get(name, ABSENT) is not ABSENT}
         watching = watcher()
         if watching is None:
-            return Left(*self.run(values))
-        names, exit, value, filled = watching(self, self.recorded, (values,), {})
+            return SegmentResult(*self.run(values))
+        names, exit, value, filled = watching(self, self.run_and_record, (values,), {})
         for name, content in filled.items():
             _fill(values[name], content)
-        return Left({**names, **{n: values[n] for n in filled if n in names}}, exit, value)
+        return SegmentResult({**names, **{n: values[n] for n in filled if n in names}}, exit, value)
 
     def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any]:
         """The statements themselves."""
@@ -98,7 +99,7 @@ class Segment:
         bound = {n: result.names[n] for n in self.outputs if result.names.get(n, ABSENT) is not ABSENT}
         return bound, result.exit, result.value
 
-    def recorded(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any, dict[str, Any]]:
+    def run_and_record(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any, dict[str, Any]]:
         """The same, and what the lists and dicts hold that were filled: a graph gives it to those of its caller."""
         before = {name: _content(value) for name, value in values.items()}
         names, exit, value = self.run(values)
@@ -127,22 +128,22 @@ def _fill(value: Any, content: Any) -> None:
 class Lines:
     """Which lines of a method cannot be captured, why, and how many statements around each go with it.
 
-    whole: names of values that exist in one segment alone, from where they are bound to where they are read last.
+    confined: names of values that exist in one segment alone, from where they are bound to where they are read last.
     """
 
     why: dict[int, Any] = field(default_factory=dict)
     up: dict[int, int] = field(default_factory=dict)
-    whole: frozenset[str] = frozenset()
+    confined: frozenset[str] = frozenset()
 
-    def and_those(self, more: Mapping[int, Any]) -> Lines:
+    def with_lines(self, more: Mapping[int, Any]) -> Lines:
         """With more of them."""
         return replace(self, why={**more, **self.why})
 
-    def and_all_of(self, names: Collection[str]) -> Lines:
+    def with_confined(self, names: Collection[str]) -> Lines:
         """With every statement that these names are in."""
-        return replace(self, whole=self.whole | frozenset(names))
+        return replace(self, confined=self.confined | frozenset(names))
 
-    def further_up(self, span: tuple[int, int]) -> Lines:
+    def with_enclosing(self, span: tuple[int, int]) -> Lines:
         """With what is around the statements of these lines."""
         lines = [line for line in self.why if span[0] <= line <= span[1]]
         return replace(self, up={**self.up, **{line: self.up.get(line, 0) + 1 for line in lines}})
@@ -164,12 +165,12 @@ def _tree_in(code: types.CodeType, filename: str) -> ast.FunctionDef:
     if not isinstance(definition, ast.FunctionDef):
         raise UnfitError("it is no plain function")
     ast.increment_lineno(definition, first - 1)
-    if not _is_same(_compiled(definition, [], code), code):
+    if not _is_same(_compile_definition(definition, [], code), code):
         raise UnfitError("its source is not what it was made of")
     return definition
 
 
-def _bare(function: ast.FunctionDef) -> ast.FunctionDef:
+def _strip_definition(function: ast.FunctionDef) -> ast.FunctionDef:
     """Without what is computed at its definition."""
     bare = copy.deepcopy(function)
     bare.decorator_list, bare.returns = [], None
@@ -182,22 +183,22 @@ def _bare(function: ast.FunctionDef) -> ast.FunctionDef:
     return bare
 
 
-def _compiled(function: ast.FunctionDef, extra: Sequence[str], code: types.CodeType) -> types.CodeType:
+def _compile_definition(function: ast.FunctionDef, extra: Sequence[str], code: types.CodeType) -> types.CodeType:
     """The code of a function definition, within a scope that has the free variables of `code` and `extra`."""
     names = [ast.arg(name) for name in (*code.co_freevars, *extra)]
     arguments = ast.arguments(posonlyargs=[], args=names, kwonlyargs=[], kw_defaults=[], defaults=[])
-    scope = ast.FunctionDef("scope", arguments, [_bare(function)], [])
+    scope = ast.FunctionDef("scope", arguments, [_strip_definition(function)], [])
     scope.type_params = []  # type: ignore[attr-defined]
     module = ast.fix_missing_locations(ast.Module([scope], []))
     flags = code.co_flags & _FUTURE
     compiled = compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)
-    return _nested(_nested(compiled, "scope"), function.name)
+    return _nested_code(_nested_code(compiled, "scope"), function.name)
 
 
 _FUTURE = 0x1000000  # from __future__ import annotations
 
 
-def _nested(code: types.CodeType, name: str) -> types.CodeType:
+def _nested_code(code: types.CodeType, name: str) -> types.CodeType:
     return next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
 
 
@@ -238,20 +239,20 @@ def _bodies(statement: ast.stmt) -> Iterator[Body]:
     yield from (case.body for case in getattr(statement, "cases", ()))
 
 
-def _has(statement: ast.stmt, line: int) -> bool:
+def _spans_line(statement: ast.stmt, line: int) -> bool:
     return statement.lineno <= line <= (statement.end_lineno or statement.lineno)
 
 
 def _path(body: Body, line: int) -> list[tuple[Body, int]]:
     """The statements that hold a line, outermost first."""
     for index, statement in enumerate(body):
-        if _has(statement, line):
+        if _spans_line(statement, line):
             inner = next((p for b in _bodies(statement) if (p := _path(b, line))), [])
             return [(body, index), *inner]
     return []
 
 
-def _chosen(function: ast.FunctionDef, lines: Lines) -> list[tuple[Body, int, int]]:
+def _statement_runs(function: ast.FunctionDef, lines: Lines) -> list[tuple[Body, int, int]]:
     """Runs of statements, (list, first, behind the last), for the lines."""
     marked: dict[int, tuple[Body, set[int]]] = {}
     for line in lines.why:
@@ -260,26 +261,26 @@ def _chosen(function: ast.FunctionDef, lines: Lines) -> list[tuple[Body, int, in
             raise UnfitError("the statement is not found, or it is all of the method")
         body, index = path[len(path) - 1 - up]
         marked.setdefault(id(body), (body, set()))[1].add(index)
-    for name in lines.whole:
-        body, positions = _life(function.body, name)
+    for name in lines.confined:
+        body, positions = _lifetime(function.body, name)
         marked.setdefault(id(body), (body, set()))[1].update(positions)
     for body, indices in marked.values():
         _extend(body, indices)
-        if lines.whole and body is function.body and len(indices) == len(body):
+        if lines.confined and body is function.body and len(indices) == len(body):
             raise UnfitError("it is all of the method")
     runs = [run for body, indices in marked.values() for run in _runs(body, indices)]
     inside = {id(n) for body, a, b in runs for s in body[a:b] for inner in _bodies(s) for n in _all_of(inner)}
     return [(body, a, b) for body, a, b in runs if id(body[a]) not in inside]
 
 
-def _life(body: Body, name: str) -> tuple[Body, range]:
+def _lifetime(body: Body, name: str) -> tuple[Body, range]:
     """The innermost list of statements that has all in which a name is, and the first to the last of them."""
-    having = [i for i, statement in enumerate(body) if _reads(statement, {name})]
+    having = [i for i, statement in enumerate(body) if _mentions(statement, {name})]
     if not having:
         return body, range(0)
     inner = list(_bodies(body[having[0]])) if len(having) == 1 else []
     only = next((candidate for candidate in inner if _count(candidate, name) == _count([body[having[0]]], name)), None)
-    return _life(only, name) if only is not None else (body, range(having[0], having[-1] + 1))
+    return _lifetime(only, name) if only is not None else (body, range(having[0], having[-1] + 1))
 
 
 def _count(statements: Body, name: str) -> int:
@@ -313,14 +314,14 @@ def _extend(body: Body, indices: set[int]) -> None:
         foreign = _foreign_names(body[index], set())
         last, at = index, index + 1
         while foreign and at < len(body):
-            if _reads(body[at], foreign):
+            if _mentions(body[at], foreign):
                 last = at
                 foreign |= _foreign_names(body[at], foreign)
             at += 1
         indices |= set(range(index, last + 1))
 
 
-def _reads(statement: ast.stmt, names: Collection[str]) -> bool:
+def _mentions(statement: ast.stmt, names: Collection[str]) -> bool:
     return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(statement))
 
 
@@ -372,19 +373,19 @@ class _OfCtx(ast.NodeTransformer):
 
     def __init__(self, ctx: str | None) -> None:
         self.ctx = ctx
-        self.given: set[str] = set()
-        self.bound: set[str] = set()
-        self.surely: set[str] = set()
+        self.read: set[str] = set()
+        self.stored: set[str] = set()
+        self.surely_stored: set[str] = set()
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if not (isinstance(node.value, ast.Name) and node.value.id == self.ctx):
             return self.generic_visit(node)
         name = ast.copy_location(ast.Name(ON_CTX + node.attr, node.ctx), node)
         if isinstance(node.ctx, ast.Store):
-            self.bound.add(node.attr)
-            self.surely.add(node.attr)
-        elif node.attr not in self.surely:
-            self.given.add(node.attr)
+            self.stored.add(node.attr)
+            self.surely_stored.add(node.attr)
+        elif node.attr not in self.surely_stored:
+            self.read.add(node.attr)
             return ast.copy_location(_call(ON_IT, name, ast.Constant(node.attr)), node)
         return name
 
@@ -400,11 +401,11 @@ class _OfCtx(ast.NodeTransformer):
 
     def _arms(self, node: ast.AST) -> ast.AST:
         """Follows the arms of a statement: a name bound in one is not known to be in another, nor behind them."""
-        before = set(self.surely)
+        before = set(self.surely_stored)
         for name, value in ast.iter_fields(node):
             if name in _ARMS:
                 setattr(node, name, self._arm(value))
-                self.surely = set(before)
+                self.surely_stored = set(before)
             elif isinstance(value, ast.AST):
                 setattr(node, name, self.visit(value))
         return node
@@ -426,10 +427,10 @@ class _Exits(ast.NodeTransformer):
 
     def __init__(self) -> None:
         self.loops = 0
-        self.found: set[str] = set()
+        self.exits: set[str] = set()
 
     def _exit(self, node: ast.stmt, name: str, value: ast.expr | None = None) -> ast.AST:
-        self.found.add(name)
+        self.exits.add(name)
         arguments: list[ast.expr] = [_call(LOCALS), ast.Constant(name), value or ast.Constant(None)]
         return ast.copy_location(ast.Return(_call(LEFT, *arguments)), node)
 
@@ -451,10 +452,10 @@ class _Exits(ast.NodeTransformer):
 
     visit_For = visit_While = _loop
 
-    def _apart(self, node: ast.AST) -> ast.AST:
+    def _leave_as_is(self, node: ast.AST) -> ast.AST:
         return node
 
-    visit_FunctionDef = visit_Lambda = visit_ClassDef = _apart
+    visit_FunctionDef = visit_Lambda = visit_ClassDef = _leave_as_is
 
 
 def _call(function: str, *args: ast.expr) -> ast.Call:
@@ -493,7 +494,8 @@ class _Cutter:
         self.bodies: dict[str, ast.FunctionDef] = {}
 
     def cut(self) -> None:
-        runs = _chosen(self.tree, self.lines)
+        runs = _statement_runs(self.tree, self.lines)
+        # From the end on: what an earlier segment has to hand out depends on what the later ones take in.
         later_first = sorted(runs, key=lambda run: -run[0][run[1]].lineno)
         for body, first, behind in later_first:
             self._take(body, first, behind)
@@ -503,21 +505,23 @@ class _Cutter:
         nodes = [n for s in statements for n in ast.walk(s)]
         if any(isinstance(n, _NEVER) for n in nodes):
             raise UnfitError("it yields, waits or deletes")
+        # ctx stays with the method, which is asked for its attributes; so do the ways out of the statements.
         of_ctx, exits = _OfCtx(self.ctx), _Exits()
         rewritten = [exits.visit(of_ctx.visit(copy.deepcopy(s))) for s in statements]
+        # Every name that is read or bound comes in (it may be bound in one arm alone); what is read later goes out.
         stored = _stored_names(nodes) & self.locals
         read = {n.id for n in nodes if isinstance(n, ast.Name)} & self.locals
         read_later = {n for n in stored if self._is_read_elsewhere(n, {id(n) for n in nodes}, statements)}
         segment = self._segment(statements)
-        on_ctx = {ON_CTX + name for name in of_ctx.bound}
+        on_ctx = {ON_CTX + name for name in of_ctx.stored}
         segment.inputs = tuple(sorted((read | stored) - {self.ctx or ""})) + tuple(
-            sorted(ON_CTX + name for name in of_ctx.given)
+            sorted(ON_CTX + name for name in of_ctx.read)
         )
         segment.outputs = tuple(sorted(read_later)) + tuple(sorted(on_ctx))
-        if of_ctx.given & of_ctx.bound:
+        if of_ctx.read & of_ctx.stored:
             raise UnfitError("it changes what is on ctx")
         self._define(segment, rewritten)
-        body[first:behind] = self._call_of_segment(segment, statements, of_ctx, exits.found)
+        body[first:behind] = self._call_of_segment(segment, statements, of_ctx, exits.exits)
 
     def _is_read_elsewhere(self, name: str, own: set[int], statements: Body) -> bool:
         if any(name in segment.inputs for segment in self.segments.values()):  # its own reads are gone from the tree
@@ -542,7 +546,9 @@ class _Cutter:
         end = ast.Return(_call(LEFT, _call(LOCALS)))
         ast.copy_location(end, statements[-1])
         end.lineno = end.end_lineno = segment.lines[1]
-        unbound = [_unbinding(name) for name in segment.inputs if not name.startswith(ON_CTX)]
+        # A name that the method had not bound is not bound in the segment: reading it raises Python's own error.
+        names = [name for name in segment.inputs if not name.startswith(ON_CTX)]
+        unbound = _statements([f"if {name} is {ABSENCE}: del {name}" for name in names], statements[0])
         body = [*map(copy.deepcopy, self.declared), *unbound, *statements, end]
         spec = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
         definition = ast.FunctionDef(self.tree.name, spec, body, [])
@@ -551,51 +557,24 @@ class _Cutter:
 
     def _call_of_segment(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
         """The statement that replaces the segment in the method."""
-        number = segment.lines[0]
-        name = f"__fusegrad_left_{number}"
-        call = _call(f"__fusegrad_segment_{number}", _call(LOCALS))
-        call.keywords = [ast.keyword(ON_CTX + a, _of(self.ctx, a)) for a in sorted(of_ctx.given)]
-        body: Body = [ast.Assign([ast.Name(name, ast.Store())], call)]
-        for output in segment.outputs:
-            attribute = output.removeprefix(ON_CTX)
-            target = _on(self.ctx, attribute, ast.Store()) if output != attribute else ast.Name(output, ast.Store())
-            value = ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(output), ast.Load())
-            body.append(_if(_asked(name, "has", output), ast.Assign([target], value)))
-        for exit in sorted(exits):
-            body.append(_if(_asked(name, "by", exit), _leaving(exit, name)))
-        for statement in body:
-            ast.copy_location(statement, statements[0])
-            for node in ast.walk(statement):
-                ast.copy_location(node, statements[0])
-        return body
+        number, ctx = segment.lines[0], self.ctx
+        result = f"__fusegrad_left_{number}"
+        of_ctx_read = [f"{ON_CTX}{a}={OF_CTX}({ctx}, {a!r}, {ABSENCE})" for a in sorted(of_ctx.read)]
+        text = [f"{result} = __fusegrad_segment_{number}({', '.join([f'{LOCALS}()', *of_ctx_read])})"]
+        for name in segment.outputs:
+            target = f"{ctx}.{name.removeprefix(ON_CTX)}" if name.startswith(ON_CTX) else name
+            text.append(f"if {result}.has({name!r}): {target} = {result}[{name!r}]")
+        ways = {"return": f"return {result}.value", "break": "break", "continue": "continue"}
+        text += [f"if {result}.by({exit!r}): {ways[exit]}" for exit in sorted(exits)]
+        return _statements(text, statements[0])
 
 
-def _on(ctx: str | None, attribute: str, how: ast.expr_context) -> ast.Attribute:
-    return ast.Attribute(ast.Name(str(ctx), ast.Load()), attribute, how)
-
-
-def _of(ctx: str | None, attribute: str) -> ast.Call:
-    return _call(OF_CTX, ast.Name(str(ctx), ast.Load()), ast.Constant(attribute), ast.Name(ABSENCE, ast.Load()))
-
-
-def _unbinding(name: str) -> ast.stmt:
-    """A name that the method had not bound is not bound in the segment: reading it raises Python's own error."""
-    absent = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Name(ABSENCE, ast.Load())])
-    return _if(absent, ast.Delete([ast.Name(name, ast.Del())]))
-
-
-def _asked(name: str, method: str, about: str) -> ast.expr:
-    return ast.Call(ast.Attribute(ast.Name(name, ast.Load()), method, ast.Load()), [ast.Constant(about)], [])
-
-
-def _if(test: ast.expr, then: ast.stmt) -> ast.stmt:
-    return ast.If(test, [then], [])
-
-
-def _leaving(exit: str, name: str) -> ast.stmt:
-    if exit == "return":
-        return ast.Return(ast.Attribute(ast.Name(name, ast.Load()), "value", ast.Load()))
-    return ast.Break() if exit == "break" else ast.Continue()
+def _statements(lines: Sequence[str], place: ast.AST) -> Body:
+    """Statements of ours, all of which stand where a statement of the user's stands."""
+    body = ast.parse("\n".join(lines)).body
+    for node in _all_of(body):
+        ast.copy_location(node, place)
+    return body
 
 
 # ------------------------------------------------------------------ the rewritten method
@@ -608,20 +587,21 @@ def cut(
     """
     cutter = _Cutter(function, lines, ctx)
     cutter.cut()
-    own = {LOCALS: locals, LEFT: Left, ABSENCE: ABSENT, OF_CTX: getattr, ON_IT: functools.partial(_present, node)}
+    read = functools.partial(_read_of_ctx, node)
+    own = {LOCALS: locals, LEFT: SegmentResult, ABSENCE: ABSENT, OF_CTX: getattr, ON_IT: read}
     objects: dict[str, Any] = {**own, **cutter.segments}
-    cells = dict(zip(cutter.code.co_freevars, function.__closure__ or (), strict=True))
+    cells = cells_of(function)
     cells |= {name: types.CellType(value) for name, value in objects.items()}
     for segment in cutter.segments.values():
-        body = _compiled(cutter.bodies[segment.__name__], list(objects), cutter.code)
+        body = _compile_definition(cutter.bodies[segment.__name__], list(objects), cutter.code)
         segment.function = _function(body, function, cells)
-    rewritten = _function(_compiled(cutter.tree, list(objects), cutter.code), function, cells)
+    rewritten = _function(_compile_definition(cutter.tree, list(objects), cutter.code), function, cells)
     rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     rewritten.__dict__.update(function.__dict__)
     return rewritten, list(cutter.segments.values())
 
 
-def _present(node: str, value: Any, name: str) -> Any:
+def _read_of_ctx(node: str, value: Any, name: str) -> Any:
     """An attribute of ctx that a segment reads."""
     if value is ABSENT:
         raise AttributeError(f"{node!r} object has no attribute {name!r}")
@@ -636,13 +616,13 @@ def _function(code: types.CodeType, like: types.FunctionType, cells: Mapping[str
     return function
 
 
-def innermost(method: Any) -> types.FunctionType | None:
+def innermost_function(method: Any) -> types.FunctionType | None:
     """The user's function inside decorators that keep it (`once_differentiable`, `custom_bwd`); None where lost."""
     function = inspect.unwrap(getattr(method, "__func__", method))
     return function if isinstance(function, types.FunctionType) else None
 
 
-def with_inner(method: Any, inner: types.FunctionType) -> Any:
+def decorate_again(method: Any, inner: types.FunctionType) -> Any:
     """The same decorators around another function. Raises UnfitError where a decorator does not show what it keeps."""
     if (wrapped := getattr(method, "__wrapped__", None)) is None:
         return inner
@@ -650,7 +630,7 @@ def with_inner(method: Any, inner: types.FunctionType) -> Any:
     places = [i for i, cell in enumerate(cells) if cell.cell_contents is wrapped]
     if not isinstance(method, types.FunctionType) or not places:
         raise UnfitError("a decorator does not show what it decorates")
-    again = types.CellType(with_inner(wrapped, inner))
+    again = types.CellType(decorate_again(wrapped, inner))
     closure = tuple(again if i in places else cell for i, cell in enumerate(cells))
     wrapper = types.FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, closure)
     wrapper.__kwdefaults__ = method.__kwdefaults__
@@ -663,7 +643,7 @@ def with_inner(method: Any, inner: types.FunctionType) -> Any:
 # ------------------------------------------------------------------ which lines of a method
 def lines_of(method: Any, place: str) -> list[int]:
     """The lines of a method at which `file:line` is reached: its own, or those that call a function that reaches it."""
-    function = innermost(method)
+    function = innermost_function(method)
     filename, _, number = place.rpartition(":")
     if function is None or not number.isdigit():
         return []
@@ -674,9 +654,9 @@ def lines_of(method: Any, place: str) -> list[int]:
         tree = _tree_of(function.__code__)
     except UnfitError:
         return []
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name)]
-    lines = (n.lineno for n in calls if (f := _named(n, function)) is not None and _reaches(f, filename, line, set()))
-    return sorted(set(lines))
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name)]
+    calls = ((n.lineno, f) for n in names if (f := _function_named(n, function)) is not None)
+    return sorted({number for number, f in calls if _reaches(f, filename, line, set())})
 
 
 def holds(code: types.CodeType, filename: str, line: int) -> bool:
@@ -711,11 +691,12 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 def _names_in(body: Body, function: types.FunctionType) -> set[str]:
     nodes = list(_all_of(body))
     names = {n.attr if isinstance(n, ast.Attribute) else n.id for n in nodes if isinstance(n, ast.Attribute | ast.Name)}
-    called = (f for n in nodes if isinstance(f := _named(n, function), types.FunctionType) and not is_library(f))
-    return names.union(*map(names_reached, called))
+    called = (_function_named(n, function) for n in nodes)
+    users = (f for f in called if isinstance(f, types.FunctionType) and not is_library(f))
+    return names.union(*map(names_reached, users))
 
 
-def _named(node: ast.AST, function: types.FunctionType) -> Any:
+def _function_named(node: ast.AST, function: types.FunctionType) -> Any:
     """The Python function that a name, or a chain of names, leads to."""
     value = _value(node, function)
     value = getattr(value, "__func__", value)
@@ -730,13 +711,8 @@ def _value(node: ast.AST, function: types.FunctionType) -> Any:
         return vars(owner).get(node.attr) if isinstance(owner, types.ModuleType | type) else None
     if not isinstance(node, ast.Name):
         return None
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-    if node.id in cells:
-        try:
-            return cells[node.id].cell_contents
-        except ValueError:
-            return None
-    return function.__globals__.get(node.id)
+    cell = cells_of(function).get(node.id)
+    return function.__globals__.get(node.id) if cell is None else cell_content(cell)
 
 
 def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool:
@@ -750,15 +726,14 @@ def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool
     code = function.__code__
     if holds(code, filename, line):
         return True
-    return any(_reaches(f, filename, line, visited) for f in _called(function))
+    return any(_reaches(f, filename, line, visited) for f in _callees_of(function))
 
 
-def _called(function: types.FunctionType) -> list[Any]:
+def _callees_of(function: types.FunctionType) -> list[Any]:
     """The functions and classes that a function may call by a name that it knows."""
     env, names = function.__globals__, _all_names(function.__code__)
-    cells = [c.cell_contents for c in function.__closure__ or () if _is_filled(c)]
     modules = [v for n in names if isinstance(v := env.get(n), types.ModuleType)]
-    direct = [*cells, *(env.get(n) for n in names), *(vars(m).get(n) for m in modules for n in names)]
+    direct = [*closed_over(function), *(env.get(n) for n in names), *(vars(m).get(n) for m in modules for n in names)]
     functions = [inspect.unwrap(f) if isinstance(f, types.FunctionType) else f for f in direct]
     return [f for f in functions if isinstance(f, types.FunctionType | type)]
 
@@ -772,7 +747,7 @@ def names_reached(function: Any) -> set[str]:
             continue
         visited.add(id(current))
         names |= {*_all_names(current.__code__), *current.__code__.co_freevars}
-        waiting += _called(current)
+        waiting += _callees_of(current)
     return names
 
 
@@ -785,10 +760,3 @@ def stores_items(code: types.CodeType) -> bool:
 def _all_names(code: types.CodeType) -> set[str]:
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return {*code.co_names, *(n for c in inner for n in _all_names(c))}
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..containers import Hole, exchanged, leaves
+from ..containers import Hole, leaves, map_leaves
 from ..reads.attributes import is_a, is_tensor
 from ..reads.value_keys import DEPTH, SCALARS, freeze, is_plain_object, items_of
 
@@ -27,7 +27,7 @@ class Shared:
     argument: int
     keys: tuple[Any, ...] = ()
 
-    def of(self, args: Sequence[Any]) -> Any:
+    def object_in(self, args: Sequence[Any]) -> Any:
         """The object of a call with these arguments."""
         value = args[self.argument]
         for key in self.keys:
@@ -66,4 +66,4 @@ def tensors_of(value: Any) -> tuple[Any, ...]:
 
 def picture(value: Any) -> Any:
     """The object as a captured backward sees it, which tensors are in it apart."""
-    return freeze(exchanged(value, lambda leaf: Hole(None) if is_a(leaf, torch.Tensor | Hole) else leaf))
+    return freeze(map_leaves(value, lambda leaf: Hole(None) if is_a(leaf, torch.Tensor | Hole) else leaf))

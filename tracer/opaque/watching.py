@@ -12,7 +12,7 @@ class Watcher(Protocol):
 
     def __call__(self, callee: Any, apply: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
 
-    def unseen(self, callee: Any) -> None:
+    def note_unseen_call(self, callee: Any) -> None:
         """A call runs already about which no watcher was asked; may raise, in the place of the call."""
 
 

@@ -99,6 +99,24 @@ def instance_dict(owner: Any) -> dict[str, Any]:
     return attributes if issubclass(type(attributes), dict) else {}
 
 
+def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The cells of a closure, by the names that the code has for them."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+
+
+def cell_content(cell: types.CellType) -> Any:
+    """The object in a cell; ABSENT in an empty one."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def closed_over(function: types.FunctionType) -> list[Any]:
+    """The objects that a function closes over."""
+    return [content for cell in function.__closure__ or () if (content := cell_content(cell)) is not ABSENT]
+
+
 def has_instance_dict(cls: type) -> bool:
     """True if instances of the class have attributes of their own."""
     return cls is threading.local or bool(getattr(cls, "__dictoffset__", 0))

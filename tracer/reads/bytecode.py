@@ -20,7 +20,7 @@ def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def telling_of(code: types.CodeType) -> tuple[tuple[int, int, dis.Instruction], ...]:
+def telling_instructions(code: types.CodeType) -> tuple[tuple[int, int, dis.Instruction], ...]:
     """Of the instructions, those that name something, store, or ask for identity: their number and line, and they."""
     telling, line = [], code.co_firstlineno
     for at, instruction in enumerate(instructions_of(code)):
@@ -55,7 +55,7 @@ def line_of(instruction: dis.Instruction) -> int | None:
     return instruction.positions.lineno if instruction.positions else None
 
 
-def straight(instructions: Sequence[dis.Instruction]) -> int:
+def straight_count(instructions: Sequence[dis.Instruction]) -> int:
     """The number of first instructions that run at every call, if the function is called at all."""
     jumps = (n for n, i in enumerate(instructions) if i.opcode in _JUMPS and i.opname not in _NOT_LEFT)
     return next(jumps, len(instructions))

@@ -22,9 +22,10 @@ import torch
 
 from ..frames import OURS, ROOMS, TORCH
 from ..torch_private import bindings_file, is_binding, is_operator, python_implementations, torch_namespaces
+from .attributes import cells_of
+from .bytecode import ATTRIBUTE, instructions_of
+from .value_keys import SCALARS
 
-SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
-           torch.memory_format)  # fmt: skip
 _ROWS = (tuple, list)
 _FOLDERS = tuple(OURS + room + os.sep for room in ROOMS)
 _STDLIB = os.path.dirname(os.__file__) + os.sep
@@ -49,10 +50,8 @@ PLAIN_BUILTINS = {
     *("pow", "property", "range", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip"),
 }
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
-_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
-_KNOWN = (*_LOADS, *_ATTRIBUTE, "LOAD_FAST", "LOAD_CONST", "LOAD_CLOSURE", "LOAD_ASSERTION_ERROR", "LOAD_SMALL_INT",
+_KNOWN = (*_LOADS, *ATTRIBUTE, "LOAD_FAST", "LOAD_CONST", "LOAD_CLOSURE", "LOAD_ASSERTION_ERROR", "LOAD_SMALL_INT",
           "LOAD_COMMON_CONSTANT")  # fmt: skip
-_NOISE = {"CACHE", "PRECALL", "PUSH_NULL", "RESUME", "NOP", "COPY_FREE_VARS", "EXTENDED_ARG", "NOT_TAKEN"}
 
 
 class NotKeyed(Exception):
@@ -86,20 +85,21 @@ class _Walk:
 
     def __init__(self) -> None:
         self.parts: list[str] = []
-        self.seen: dict[int, Any] = {}
+        self.visited: dict[int, Any] = {}
         self.files: set[str] = set()
 
     # ------------------------------------------------------------------ functions
     def function(self, path: str, function: Any) -> None:
         """A function with its code, defaults, attributes and what it reads."""
-        if id(function) in self.seen:
-            self.parts.append(f"{path}: function {list(self.seen).index(id(function))}")
+        if id(function) in self.visited:
+            self.parts.append(f"{path}: function {list(self.visited).index(id(function))}")
             return
         if not isinstance(function, types.FunctionType):
             raise NotKeyed(f"`{path}` is a {type(function).__name__}, no function")
         if getattr(function, "__builtins__", None) is not vars(builtins):
             raise NotKeyed(f"`{path}` has builtins of its own")
-        self.seen[id(function)] = function
+        # Noted before what it reads is followed: functions may read each other.
+        self.visited[id(function)] = function
         code = function.__code__
         self.parts.append(f"{path}: {function.__module__}.{function.__qualname__} {code_sum(code)}")
         self.value(f"{path}.__defaults__", function.__defaults__)
@@ -110,7 +110,7 @@ class _Walk:
             self._cells(path, function)
         else:
             self._file(path, code.co_filename)
-            self._names(path, code, function.__globals__, _cells_of(function))
+            self._names(path, code, function.__globals__, cells_of(function))
 
     def _file(self, path: str, filename: str) -> None:
         """Kernels show lines of the user's source: they are as they were, too."""
@@ -125,11 +125,11 @@ class _Walk:
 
     def _cells(self, path: str, function: types.FunctionType) -> None:
         """A wrapper of a library: what it was made around."""
-        for name, cell in _cells_of(function).items():
+        for name, cell in cells_of(function).items():
             self.value(f"{path}.<{name}>", cell.cell_contents)
 
     def _names(self, path: str, code: types.CodeType, env: dict[str, Any], cells: dict[str, Any]) -> None:
-        instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
+        instructions = instructions_of(code)
         for at, instruction in enumerate(instructions):
             if instruction.opname.startswith(("IMPORT_", "LOAD_")) and not instruction.opname.startswith(_KNOWN):
                 raise NotKeyed(f"`{path}` has a {instruction.opname}")
@@ -157,7 +157,7 @@ class _Walk:
     def _chain(self, path: str, value: Any, following: Sequence[dis.Instruction]) -> None:
         """Follow `a.b.c` through modules and classes, then take what stands at the end."""
         for instruction in following:
-            if instruction.opname not in _ATTRIBUTE or not _has_parts(value):
+            if instruction.opname not in ATTRIBUTE or not _has_parts(value):
                 break
             path, value = f"{path}.{instruction.argval}", self._part(path, value, instruction.argval)
         self.value(path, value)
@@ -189,10 +189,6 @@ class _Walk:
                 self.value(f"{path}.{name}", part)
         else:
             self.parts.append(f"{path}: {value_text(path, value)}")
-
-
-def _cells_of(function: types.FunctionType) -> dict[str, Any]:
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
 
 
 def code_sum(code: types.CodeType) -> str:

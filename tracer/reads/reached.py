@@ -166,7 +166,7 @@ def _offsets(code: types.CodeType, offset: int) -> set[int]:
 
 
 @contextmanager
-def watched(effects: Sequence[Effect], unknown: Entering | None = None) -> Iterator[None]:
+def watching_effects(effects: Sequence[Effect], unknown: Entering | None = None) -> Iterator[None]:
     """Raises Reached, at the latest at the end of the block, if one of the effects is reached within it."""
     if not effects and unknown is None:
         yield
@@ -183,7 +183,7 @@ def watched(effects: Sequence[Effect], unknown: Entering | None = None) -> Itera
         raise Reached(watch.hit)
 
 
-def go_on() -> None:
+def resume_watch() -> None:
     """A nested call reached an effect and is not captured for that: what follows it is watched again."""
     watch = getattr(_now, "watch", None)
     if watch is not None and watch.hit is not None:

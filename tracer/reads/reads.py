@@ -24,7 +24,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -34,11 +34,24 @@ import torch
 
 from ..containers import leaves
 from ..declared import declarations
-from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, is_tensor, module_of
-from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
+from ..methods import methods
+from ..scoped_state import attribute_within
+from .attributes import (
+    ABSENT,
+    attribute,
+    bound_to,
+    cells_of,
+    closed_over,
+    has_instance_dict,
+    instance_dict,
+    is_a,
+    is_tensor,
+    module_of,
+)
+from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight_count, telling_instructions
 from .changes import is_question, is_shown
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
-from .torch_state import DRAWN, answer_of, effect_of, impure, moves
+from .torch_state import DRAWN, answer_of, effect_of, why_impure, why_moving
 from .value_keys import (
     DEPTH,
     LIBRARIES,
@@ -52,11 +65,11 @@ from .value_keys import (
     is_library,
     is_plain_object,
     items_of,
-    one_allowance,
-    scan_by,
+    set_scans,
+    shared_allowance,
     state_of,
     tensor_fact,
-    too_much,
+    why_too_much,
 )
 
 IMPURE_BUILTINS = {
@@ -124,28 +137,16 @@ class Read:
         return _FACTS[self.kind](present)
 
 
-def _tensor_or_not(present: Any) -> Any:
-    return tensor_fact(present) if is_tensor(present) else ("not a tensor", Same(present))
-
-
-def _function_fact(function: Any) -> Any:
-    return ("function", Same(function.__code__), freeze(function.__defaults__), freeze(function.__kwdefaults__))
-
-
-def _named(value: Any) -> Any:
-    """The fact of a value under a name of a library: nearly always the same value at all times."""
-    return value if type(value) in LASTING else freeze(value)
-
-
 LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 _FACTS: dict[str, Callable[[Any], Any]] = {
     "value": freeze,
-    "tensor": _tensor_or_not,
+    "tensor": lambda value: tensor_fact(value) if is_tensor(value) else ("not a tensor", Same(value)),
     "identity": identity,
     "builtin": identity,
-    "function": _function_fact,
-    "names": lambda found: tuple(map(_named, found)),
+    "function": lambda f: ("function", Same(f.__code__), freeze(f.__defaults__), freeze(f.__kwdefaults__)),
+    "names": lambda values: tuple([v if type(v) in LASTING else freeze(v) for v in values]),
 }
+"""By the kind of a read. A value under a name of a library is nearly always the same one at all times."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Callee:
 
     name: str
     get: Callable[[], Any]
-    put: Callable[[Any], None]
+    replace: Callable[[Any], None]
 
 
 @dataclass
@@ -177,7 +178,7 @@ class Reads:
     generators: tuple[Callable[[], Any], ...] = ()  # that are arguments: a call with others has another key
     scanned: set[types.CodeType] = field(default_factory=set)
     skipped: list[tuple[types.FunctionType, _Root | None]] = field(default_factory=list)  # of other packages
-    beyond: Beyond = field(default_factory=lambda: Beyond())
+    foreign: ForeignFunctions = field(default_factory=lambda: ForeignFunctions())
     widened: int = 0  # batches of `beyond` that are among these reads
     origin: Reads | None = None  # what these are a copy of, for one call's arguments
 
@@ -185,7 +186,7 @@ class Reads:
         """A name of a library's is used."""
         self.library.setdefault(id(owner), (owner, set()))[1].add(name)
 
-    def certain(self) -> list[Effect]:
+    def certain_effects(self) -> list[Effect]:
         """The effects of every call."""
         return [effect for effect in self.effects if effect.certain]
 
@@ -214,15 +215,15 @@ class Reads:
         """Compares from now on what functions of other packages read, too, that captures came to."""
         if self.origin is not None:
             self.origin.widen()
-        for number in range(self.widened, len(self.beyond.batches)):
-            batch = self.beyond.reads(number, self.skipped)
+        for number in range(self.widened, len(self.foreign.batches)):
+            batch = self.foreign.reads(number, self.skipped)
             batch.entries = {path: read for path, read in batch.entries.items() if path not in self.entries}
-            batch.effects = self.beyond.watched(batch.effects)
+            batch.effects = self.foreign.capture_ending(batch.effects)
             self.merge(batch)
-        self.widened = len(self.beyond.batches)
+        self.widened = len(self.foreign.batches)
 
     def facts(self) -> tuple[Any, ...]:
-        with one_allowance():
+        with shared_allowance():
             return tuple([read.fact() for read in self.entries.values()])
 
     def signature(self) -> tuple[Any, ...]:
@@ -272,39 +273,39 @@ class Reads:
 
 
 @dataclass
-class Beyond:
+class ForeignFunctions:
     """Functions of other packages that captures of one class came to, by the capture, in the order of meeting.
 
     No scan looks into such a package, which may be large and of which a method uses little. What ran is little.
     """
 
-    batches: list[tuple[Met, ...]] = field(default_factory=list)
+    batches: list[tuple[ForeignFunction, ...]] = field(default_factory=list)
     failures: int = 0  # captures that changed something
 
-    def watched(self, effects: Sequence[Effect]) -> list[Effect]:
+    def capture_ending(self, effects: Sequence[Effect]) -> list[Effect]:
         """Those that end a capture: changes show in what has changed, until there were too many of such."""
         are_shown = self.failures < FAILURES
         return [e for e in effects if not is_question(e.reason) and not (are_shown and is_shown(e.reason))]
 
-    def met_functions(self) -> Iterator[Met]:
+    def functions(self) -> Iterator[ForeignFunction]:
         """All of them."""
         return (function for batch in self.batches for function in batch)
 
     def knows(self, code: types.CodeType) -> bool:
         """True if an earlier capture came to this."""
-        return any(function.code is code for function in self.met_functions())
+        return any(function.code is code for function in self.functions())
 
     def reads(self, number: int, skipped: Sequence[tuple[types.FunctionType, _Root | None]]) -> Reads:
         """The reads of the functions of a batch, and of those of earlier batches that they call."""
         codes = {function.code for batch in self.batches[: number + 1] for function in batch}
-        return scan_met_functions(self.batches[number], codes, skipped)
+        return scan_foreign_functions(self.batches[number], codes, skipped)
 
 
 FAILURES = 3
 """Captures that functions of other packages may spoil by what they change; then such changes are not tried any more."""
 
 
-class Met(NamedTuple):
+class ForeignFunction(NamedTuple):
     """A function that ran: its code, the names around it, the class whose class method it is."""
 
     code: types.CodeType
@@ -312,8 +313,8 @@ class Met(NamedTuple):
     cls: type | None = None
 
 
-def scan_met_functions(
-    foreign: Sequence[Met],
+def scan_foreign_functions(
+    foreign: Sequence[ForeignFunction],
     codes: Collection[types.CodeType],
     skipped: Sequence[tuple[types.FunctionType, _Root | None]],
 ) -> Reads:
@@ -373,36 +374,29 @@ def reads_of(function: types.FunctionType) -> Reads:
 _known = threading.local()
 
 
-@contextmanager
-def each_closure_once() -> Iterator[None]:
+def each_closure_once() -> AbstractContextManager[None]:
     """Within the block this thread scans no closure twice: nothing changes what they read."""
-    before = getattr(_known, "closures", None)
-    _known.closures = {} if before is None else before
-    try:
-        yield
-    finally:
-        _known.closures = before
+    return _cached_within("closures")
 
 
-@contextmanager
-def each_method_once() -> Iterator[None]:
+def each_method_once() -> AbstractContextManager[None]:
     """Within the block this thread finds out once what the methods of a class do at every call."""
-    before = getattr(_known, "certain", None)
-    _known.certain = {} if before is None else before
-    try:
-        yield
-    finally:
-        _known.certain = before
+    return _cached_within("certain")
+
+
+def _cached_within(cache: str) -> AbstractContextManager[None]:
+    outer = getattr(_known, cache, None)
+    return attribute_within(_known, cache, {} if outer is None else outer)
 
 
 def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
     """The effects of these functions at every call, which a graph would lose."""
     cached = getattr(_known, "certain", None)
     if cached is None:
-        return scan(*functions).certain()
+        return scan(*functions).certain_effects()
     key = tuple(map(id, functions))
     if key not in cached:
-        cached[key] = (functions, scan(*functions).certain())
+        cached[key] = (functions, scan(*functions).certain_effects())
     return cached[key][1]  # type: ignore[no-any-return]
 
 
@@ -435,7 +429,7 @@ def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads 
     scanned_body, reads = _bodies.get(cls, (None, None))
     if reads is None or scanned_body != body:
         reads = scan(*functions)
-        is_held = _is_held(cls)
+        is_held = instance_dict(sys.modules.get(module_of(cls))).get(cls.__name__) is cls
         if all(not f.__closure__ or (is_held and _holds_its_class_alone(f, cls)) for f in functions):
             _make_room(_bodies)
             _bodies[cls] = body, reads
@@ -445,34 +439,24 @@ def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads 
 _bodies: weakref.WeakKeyDictionary[type, tuple[Any, Reads]] = weakref.WeakKeyDictionary()
 
 
-def _is_held(cls: type) -> bool:
-    return instance_dict(sys.modules.get(module_of(cls))).get(cls.__name__) is cls
-
-
 def _holds_its_class_alone(function: types.FunctionType, cls: type) -> bool:
     """True if the closure of a method is no more than the cell of `super()`."""
-    return function.__code__.co_freevars == ("__class__",) and _cell(function) is cls
+    return function.__code__.co_freevars == ("__class__",) and any(value is cls for value in closed_over(function))
 
 
-def _cell(function: types.FunctionType) -> Any:
-    try:
-        return (function.__closure__ or ())[0].cell_contents
-    except (IndexError, ValueError):
-        return ABSENT
-
-
-def scan(*functions: Callable[..., Any], foreign: Beyond | None = None) -> Reads:
+def scan(*functions: Callable[..., Any], foreign: ForeignFunctions | None = None) -> Reads:
     """The reads of `functions` and of every helper that they call by a name that can be resolved.
 
     It calls nothing and raises nothing: what cannot be followed is an effect. foreign: functions of other packages that
     captures came to, which are looked into as well.
     """
-    plan, reads = _Plan(), Reads(beyond=foreign if foreign is not None else Beyond())
+    plan, reads = _Plan(), Reads(foreign=foreign if foreign is not None else ForeignFunctions())
     top = _Search(reads, plan, homes_of(functions))
     for function in functions:
         top.add_source(function)
     plan.scan_all()
-    reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.seen)
+    # Names of libraries and attributes of tensors are read together, once all code was looked at.
+    reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.planned)
     _add_names(reads)
     _add_custom_attributes(reads)
     reads.widen()
@@ -500,9 +484,9 @@ class _Plan:
     """
 
     def __init__(self, foreign_codes: Collection[types.CodeType] | None = None) -> None:
-        self.met, self.is_beyond = foreign_codes or (), foreign_codes is not None
+        self.foreign_codes, self.is_beyond = foreign_codes or (), foreign_codes is not None
         self.waiting: collections.deque[_Task] = collections.deque()
-        self.seen: set[Any] = set()
+        self.planned: set[Any] = set()
         self.children: list[tuple[Reads, Reads, Callable[[Reads], bool]]] = []
         self.classes: dict[type, Reads] = {}  # nested Functions, each looked at once
         self.is_whole = True
@@ -511,8 +495,8 @@ class _Plan:
     def add(self, task: _Task) -> None:
         function, me = task.function, task.me
         key = (id(task.search.reads), id(function), function.__code__, me and id(me.value()))
-        if key not in self.seen:
-            self.seen.add(key)
+        if key not in self.planned:
+            self.planned.add(key)
             self.waiting.append(task)
 
     def scan_all(self) -> None:
@@ -520,7 +504,7 @@ class _Plan:
         while self.waiting:
             task = self.waiting.popleft()
             reads, code = task.search.reads, task.function.__code__
-            if len(self.seen) - len(self.waiting) > FUNCTIONS:
+            if len(self.planned) - len(self.waiting) > FUNCTIONS:
                 location = f"{code.co_filename}:{code.co_firstlineno}"
                 reads.effects.append(Effect(f"it can reach more than {FUNCTIONS} functions", location))
                 self.is_whole = False
@@ -617,13 +601,13 @@ def backward_effects(method: Callable[..., Any]) -> list[Effect]:
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
-        if (why := _kept_on(code, instructions[: at + 1])) is not None:
-            always = at < straight(instructions)
+        if (why := _change_of_ctx(code, instructions[: at + 1])) is not None:
+            always = at < straight_count(instructions)
             effects.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
     return effects
 
 
-def _kept_on(code: types.CodeType, executed: Sequence[dis.Instruction]) -> str | None:
+def _change_of_ctx(code: types.CodeType, executed: Sequence[dis.Instruction]) -> str | None:
     """The reason why the last of `executed` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`,
     `ctx.seen.append(...)`."""
     last, ctx = executed[-1], code.co_varnames[0]
@@ -673,8 +657,8 @@ def _scan_function(task: _Task) -> None:
     function, search = task.function, task.search
     code, reads = function.__code__, search.reads
     reads.keepalive.append(function)
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
-    if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.met):
+    cells = cells_of(function)
+    if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.foreign_codes):
         reads.skipped.append((function, task.me))
         _scan_wrapped(function, cells, search)
         search.add(instance_dict(function).get("__wrapped__"))  # of a class that is compiled with pytree=True, say
@@ -728,7 +712,7 @@ def _read_itself(function: types.FunctionType, reads: Reads) -> None:
     reads.entries[path] = Read(path, "function", lambda: function, ("is", function))
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     place = _Place(function.__code__, function.__code__.co_firstlineno, instructions_of(function.__code__)[0].offset)
-    reads.effects += [place.effect(why) for value in defaults if (why := moves(value)) is not None]
+    reads.effects += [place.effect(why) for value in defaults if (why := why_moving(value)) is not None]
     for name in ("__defaults__", "__kwdefaults__"):
         get = _attribute(lambda: function, name)
         for inner, fetch in _tensors_inside(get(), get, DEPTH):
@@ -763,9 +747,9 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
     code, reads = names.code, search.reads
     reads.scanned.add(code)
     instructions = instructions_of(code)
-    certain = straight(instructions) if is_method else 0
+    certain = straight_count(instructions) if is_method else 0
     followed, by_name = 0, False
-    for at, line, instruction in telling_of(code):
+    for at, line, instruction in telling_instructions(code):
         if instruction.opname.startswith("LOAD_FAST") and not names.bound:
             continue
         first = 0 if instruction.opname.startswith(_CHANGING) else max(0, at - _LOOK_BACK)
@@ -773,12 +757,14 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
         reads.queries_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         by_name |= instruction.argval in ("getattr", "hasattr")
         place = _Place(code, line, instruction.offset, at < certain)
+        # What a graph would lose comes first: it stands whether or not the object can be followed.
         reason = _effect(executed, names.env) or _outside_write(executed, names) or names.note_instruction(executed)
         if reason is not None:
             reads.effects.append(place.effect(*(reason if isinstance(reason, tuple) else (reason,))))
+        # Then what is loaded from outside, with its attributes; of a local name only questions are noted.
         root = names.root(instruction)
         if instruction.argval == "super" and (me := names.self_root()) is not None:
-            _Found(me.path, me.get, me.put, me.steps, me.value()).record(search, place)
+            _Link(me, me.value()).record(search, place)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
         elif at > followed:
@@ -827,8 +813,8 @@ class _Names:
     ) -> None:
         self.code, self.env, self.cells = code, env, cells
         self.bound: dict[str, _Root] = {}
-        self.of: _Root | None = None  # where names are taken from
-        self.now: _Root | None = None  # what the next store binds
+        self.imported_from: _Root | None = None  # where names are taken from
+        self.imported: _Root | None = None  # what the next store binds
         if me is not None and code.co_argcount and not _rebinds(code, code.co_varnames[0]):
             self.bound[code.co_varnames[0]] = me
 
@@ -842,19 +828,19 @@ class _Names:
         """Follows an import; a reason where it cannot."""
         last = executed[-1]
         if last.opname == "IMPORT_NAME":
-            return self._begins(last.argval, executed[-3].argval, bool(executed[-2].argval))
-        if self.now is None:
+            return self._begin_import(last.argval, executed[-3].argval, bool(executed[-2].argval))
+        if self.imported is None:
             return None
         if last.opname == "IMPORT_FROM":
-            self.now = self._part(self.of or self.now, last.argval)
+            self.imported = (self.imported_from or self.imported).part(last.argval, _cannot_rebind)
         elif last.opname.startswith("STORE_"):
-            self.bound[last.argval] = self.now
-            self.now = self.of
-        elif last.opname == "POP_TOP" and self.of is not None:
-            self.now = self.of = None
+            self.bound[last.argval] = self.imported
+            self.imported = self.imported_from
+        elif last.opname == "POP_TOP" and self.imported_from is not None:
+            self.imported = self.imported_from = None
         return None
 
-    def _begins(self, name: str, level: int, takes_names: bool) -> str | None:
+    def _begin_import(self, name: str, level: int, takes_names: bool) -> str | None:
         package = self.env.get("__package__") or ""
         try:
             path = importlib.util.resolve_name("." * level + name, package) if level else name
@@ -862,14 +848,10 @@ class _Names:
         except Exception:
             return f"it imports `{name}`"
         module = path if takes_names else path.split(".")[0]
-        self.now = _Root(f"import {module}", lambda: sys.modules[module], _cannot_rebind, ("of", sys.modules, module))
-        self.of = self.now if takes_names else None
+        steps = ("of", sys.modules, module)
+        self.imported = _Root(f"import {module}", lambda: sys.modules[module], _cannot_rebind, steps)
+        self.imported_from = self.imported if takes_names else None
         return None
-
-    @staticmethod
-    def _part(owner: _Root, name: str) -> _Root:
-        steps = _extend_steps(owner.steps, name)
-        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _cannot_rebind, steps)
 
     def self_root(self) -> _Root | None:
         """The object that `super()` yields, beginning with another class."""
@@ -881,11 +863,6 @@ class _Names:
         if instruction.opname.startswith("LOAD_FAST") or (instruction.opname == "LOAD_DEREF" and name in self.bound):
             return self.bound.get(name)
         return _root(instruction, self.env, self.cells)
-
-
-def _extend_steps(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
-    """The way to an attribute of what is found by `steps`; () where that has no way."""
-    return (*steps, name) if steps else ()
 
 
 def _rebinds(code: types.CodeType, name: str) -> bool:
@@ -967,11 +944,14 @@ def _before_augmented(last: dis.Instruction, before: Sequence[dis.Instruction]) 
 
 
 class _Root(NamedTuple):
-    """A name of the code's surroundings: how its path begins, and how the object there is fetched and replaced."""
+    """The way to an object around the code: its path, and how what stands there is fetched and replaced.
+
+    steps: see Read; () where it is not found by steps.
+    """
 
     path: str
     get: Callable[[], Any]
-    put: Callable[[Any], None]
+    replace: Callable[[Any], None]
     steps: tuple[Any, ...] = ()
 
     def value(self) -> Any:
@@ -980,6 +960,15 @@ class _Root(NamedTuple):
             return self.get()
         except Exception:
             return ABSENT
+
+    def part(self, name: str, replace: Callable[[Any], None]) -> _Root:
+        """The way to an attribute of the object."""
+        steps = (*self.steps, name) if self.steps else ()
+        return _Root(f"{self.path}.{name}", _attribute(self.get, name), replace, steps)
+
+    def read(self, kind: str) -> Read:
+        """The object as a read of this kind."""
+        return Read(self.path, kind, self.get, self.steps)
 
 
 def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> _Root | None:
@@ -1001,17 +990,17 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
     reads, value = search.reads, root.value()
     if value is ABSENT:  # a later call may put it there
-        reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
+        reads.entries.setdefault(root.path, root.read("identity"))
         return 0
-    at, loaded = _Found(root.path, root.get, root.put, root.steps, value), 0
+    at, loaded = _Link(root, value), 0
     if root.steps[:1] == ("builtin",):
-        reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
+        reads.entries.setdefault(root.path, root.read("builtin"))
         return 0
     for instruction in instructions:
         if instruction.opname not in ATTRIBUTE:
             break
         if at.is_of_a_library():
-            reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
+            reads.entries.setdefault(root.path, root.read("identity"))
             return loaded + _follow_library(at.value, instructions[loaded:], search, place)
         further = at.then(instruction.argval)
         if further is None:
@@ -1021,13 +1010,10 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
     return loaded
 
 
-class _Found(NamedTuple):
-    """An object that a chain of names leads to, and the one before it."""
+class _Link(NamedTuple):
+    """An object that a chain of names leads to, the way to it, and the object before it."""
 
-    path: str
-    get: Callable[[], Any]
-    put: Callable[[Any], None]
-    steps: tuple[Any, ...]
+    way: _Root
     value: Any
     owner: Any = None
 
@@ -1035,39 +1021,37 @@ class _Found(NamedTuple):
         of_class = is_a(self.value, type) and is_library(self.value)
         return _is_library_module(self.value) or (of_class and not _is_function_class(self.value))
 
-    def then(self, name: str) -> _Found | None:
+    def then(self, name: str) -> _Link | None:
         """The value under a name of it; None where that would have to be computed."""
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
-        replace = _replacing(self.value, name)
-        steps = _extend_steps(self.steps, name)
-        return _Found(f"{self.path}.{name}", _attribute(self.get, name), replace, steps, value, self.value)
+        return _Link(self.way.part(name, _replacing(self.value, name)), value, self.value)
 
     def record(self, search: _Search, place: _Place) -> None:
-        value, owner, get = self.value, self.owner, self.get
+        value, owner, (path, get, replace, steps) = self.value, self.owner, self.way
         if (why := self._effect(search.homes)) is not None:
             search.reads.effects.append(place.effect(why))
         is_part = owner is not None and is_compared(owner) and not is_a(owner, type)
         of_content = is_part and is_a(value, types.BuiltinMethodType)
         if of_content or is_a(value, types.MethodWrapperType):  # which is made anew at every look
-            _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
+            _record(f"{path}.__self__", lambda: get().__self__, owner, search, place=place)
             return
-        _record(self.path, get, value, search, self.steps, place)
+        _record(path, get, value, search, steps, place)
         if is_a(value, types.MethodType) and _has_state(owner) and not _is_scanned(value, search.homes):
-            _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
+            _record(f"{path}.__self__", lambda: get().__self__, owner, search, place=place)
         if is_compiled(value):
-            search.reads.callees.setdefault(self.path, Callee(value.__name__, get, self.put))
+            search.reads.callees.setdefault(path, Callee(value.__name__, get, replace))
 
     def _effect(self, homes: frozenset[str]) -> str | None:
         value, owner = self.value, self.owner
-        if (why := impure(value)) is not None:
+        if (why := why_impure(value)) is not None:
             return why
         changes = is_a(value, types.BuiltinMethodType) and value.__name__ in _CHANGES
         if changes and is_a(owner, _CONTAINERS):
             return f"it calls `{value.__name__}` of a {type(owner).__name__} from outside"
         if is_a(owner, torch.Generator) and getattr(value, "__name__", "") in OF_GENERATORS:
             return _STATE
-        if (why := moves(value) or moves(owner)) is not None:
+        if (why := why_moving(value) or why_moving(owner)) is not None:
             return why
         container = owner if is_a(value, types.MethodType | types.BuiltinMethodType) else value
         if _is_unseen_container(container):
@@ -1098,7 +1082,7 @@ def _follow_library(value: Any, instructions: Sequence[dis.Instruction], search:
         value = attribute(owner, name)
         if value is ABSENT:
             return loaded
-    if (why := impure(value) or impure(owner) or effect_of(owner, name, value)) is not None:
+    if (why := why_impure(value) or why_impure(owner) or effect_of(owner, name, value)) is not None:
         reads.effects.append(place.effect(why))
     reads.add_library_name(owner, name)
     path, get = f"{getattr(owner, '__name__', '?')}.{name}", _attribute(lambda: owner, name)
@@ -1135,7 +1119,9 @@ def _record(
     reads.calls_unknown |= is_of_unknown(value)
     if value is sys.modules and search.plan.is_beyond:  # packages ask for each other: what is imported stays as it is
         return
-    if path in reads.entries or (is_a(value, types.ModuleType) and not _is_installed_module(value, search.homes)):
+    if path in reads.entries:
+        return
+    if is_a(value, types.ModuleType) and not (_is_library_module(value) or is_foreign(value, search.homes)):
         return
     if is_tensor(value):
         reads.entries[path] = Read(path, "tensor", get, steps)
@@ -1144,18 +1130,21 @@ def _record(
         search.add(value, path, get)  # a class method, which reads what it likes
         if is_a(value, type) and (place is None or not place.is_of_super()):
             _record_data_of_class(path, get, value, search, place)
-    elif _is_code(value) or not is_compared(value) or (is_a(value, type) and is_foreign(value, search.homes)):
+    elif is_a(value, _CODE) or not is_compared(value) or (is_a(value, type) and is_foreign(value, search.homes)):
         reads.entries[path] = Read(path, "identity", get, steps)
         search.add(value, path, get)
         if _is_library_object(value):  # an optimiser, a schedule, a distribution
-            get_state = partial(_held_by_object, get)
+            get_state: Callable[[], Any] = lambda: dict(instance_dict(get()))  # noqa: E731
             _record(f"what {path} holds", get_state, get_state(), search, place=place)
-    elif (why := too_much(value)) is not None:
+    elif (why := why_too_much(value)) is not None:
         reason = f"it reads `{_readable_path(path)}`, which {why}"
         reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
     else:
         _record_value(path, get, value, search, steps)
     _record_behind(path, get, value, search)
+
+
+_CODE = (types.FunctionType, types.MethodType, types.ModuleType)
 
 
 def _record_behind(path: str, get: Callable[[], Any], value: Any, search: _Search) -> None:
@@ -1170,10 +1159,6 @@ def _record_behind(path: str, get: Callable[[], Any], value: Any, search: _Searc
         search.reads.entries[name] = Read(name, "value", abc.get_cache_token)
 
 
-def _is_code(value: Any) -> bool:
-    return is_a(value, types.FunctionType | types.MethodType | types.ModuleType)
-
-
 def _has_state(owner: Any) -> bool:
     return not is_a(owner, type) and (is_compared(owner) or _is_library_object(owner))
 
@@ -1185,16 +1170,8 @@ def _is_library_object(value: Any) -> bool:
     return not odd and is_library(type(value)) and has_instance_dict(type(value))
 
 
-def _held_by_object(get: Callable[[], Any]) -> dict[str, Any]:
-    return dict(instance_dict(get()))
-
-
 def _is_scanned(function: Any, homes: frozenset[str]) -> bool:
     return not is_library(function) and not is_foreign(function, homes)
-
-
-def _is_installed_module(value: Any, homes: frozenset[str]) -> bool:
-    return _is_library_module(value) or is_foreign(value, homes)
 
 
 def _record_value(
@@ -1262,7 +1239,7 @@ def _draw_reason(root: _Root, instructions: Sequence[dis.Instruction]) -> str | 
         if instruction is not None:
             if instruction.opname not in ATTRIBUTE or (value := attribute(value, instruction.argval)) is ABSENT:
                 return None
-        if not is_a(value, types.ModuleType) and (why := impure(value)) is not None:
+        if not is_a(value, types.ModuleType) and (why := why_impure(value)) is not None:
             return why if any(f"`{module}" in why for module in DRAWN) else None
     return None
 
@@ -1279,12 +1256,11 @@ def _record_function_class(
     search.reads.entries[path] = Read(path, "identity", get, steps if is_a(value, type) else ())
     cls = value if is_a(value, type) else value.__self__
     cls = getattr(cls, "_fusegrad_user_class", None) or cls
-    own = {name: getattr(cls, name, None) for name in FUNCTION_METHODS}
-    own_methods = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
+    own_methods = methods(cls)
 
     def fits(nested: Reads) -> bool:  # else it runs as written, and reads for itself
         declared = declarations(cls, None).values()
-        return not nested.certain() and not any(d.value is False for d in declared)
+        return not nested.certain_effects() and not any(d.value is False for d in declared)
 
     if (inner := search.nested_class(cls, homes_of(own_methods.values()), fits)) is None:
         return
@@ -1308,14 +1284,8 @@ def _record_data_of_class(
 def _data_of_class(get: Callable[[], Any]) -> dict[str, Any]:
     """By name; without methods, which are read as such, and what torch or fusegrad put there."""
     owners = [c for c in reversed(get().__mro__) if not is_library(c)]
-    return {n: v for c in owners for n, v in vars(c).items() if not (n.startswith("_") or _is_code_of_class(v))}
-
-
-def _is_code_of_class(value: Any) -> bool:
-    return is_a(value, type | property | staticmethod | classmethod | types.FunctionType)
-
-
-FUNCTION_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
+    code = (type, property, staticmethod, classmethod, types.FunctionType)
+    return {n: v for c in owners for n, v in vars(c).items() if not (n.startswith("_") or is_a(v, code))}
 
 
 # ------------------------------------------------------------------ tensors in values
@@ -1363,4 +1333,4 @@ def _is_library_module(value: Any) -> bool:
     return is_a(value, types.ModuleType) and str(instance_dict(value).get("__name__")).split(".")[0] in LIBRARIES
 
 
-scan_by(Scans(reads_of, reads_of_class))
+set_scans(Scans(reads_of, reads_of_class))

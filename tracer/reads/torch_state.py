@@ -74,7 +74,7 @@ def _torch_module(owner: Any) -> str:
     return name if type(name) is str and is_torchs(name) else ""
 
 
-def impure(value: Any) -> str | None:
+def why_impure(value: Any) -> str | None:
     """The reason that makes a thing unfit for capture: a clock, a generator of random numbers, the system, autograd's
     engine."""
     owner = bound_to(value)
@@ -89,7 +89,7 @@ def impure(value: Any) -> str | None:
     return f"it uses the module `{name}`" if type(name) is str and _is_impure(name) else None
 
 
-def moves(value: Any) -> str | None:
+def why_moving(value: Any) -> str | None:
     """The reason why an object from outside is another at each use, and nothing shows it: an iterator, a file, a
     thread's own.
 

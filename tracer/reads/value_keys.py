@@ -139,7 +139,7 @@ def _digits(value: float | complex) -> str:
 
 
 def _frozen_rarity(value: Any, depth: int) -> Any:
-    with _visited(id(value), once=is_a(value, types.FunctionType | type)) as first:
+    with _visiting(id(value), once=is_a(value, types.FunctionType | type)) as first:
         if not first:
             return ("again",)
         if _is_too_much():
@@ -154,7 +154,7 @@ def _picture(value: Any, depth: int) -> Any:
     for kind, picture in _PICTURES:
         if is_a(value, kind):
             return picture(value, depth)
-    if _is_array(value):
+    if is_a(value, Memory):
         return _memory(value, depth)
     if is_plain_object(value):
         return ("object", *_who(value), *_content(value, depth))
@@ -217,12 +217,12 @@ def _set(value: Any, depth: int) -> Any:
 
 
 def _function(value: Any, depth: int) -> Any:
-    if _is_known(value):
+    if _counts_by_identity(value):
         return ("function", Same(value), ())
     own = _under_way.__dict__
     if own["facts"] > FACTS:
         return ("more", _Unequal())
-    reads = _scans[0].of(value)
+    reads = _scans[0].of_function(value)
     own["facts"] += len(reads.entries)
     return ("function", Same(value), reads.facts())
 
@@ -232,7 +232,7 @@ def _method(value: types.MethodType, depth: int) -> Any:
     return ("method", freeze(value.__func__, depth - 1), freeze(value.__self__, depth - 1))
 
 
-def _is_known(value: Any) -> bool:
+def _counts_by_identity(value: Any) -> bool:
     """True if a function or a class counts by identity: what is installed is not looked into, but for packages of
     classes that are compiled."""
     return is_library(value) or is_standard(value) or is_foreign(value, frozenset(HOMES))
@@ -241,14 +241,14 @@ def _is_known(value: Any) -> bool:
 class Scans(NamedTuple):
     """The reads of functions: reads.py finds it, and stands on this file."""
 
-    of: Callable[[types.FunctionType], Any]
+    of_function: Callable[[types.FunctionType], Any]
     of_class: Callable[[type, Any], Any]
 
 
 _scans: list[Scans] = []
 
 
-def scan_by(scans: Scans) -> None:
+def set_scans(scans: Scans) -> None:
     """reads.py does, when it is imported."""
     _scans[:] = [scans]
 
@@ -271,10 +271,6 @@ def _memory(value: Any, depth: int) -> Any:
 
 def _bytes_of(value: Any) -> int:
     return int(value.nbytes) if hasattr(value, "nbytes") else len(value) * getattr(value, "itemsize", 1)
-
-
-def _is_array(value: Any) -> bool:
-    return is_a(value, Memory)
 
 
 class _ByName(type):
@@ -327,7 +323,7 @@ _under_way = threading.local()
 
 
 @contextmanager
-def _visited(number: Any, once: bool = False) -> Iterator[bool]:
+def _visiting(number: Any, once: bool = False) -> Iterator[bool]:
     """True if this thread is not looking at it already: what refers to itself has a picture, too.
 
     once: and has not looked at it within the outermost picture. Code refers to code by many ways, and each of them
@@ -354,7 +350,7 @@ def _visited(number: Any, once: bool = False) -> Iterator[bool]:
 
 
 @contextmanager
-def one_allowance() -> Iterator[Callable[[], bool]]:
+def shared_allowance() -> Iterator[Callable[[], bool]]:
     """Within the block the functions in all pictures together may read FACTS: one picture alone is not what costs.
 
     What it gives says whether they read more, or lead to more code than can be compared.
@@ -445,12 +441,13 @@ _ASKED = {"__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter_
 
 def class_content(cls: type, depth: int) -> tuple[Any, ...]:
     """The values found on a class, by its instances too: data by content, methods with their reads."""
-    with _visited(~id(cls), once=True) as first:  # not the class as a value
+    with _visiting(~id(cls), once=True) as first:  # not the class as a value
         if not first or depth <= 0:
             return ()
+        # A class that was found to lead to too much once does so always: it is not walked again.
         owners = [c for c in cls.__mro__ if not is_fixed(c)]
         if any(c in _endless for c in owners):
-            return (_beyond(),)
+            return (_too_much_code(),)
         return tuple([_body(c, depth) for c in reversed(owners)])  # what many inherit from tells first
 
 
@@ -458,7 +455,7 @@ _endless: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes whose own code leads to more than a scan looks at: found out once, whatever has them is not compared."""
 
 
-def _beyond() -> Any:
+def _too_much_code() -> Any:
     """The picture of what leads to more code than can be compared; whatever else is on its way is not looked at."""
     own = _under_way.__dict__
     own["code"], own["spent"] = CODE + 1, True
@@ -467,13 +464,14 @@ def _beyond() -> Any:
 
 def _body(cls: type, depth: int) -> tuple[Any, ...]:
     """The values in one class itself: subclasses share it, so it is walked once within the outermost picture."""
-    if _is_known(cls):
+    if _counts_by_identity(cls):
         return tuple([(n, ("id", Same(v))) for n, v in _members(cls)])
-    with _visited((id(cls), "body"), once=True) as first:
+    with _visiting((id(cls), "body"), once=True) as first:
         if not first:
             return ()
         members = _members(cls)
-        own = [f for _, v in members if is_a(f := function_within(v), types.FunctionType) and not _is_known(f)]
+        functions = (f for _, v in members if is_a(f := function_within(v), types.FunctionType))
+        own = [f for f in functions if not _counts_by_identity(f)]
         return (*[(n, _member(v, depth)) for n, v in members], _read_in(cls, own))
 
 
@@ -481,14 +479,14 @@ def _read_in(cls: type, functions: list[types.FunctionType]) -> Any:
     """The reads of the functions of one class: a scan for each of them would find the same helpers again and again."""
     under_way = _under_way.__dict__
     if _is_too_much():
-        return _beyond() if under_way["code"] > CODE else ("more", _Unequal())
+        return _too_much_code() if under_way["code"] > CODE else ("more", _Unequal())
     if (reads := _scans[0].of_class(cls, functions)) is None:
         _endless.add(cls)
-        return _beyond()
+        return _too_much_code()
     under_way["facts"] += len(reads.entries)
     under_way["code"] += reads.functions_scanned
     if under_way["code"] > CODE:
-        return _beyond()
+        return _too_much_code()
     return ("more", _Unequal()) if _is_too_much() else reads.facts()
 
 
@@ -524,7 +522,7 @@ def functions_of_class(cls: type) -> Iterator[types.FunctionType]:
 _SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.EllipsisType, enum.Enum, Handle)
 
 
-def unfit(value: Any, depth: int = DEPTH) -> str | None:
+def why_unfit(value: Any, depth: int = DEPTH) -> str | None:
     """The reason why a value's state cannot be seen, so that a capture could serve a call that it does not fit.
 
     That of torch.Generators no graph has: what draws from them, or asks for it, runs as written.
@@ -538,7 +536,7 @@ def unfit(value: Any, depth: int = DEPTH) -> str | None:
         visited.add(id(current))
         if len(visited) > MOST:
             return f"an argument holds more than {MOST} values"
-        if (why := _unfit(current, inner := _inner(current), depth_left)) is not None:
+        if (why := _why_unfit(current, inner := _parts_of(current), depth_left)) is not None:
             return why
         waiting += [(part, depth_left - 1) for part in inner or ()]
     return None
@@ -548,12 +546,12 @@ def has_hidden_state(value: Any) -> bool:
     """True if an object changes in a way that its content does not show: a generator, an iterator, a lock."""
     if is_a(value, torch.Generator):
         return True
-    return not is_a(value, torch.nn.Module) and not _is_array(value) and unfit(value) is not None
+    return not is_a(value, torch.nn.Module) and not is_a(value, Memory) and why_unfit(value) is not None
 
 
-def _unfit(value: Any, inner: list[Any] | None, depth_left: int) -> str | None:
+def _why_unfit(value: Any, inner: list[Any] | None, depth_left: int) -> str | None:
     if is_a(value, types.FunctionType):
-        certain = [] if _is_known(value) else _reads(value).certain()
+        certain = [] if _counts_by_identity(value) else _reads(value).certain_effects()
         return certain[0].reason if certain else None
     if inner is None or depth_left == 0:
         return None if inner is None and is_a_value(value) else f"an argument holds a {type(value).__qualname__}"
@@ -561,10 +559,10 @@ def _unfit(value: Any, inner: list[Any] | None, depth_left: int) -> str | None:
 
 
 def _reads(function: types.FunctionType) -> Any:
-    return _scans[0].of(function)
+    return _scans[0].of_function(function)
 
 
-def suspects(values: Any) -> list[Any]:
+def possible_effects(values: Any) -> list[Any]:
     """The effects that functions among these values may have, and the methods of objects."""
     waiting, visited, collected = list(values), set[int](), list[Any]()
     while waiting and len(visited) < MOST:
@@ -572,17 +570,17 @@ def suspects(values: Any) -> list[Any]:
         if id(value) in visited or is_a(value, _SEEN):
             continue
         visited.add(id(value))
-        if is_a(value, types.FunctionType) and not _is_known(value):
+        if is_a(value, types.FunctionType) and not _counts_by_identity(value):
             collected += _reads(value).uncertain_effects()
         elif is_plain_object(value):
-            methods = (f for f in functions_of_class(type(value)) if not _is_known(f))
+            methods = (f for f in functions_of_class(type(value)) if not _counts_by_identity(f))
             effects = (effect for f in methods for effect in _reads(f).effects)
             collected += [effect._replace(certain=False) for effect in effects if effect.code]
-        waiting += _inner(value) or ()
+        waiting += _parts_of(value) or ()
     return collected
 
 
-def _inner(value: Any) -> list[Any] | None:
+def _parts_of(value: Any) -> list[Any] | None:
     if is_a(value, list | tuple | set | frozenset | collections.deque):
         return items_of(value)
     if is_a(value, dict):
@@ -598,7 +596,7 @@ def _inner(value: Any) -> list[Any] | None:
     return list(state_of(value).values()) if is_plain_object(value) else None
 
 
-def too_much(value: Any) -> str | None:
+def why_too_much(value: Any) -> str | None:
     """The reason why a value from outside cannot be compared at every call; None where it can."""
     waiting, count = [(value, 0, frozenset[int]())], 0
     while waiting:
@@ -606,8 +604,8 @@ def too_much(value: Any) -> str | None:
         count += 1
         if is_a(current, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(current) in above:
             continue
-        parts = _inner(current)
-        if (why := _unseen(current, parts, depth)) is not None:
+        parts = _parts_of(current)
+        if (why := _why_unseen(current, parts, depth)) is not None:
             return why
         if count + len(parts or ()) > MOST:
             return f"holds more than {MOST} values"
@@ -615,8 +613,8 @@ def too_much(value: Any) -> str | None:
     return None
 
 
-def _unseen(value: Any, parts: list[Any] | None, depth: int) -> str | None:
-    if is_a(value, bytearray | array.array) or _is_array(value):
+def _why_unseen(value: Any, parts: list[Any] | None, depth: int) -> str | None:
+    if is_a(value, bytearray | array.array) or is_a(value, Memory):
         return "is a large array" if _bytes_of(value) > LARGEST else None
     if hasattr(type(value), "__next__"):
         return "is an iterator"

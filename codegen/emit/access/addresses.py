@@ -44,6 +44,7 @@ class Addresses:
         slide = self.context.plan.slide
         scalar, lanes = self.offset(place, indices, self.buffers.stem(ref))
         parts = [name(self.buffers.labels[ref])]
+        # The compiler makes accesses wide only where it knows that they begin at a boundary
         if scalar is not None and groups is not None and slide is not None:
             scalar = call("tl.multiple_of", scalar, literal(slide.group))
         if scalar is not None:
@@ -51,6 +52,7 @@ class Addresses:
         if lanes is not None:
             parts.append(lanes if indices else self._shared_lanes(lanes, scope))
         pointer = _sum(parts)
+        # Triton's masks and values have to have the shape of the pointer
         if self.tile.is_missing_lanes(axes, frozenset(place.walked).union(*(t.axes for _, _, t in indices))):
             pointer = binary("+", pointer, call("tl.zeros", self.tile.shape(axes), literal("tl.int32")))
         return pointer

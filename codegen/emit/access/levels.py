@@ -56,8 +56,10 @@ class Levels:
         levels = [self.of(a) for a in term.args]
         if term in plan.after_final:
             return FINISH
+        # A reduction along chunks is complete behind their loops
         if plan.chunked and term in plan.inner:
             return body.level
+        # Values along the row that every turn of the walk reads again: held, they would fill the registers
         if term.op == "load" and not plan.hoisted and term.axes & set(plan.row):
             levels.append(body.level)
         if term.op in ("load", "index"):

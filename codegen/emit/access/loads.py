@@ -50,6 +50,7 @@ class Loads:
         groups = self.coords.groups_of(place, not term.args)
         pointer = self.addresses.pointer(ref, place, indices, scope, term.axes, groups)
         masks = self.coords.masks(term.axes) + guards
+        # Whole groups of 16 bytes, neighbours of the row included: their lanes are masked where they count
         if groups is not None:
             self.buffers.aligned.add(self.buffers.labels[ref])
             masks = [groups.near]

@@ -34,6 +34,7 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
         counted.add((load.param, load.args))
         moved, label = tidy(_places_read(load) * ITEMSIZE[load.dtype]), buffers.labels[load.param.ref]
         add_bytes(traffic.reads, label, moved)
+        # The first pass comes out of memory, the others out of the cache
         again = passes.get(load, 0) - (not plan.shared)
         if again > 0 and set(plan.walk) & load.axes:
             add_bytes(traffic.cached, label, tidy(again * moved))

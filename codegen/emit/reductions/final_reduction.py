@@ -52,22 +52,24 @@ class FinalReductions:
             self._store_complete(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
             top.body.extend(scope.body)
             return
+        # Every program stores its own sums before it arrives anywhere
         for partial in partials:
             self.slots.store_own(partial)
         if plan.step > 1 and plan.slide is not None:
             self.rows.undo()
         body, parent = top.body, top
         buffers, walk = self.slots.addresses.buffers, self.words.walk
+        # Level by level, each inside the last: only a program that was the last goes on
         for level in arrival_levels(context, buffers, walk, bool(everything), bool(self.words.pointers)):
             scope = Scope(FINISH, parent)
             totals = {p.term: self.slots.sum_slots(p, level, scope) for p in partials}
             complete = {t for t in totals if level.is_complete(t in everything)}
             partials = [p for p in partials if p.term not in complete]
+            # Sums that wait for a further level go to the slot of the first program that they are made of
             for partial in partials:
                 scope.body.append(self.slots.store(partial, level.first, totals[partial.term]))
             self._store_complete(scope, {t: v for t, v in totals.items() if t in complete}, complete)
             self._finish_directs(level, everything, scope)
-            # The next level is inside: only the last program of this one comes to it
             body.extend(level.setup)
             body.append(If(call("last_to_arrive", level.counter, level.count), scope.body))
             body, parent = scope.body, scope

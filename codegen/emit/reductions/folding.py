@@ -86,6 +86,7 @@ class Folding:
         """A running sum along a tile axis; in chunks, on top of what the chunks before added up to."""
         (axis,) = term.param
         is_chunked = self.context.plan.chunked
+        # Lanes outside would go into the sum of the chunk
         mask = self.coords[axis].mask
         if mask is not None and self.pad(term.args[0], axis) != 0.0:
             arg = call("tl.where", mask, arg, literal(number(0, term.dtype)))

@@ -41,6 +41,7 @@ class RowWords:
             is_accumulator = isinstance(statement, Let) and statement.name in {*labels, *self.lanes.labels}
             target = computing if isinstance(statement, For) or is_accumulator else body.body
             target.append(_as_reassignment(statement, labels))
+        # Each word is read before the pass, which is left out where all are there
         missing = []
         for label in labels:
             word, place = name(self.context.names.fresh(f"{label}_word")), self._word_address(label)

@@ -70,7 +70,7 @@ class _Writer:
         elif node.op == "output":
             self.lines.append(f"return {self.text(node.args[0])}")
         else:
-            raise ValueError(f"a captured graph has no {node.op} nodes")
+            raise ValueError(f"a traced graph has no {node.op} nodes")
         if node.op != "output" and (dead := [self.names[d] for d in self.dying.get(node, ())]):
             self.lines.append(" = ".join(dead) + " = None")
 

@@ -360,7 +360,7 @@ def _require_backward(function: Function, variant: Variant, entry: Entry, graph:
     moving = {slot for slot, need in zip(function.slots, variant.needs, strict=True) if need}
     computed = [*(i for i, o in enumerate(graph.outputs) if o is not None), *(a for a, _ in entry.passed)]
     if not moving.issuperset(computed) or not all(entry.gradients[o] for _, o in entry.passed) or graph.mutations:
-        raise document_error("it gives a gradient that nobody asked for", entry.graph)
+        raise document_error("it gives a gradient that was not asked for", entry.graph)
     if any(g and o.kind == "object" for g, o in zip(entry.gradients, variant.outputs, strict=True)):
         raise document_error("it takes the gradient of something that is no tensor", entry.graph)
     _require_bound(variant, graph, entry.graph)

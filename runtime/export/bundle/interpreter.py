@@ -22,7 +22,7 @@ from ....tracer.torch_private import memory_of, no_autocast
 from ...execution.aten.reference import call_node, final_values
 from ...execution.layouts import same_strides
 from ...persistence.literals import same_constant, with_sizes
-from ...values.exact_sizes import exact
+from ...values.exact_sizes import evaluate_exactly
 from .contents import Argument, Entry, Function, Layout, Output, Variant
 from .write import autocast_now
 
@@ -164,7 +164,7 @@ class BundleInterpreter:
                 source = self._size_source(variant, variant.symbols[name])
                 raise self.call_error(f"{source} is {size}; it was exported for {limits}")
         for condition in variant.assumptions:
-            if not condition.holds(lambda s: exact(s, sizes)):
+            if not condition.holds(lambda s: evaluate_exactly(s, sizes)):
                 raise self.call_error(f"it was exported for sizes with {condition}, and here {_values(sizes)}")
         return sizes
 
@@ -176,14 +176,14 @@ class BundleInterpreter:
         return str(symbol)
 
     def _require_shape(self, name: str, shape: Sequence[Any], tensor: Tensor, sizes: Sizes) -> None:
-        if not all(exact(a, sizes) == b for a, b in zip(shape, tensor.shape, strict=True)):
+        if not all(evaluate_exactly(a, sizes) == b for a, b in zip(shape, tensor.shape, strict=True)):
             actual, exported = _row(tensor.shape), _row(shape)
             raise self.call_error(
                 f"{name} has the shape {actual}; it was exported for {exported}, where {_values(sizes)}"
             )
 
     def _require_layout(self, name: str, layout: Layout, tensor: Tensor, sizes: Sizes) -> None:
-        strides = [exact(s, sizes) for s in layout[1]]
+        strides = [evaluate_exactly(s, sizes) for s in layout[1]]
         if not same_strides(tensor.shape, tensor.stride(), strides):
             fact = f"{name} has the strides {_row(tensor.stride())}; it was exported for {_row(layout[1])}"
             fact = f"{fact}, its shape being {_row(layout[0])}"
@@ -195,7 +195,7 @@ class BundleInterpreter:
         """Results with eager's strides, each in memory of its own; None stays None."""
         own: list[Any] = []
         for at in places:
-            strides = [exact(s, sizes) for s in graph.output_strides[at] or ()]
+            strides = [evaluate_exactly(s, sizes) for s in graph.output_strides[at] or ()]
             own.append(results[at] if results[at] is None else laid_out(results[at], strides, memory))
             if own[-1] is not None:
                 memory.add(memory_of(own[-1]))
@@ -215,7 +215,7 @@ class BundleInterpreter:
         graph, memory = self.graphs[entry.graph], {memory_of(t) for t in inputs}
         with no_autocast():
             results, _ = run(graph, inputs, sizes)
-        by_argument = [r if r is None else laid_out(r, [exact(n, sizes) for n in s or ()], memory)
+        by_argument = [r if r is None else laid_out(r, [evaluate_exactly(n, sizes) for n in s or ()], memory)
                  for r, s in zip(results, graph.output_strides, strict=True)]  # fmt: skip
         for argument, output in entry.passed:
             by_argument[argument] = gradients[output]
@@ -287,8 +287,8 @@ def _view_of(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
     if output.view is None:
         return base
     shape, strides, offset, tracked = output.view
-    size, step = ([exact(n, sizes) for n in numbers] for numbers in (shape, strides))
-    view = base.as_strided(size, step, base.storage_offset() + exact(offset, sizes))
+    size, step = ([evaluate_exactly(n, sizes) for n in numbers] for numbers in (shape, strides))
+    view = base.as_strided(size, step, base.storage_offset() + evaluate_exactly(offset, sizes))
     return view if tracked else view.detach()
 
 

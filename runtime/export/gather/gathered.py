@@ -273,5 +273,5 @@ def require_nameable(
 
 def capture_refusal(compiler: Compiled, error: CaptureError) -> ExportError:
     """The error for a Function that cannot be captured."""
-    refusal = f"it cannot be captured: {error.facts.get('reason', error)}"
+    refusal = f"it cannot be traced: {error.facts.get('reason', error)}"
     return export_error(compiler, refusal, error.facts.get("where"))

@@ -1,4 +1,4 @@
-"""The jvp of an exported Function: the user's own, captured, or his backward transposed over what the file saves.
+"""The jvp of an exported Function: the user's own, captured, or the user's backward, transposed.
 
 backward: (residuals, g) -> g * w        jvp: (residuals, x_dot) -> x_dot * w
 """

@@ -198,7 +198,7 @@ def _methods(explanation: Explanation) -> str:
 def _launches(explanation: Explanation) -> str:
     rows = [[k.direction, k.name, k.kind, f"{k.bytes_read:,}", f"{k.bytes_written:,}"] for k in explanation.kernels]
     launches = table(["direction", "launch", "kind", "bytes read", "bytes written"], rows)
-    return f"{launches}{note(f'Saved for backward: {explanation.saved_bytes:,} bytes.')}"
+    return f"{launches}{note(f'Saved tensors: {explanation.saved_bytes:,} bytes.')}"
 
 
 def _kernels(explanation: Explanation) -> str:

@@ -79,8 +79,8 @@ def _refusal(spec: Specialization) -> str | None:
 
 def _statement(spec: Specialization, path: Path, with_backward: bool) -> str:
     captured = spec.captured
-    lines = [f"{path.name}: the values of {captured.name}.forward, for any sizes that its capture holds for."]
-    lines.append("Kept: the operations of forward, as captured. torch.export keeps no custom backward in a program,")
+    lines = [f"{path.name}: the values of {captured.name}.forward, for any sizes that its trace holds for."]
+    lines.append("Kept: the operations of forward, as traced. torch.export keeps no custom backward in a program,")
     lines.append("and ATen's derivative would be another one: the results are detached, they require no gradient.")
     if with_backward:
         inputs = ", ".join([*(captured.names[i] for i in captured.slots), "gradients of the outputs"])

@@ -21,7 +21,7 @@ from torch._decomp import decomposition_table
 from torch.autograd.function import Function
 
 from ....tracer.sizes import hint_of
-from ....tracer.torch_private import is_batched_here, unwrapped
+from ....tracer.torch_private import is_batched_here, unwrap_functorch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ def _decomposed(op: Any) -> Callable[..., Any]:
 
 
 def _asserted_of_all(op: Any) -> Callable[..., Any]:
-    return _named(lambda value, *message: op(unwrapped(value).all(), *message), op)
+    return _named(lambda value, *message: op(unwrap_functorch(value).all(), *message), op)
 
 
 def _filled_by(fill: Any) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import torch
 
 from ....ir.errors import InternalError
 from ....tracer.capture.capture import Session, capture_lock, is_capturing
-from ....tracer.containers import with_those
+from ....tracer.containers import with_replaced
 from ....tracer.trace import CaptureError, Trace
 from ...execution.executable import Executable
 from ...settings.config import KERNEL_BACKENDS
@@ -74,7 +74,7 @@ class BatchedUnit(TransformableGraph):
     def _vmapped(self, *args: Any) -> Sequence[Any]:
         """The parent's graph under torch's vmap; its Python where it has no graph."""
         if not hasattr(self.here, "lane"):
-            raise InternalError(f"{self.name} is inlined into a capture before its graph is known")
+            raise InternalError(f"{self.name} is inlined into a trace before its graph is known")
         if self.here.lane is None:
             return self._mapped(lambda lanes: self.parent.body(*lanes), args)
         trace, lifted = self.here.lane
@@ -88,7 +88,7 @@ class BatchedUnit(TransformableGraph):
         dims = tuple(self.in_dims[i] for i in live)
 
         def one(*values: Any) -> Sequence[Any]:
-            return fn(with_those(args, live, values))
+            return fn(with_replaced(args, live, values))
 
         results = present_under_vmap(one, dims, [args[i] for i in live], self.randomness)
         outs = self.out_dims or (0,) * len(results)

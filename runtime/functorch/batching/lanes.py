@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ....tracer.containers import with_those
+from ....tracer.containers import with_replaced
 from ....tracer.torch_private import is_batched, plain_tensors
 from ...capture.guards import is_float
 from ..placeholders import example, readable
@@ -57,4 +57,4 @@ def present_under_vmap(
         return tuple(outputs[i] for i in present)
 
     results = torch.vmap(only_tensors, dims, 0, randomness=randomness)(*args)
-    return with_those([None] * total, present, results)
+    return with_replaced([None] * total, present, results)

@@ -18,7 +18,7 @@ from ....ir.errors import FusegradError
 from ....ir.transforms.extern import Batched, no_rule_error
 from ....ir.types import Size, TensorType
 from ....tracer.capture.capture import Session
-from ....tracer.containers import with_those
+from ....tracer.containers import with_replaced
 from ....tracer.dtypes import TO_TORCH
 from ....tracer.lowering.aten import lower
 from ....tracer.torch_private import expression_of
@@ -89,7 +89,7 @@ def _in(call: Callable[..., Any], operands: Sequence[Tensor], wrt: tuple[int, ..
     """The operation as a function of some of its operands."""
 
     def moving(*values: Tensor) -> Any:
-        return call(*with_those(operands, wrt, values))
+        return call(*with_replaced(operands, wrt, values))
 
     return moving
 

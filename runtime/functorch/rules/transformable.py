@@ -20,7 +20,7 @@ def why_not_transformable(compiler: Compiled, spec: Specialization) -> str | Non
     """The reason why torch.func gets the user's own class; None where it gets the compiled one."""
     forward = spec.captured.forward
     if spec.captured.writes_inputs and (forward.hidden_count or backward_method(compiler.user.cls) is None):
-        return "it writes to an argument and keeps a value from in between, which torch.func differentiates"
+        return "it writes to an argument and saves an intermediate, which torch.func differentiates"
     derived = compiler.options.derive_jvp == "forward" and not compiler.user.overrides("jvp")
     pushed = derived and forward_mode_is_active()
     if (why := why_not_differentiated(spec, pushed or backward_method(compiler.user.cls) is None)) is not None:

@@ -10,7 +10,7 @@ import torch
 from ....ir.errors import FusegradError
 from ....tracer.capture.capture import Session
 from ....tracer.capture.context import BackwardContext
-from ....tracer.containers import with_those
+from ....tracer.containers import with_replaced
 from ....tracer.function import rebind
 from ....tracer.methods import as_tuple
 from ....tracer.trace import CaptureError, Trace
@@ -20,7 +20,7 @@ from ...execution.aten.replay import step_by_step
 from ...execution.executable import Executable
 from ...execution.intermediates import intermediate_bytes
 from ...settings.config import settings
-from ...values.bitwise import cut, differs
+from ...values.bitwise import bitwise_difference, cut_small
 from ...values.sizes import Binder
 from ..graphs import Body, GraphCache, present
 from ..unit import TransformableGraph
@@ -42,9 +42,9 @@ class ComparedGraphs(GraphCache):
             return
 
         def users(values: Sequence[Any]) -> Sequence[Any]:
-            return self.body(*with_those(args, live, values))
+            return self.body(*with_replaced(args, live, values))
 
-        why = differs(lambda given: step_by_step(trace.graph_module, *given, *trace.lifted), users, values)
+        why = bitwise_difference(lambda given: step_by_step(trace.graph_module, *given, *trace.lifted), users, values)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
 
@@ -53,7 +53,7 @@ class NestedForwardMode(FusegradError):
     """A jvp of the user's under two levels of forward mode, of which torch would lose the outer one."""
 
     message = (
-        "jvp({function}): within two levels of forward mode a `jvp` has to be captured, since torch drops the outer\n"
+        "jvp({function}): within two levels of forward mode a `jvp` has to be traced, since torch drops the outer\n"
         "        tangent of what it computes, and it cannot be: {why}\n  at:   {where}\n"
         "  fix:  keep `jvp` to torch operations, or take one of the derivatives in reverse mode (grad, jacrev)."
     )
@@ -117,4 +117,4 @@ def _cut_to_fit(session: Session, trace: Trace, values: list[Any]) -> list[Any] 
         return values
     if not all(isinstance(v, Tensor) for v in values):
         return None  # sizes are among them, and would have to be cut alike
-    return cut(values, trace.fakes, sizes, session.conditions(sizes))
+    return cut_small(values, trace.fakes, sizes, session.conditions(sizes))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.utils._pytree as pytree
 
-from ....tracer.containers import Hole, closed
+from ....tracer.containers import Hole, close_containers
 from .user_outputs import UserOutputs
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def call_user_vmap(
     hidden: the values that forward keeps besides, of the results and their batch axes.
     """
     captured = spec.captured
-    args = closed(captured.with_tensors(tensors), captured.count)
+    args = close_containers(captured.with_tensors(tensors), captured.count)
     result = cls.vmap(info, _dims_of_containers(spec, in_dims), *args)  # type: ignore[attr-defined]
     if not isinstance(result, tuple) or len(result) != 2:
         return result  # torch says what is wrong

@@ -150,7 +150,7 @@ def test_the_random_primitive_is_a_function_of_its_seed() -> None:
     each = [run(graph, [np.int64(5), x], SOME)[0] for x in xs]
     np.testing.assert_allclose(run(over, [np.int64(5), xs], SOME)[0], each)
     np.testing.assert_allclose(run(linearize(graph, (1,)), [np.int64(5), *xs], SOME)[0] * xs[0], each[0] * xs[1])
-    with pytest.raises(NoRuleError, match="differs between the lanes"):
+    with pytest.raises(NoRuleError, match="differs over the batch"):
         batch(graph, (True, True), B)
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
 from fusegrad.runtime.execution.intermediates import intermediate_bytes
-from fusegrad.runtime.values.bitwise import cut, differs
+from fusegrad.runtime.values.bitwise import bitwise_difference, cut_small
 from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 
@@ -27,7 +27,7 @@ n, m = sympy.symbols("n m", integer=True, positive=True)
 # ------------------------------------------------------------------ differs
 def test_equal_calls_do_not_differ() -> None:
     x = torch.tensor([1.0, float("nan"), float("inf"), -0.0])
-    assert differs(lambda a: [a[0] * 2], lambda a: [a[0] * 2], [x]) is None
+    assert bitwise_difference(lambda a: [a[0] * 2], lambda a: [a[0] * 2], [x]) is None
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_equal_calls_do_not_differ() -> None:
         (lambda a: [a[0] * 2 + 1e-6], "content"),
         (lambda a: [a[0] * 2, a[0]], "returns 1 values"),
         (lambda a: [(a[0] * 2).double()], "is float32"),
-        (lambda a: [(a[0] * 2)[None]], "is float32[4] captured and float32[1, 4]"),
+        (lambda a: [(a[0] * 2)[None]], "is float32[4] traced and float32[1, 4]"),
         (lambda a: [None], "a tensor in one"),
         (lambda a: [torch.where(a[0] == 2, float("nan"), a[0] * 2)], "content"),
         (lambda a: [a[0].mul_(2)], "content"),
@@ -44,14 +44,15 @@ def test_equal_calls_do_not_differ() -> None:
 )
 def test_differences_are_described(other, why) -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert why in str(differs(lambda a: [a[0] * 2], other, [x]))
+    assert why in str(bitwise_difference(lambda a: [a[0] * 2], other, [x]))
     assert x.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_both_calls_get_the_same_random_numbers_and_the_generator_is_left_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    assert differs(lambda a: [torch.rand_like(a[0])], lambda a: [torch.rand_like(a[0])], [torch.ones(4)]) is None
+    draw = lambda a: [torch.rand_like(a[0])]  # noqa: E731
+    assert bitwise_difference(draw, draw, [torch.ones(4)]) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -62,7 +63,7 @@ def test_arguments_keep_their_layout(given) -> None:
         assert args[0].stride() == given.stride() and torch.equal(args[0], given) and args[0] is not given
         return [args[0] * 2]
 
-    assert differs(call, call, [given, 3]) is None
+    assert bitwise_difference(call, call, [given, 3]) is None
 
 
 # ------------------------------------------------------------------ cut inputs
@@ -77,7 +78,7 @@ def fakes_of(*tensors: torch.Tensor) -> tuple[Session, list[Any], dict[Any, int]
 def test_cut_tensors_keep_their_relations_layout_and_values() -> None:
     tensors = torch.randn(300, 400), torch.randn(400), torch.randn(500, 300).t()
     _, fakes, sizes = fakes_of(*tensors)
-    small = cut(tensors, fakes, sizes, [])
+    small = cut_small(tensors, fakes, sizes, [])
     assert small is not None and all(max(t.shape) < 20 for t in small)
     for s, t in zip(small, tensors, strict=True):
         assert torch.equal(s, t[tuple(slice(0, k) for k in s.shape)])
@@ -88,22 +89,22 @@ def test_cut_respects_conditions() -> None:
     (x,) = tensors = (torch.randn(300),)
     _, fakes, sizes = fakes_of(x)
     (symbol,) = sizes
-    assert cut(tensors, fakes, sizes, [symbol > 10])[0].shape[0] > 10
-    assert cut(tensors, fakes, sizes, [symbol > 200]) is None
-    assert cut(tensors, fakes, sizes, [sympy.Eq(symbol % 8, 0)])[0].shape[0] % 8 == 0
+    assert cut_small(tensors, fakes, sizes, [symbol > 10])[0].shape[0] > 10
+    assert cut_small(tensors, fakes, sizes, [symbol > 200]) is None
+    assert cut_small(tensors, fakes, sizes, [sympy.Eq(symbol % 8, 0)])[0].shape[0] % 8 == 0
 
 
 def test_cut_indices_stay_inside() -> None:
     tensors = torch.randn(300, 400), torch.randint(0, 400, (300,)), torch.full((300,), -100)
     _, fakes, sizes = fakes_of(*tensors)
-    small = cut(tensors, fakes, sizes, [])
+    small = cut_small(tensors, fakes, sizes, [])
     assert small[1].max() < small[0].shape[1] and small[1].min() >= 0 and (small[2] == -100).all()
 
 
 def test_small_sizes_are_not_enlarged() -> None:
     tensors = torch.randn(2, 3), None, 5
     _, fakes, sizes = fakes_of(tensors[0])
-    small = cut(tensors, [*fakes, None, None], sizes, [])
+    small = cut_small(tensors, [*fakes, None, None], sizes, [])
     assert small[0].shape == (2, 3) and small[1:] == [None, 5]
 
 

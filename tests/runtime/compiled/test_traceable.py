@@ -259,7 +259,7 @@ def test_fullgraph_names_the_method_the_reason_and_the_line(cls) -> None:
         with pytest.raises(fusegrad.NotTraceableError) as found:
             run(fast, leaf(5))
         text = str(found.value)
-        assert text.startswith(f"{cls.__name__}.forward cannot be captured: ") and place(cls)[0] + ":" in text
+        assert text.startswith(f"{cls.__name__}.forward cannot be traced: ") and place(cls)[0] + ":" in text
         assert OPAQUE[cls] is None or OPAQUE[cls] in text
         assert "fix:" in text
 
@@ -276,7 +276,7 @@ def test_fullgraph_names_backward() -> None:
             (x,) = ctx.saved_tensors
             return g * 2 if x.sum() > 0 else g
 
-    with pytest.raises(fusegrad.NotTraceableError, match=r"Backward\.backward cannot be captured: its control flow"):
+    with pytest.raises(fusegrad.NotTraceableError, match=r"Backward\.backward cannot be traced: its control flow"):
         fusegrad.compile(Backward, fullgraph=True).apply(leaf(3))
     fast = fusegrad.compile(Backward)
     assert_same(run(fast, leaf(3)), run(Backward, leaf(3)))

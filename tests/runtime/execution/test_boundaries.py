@@ -100,7 +100,7 @@ def test_an_opaque_call_is_a_cut() -> None:
     fast.apply(leaf(3, 4)).sum().backward()
     found = fusegrad.explain(fast, leaf(3, 4))
     cuts = found.directions["forward"].cuts
-    assert [c.code for c in cuts] == ["FG112", "FG112"] and "`Inner` runs as written" in cuts[0].reason
+    assert [c.code for c in cuts] == ["FG112", "FG112"] and "`Inner` runs in eager" in cuts[0].reason
     assert found.to_dict()["opaque"][0]["code"] == "FG040"
 
 
@@ -181,7 +181,7 @@ def test_variants_and_what_tells_them_apart(monkeypatch) -> None:
         "", "k: 1.0 -> 2.0", "x: float32 -> bfloat16", "x: nothing -> requires grad", "global SCALE: 2.0 -> 3.0",
     ]  # fmt: skip
     text = str(fusegrad.explain(fast, "f32[3,4]", 1.0))
-    assert "captured for 5 variants" in text and "1. x: float32, 2 axes, cpu; k: 1.0" in text
+    assert "traced for 5 specializations" in text and "1. x: float32, 2 axes, cpu; k: 1.0" in text
 
 
 def test_variants_by_size_and_their_kernels() -> None:
@@ -207,6 +207,6 @@ def test_html_takes_its_colours_from_the_page() -> None:
     page = fusegrad.explain(fast, "f32[3,4]")._repr_html_()
     assert page.count("<div") == page.count("</div>") == 1 and page.count("<table") == page.count("</table>")
     assert "<script" not in page and "http" not in page and "#" not in page.replace("#0", "")[: page.index("<details")]
-    assert "Softmax_forward" in page and "variants" in page and "@triton.jit" in page
+    assert "Softmax_forward" in page and "specializations" in page and "@triton.jit" in page
     opaque = fusegrad.explain(AssignsData, "f32[3]")._repr_html_()
     assert "FG021" in opaque and BY_CODE["FG021"].fix[:20] in opaque

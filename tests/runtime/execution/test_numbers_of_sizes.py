@@ -18,7 +18,7 @@ from fusegrad.ir.errors import ParseError
 from fusegrad.ir.text.document import size_from_document
 from fusegrad.ir.text.text import plain_sympy, size_from, size_text
 from fusegrad.runtime.values.sizes import evaluate
-from fusegrad.tracer.arithmetic import computed
+from fusegrad.tracer.arithmetic import compute_number
 from fusegrad.tracer.capture.capture import Session
 
 Made = Callable[[Any, Any], Any]
@@ -81,7 +81,7 @@ def test_an_expression_of_sizes_is_the_number_that_it_was_made_from(seed) -> Non
         expr, (n, m) = told.node.expr, (s.node.expr for s in like.shape)
         for place in PLACES if not session.env.guards else PLACES[:1]:
             at, right = dict(zip((n, m), place, strict=True)), f(*place)
-            assert math.isclose(computed(expr, at), right, rel_tol=1e-12), expr
+            assert math.isclose(compute_number(expr, at), right, rel_tol=1e-12), expr
             assert math.isclose(evaluate(plain_sympy(expr), at), right, rel_tol=1e-9), expr
             again = size_from(size_text(expr), {str(n): n, str(m): m})
             assert math.isclose(evaluate(again, at), right, rel_tol=1e-9), size_text(expr)

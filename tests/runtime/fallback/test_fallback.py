@@ -98,7 +98,7 @@ PLACES = {
     "the scan": (keys.Keys, "scan"),
     "the key": (keys, "exact_key"),
     "the capture": (captured, "capture_forward"),
-    "the comparison": (first_call_check, "differs"),
+    "the comparison": (first_call_check, "bitwise_difference"),
     "the choice of an executable": (Executable, "_choose"),
     "the node": (node, "make_node"),
     "the launch": (Executable, "__call__"),
@@ -128,7 +128,7 @@ def test_the_answer_is_eagers(
 def test_it_is_told_once_on_record_and_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path))
     fast, args = fusegrad.compile(Gated), pair()
-    monkeypatch.setattr(first_call_check, "differs", failing)
+    monkeypatch.setattr(first_call_check, "bitwise_difference", failing)
     with pytest.warns(fusegrad.FallbackWarning, match=r"Gated.forward .*internal error: LookupError.*FG071") as seen:
         for _ in range(3):
             fast.apply(*args)
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "cache").write_text("no folder")
     monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "cache"))
     fast, args = fusegrad.compile(Gated), pair()
-    monkeypatch.setattr(first_call_check, "differs", failing)
+    monkeypatch.setattr(first_call_check, "bitwise_difference", failing)
     torch.testing.assert_close(both_ways(fast.apply, args), both_ways(Gated.apply, args))
     assert "internal error" in fast._fusegrad.ledger.records["forward"].reason
 
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch, 
 @told
 def test_the_same_call_does_not_fail_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(first_call_check, "differs", lambda *_: calls.append(1) or failing())
+    monkeypatch.setattr(first_call_check, "bitwise_difference", lambda *_: calls.append(1) or failing())
     fast, args = fusegrad.compile(Gated), pair()
     for _ in range(4):
         fast.apply(*args)
@@ -175,14 +175,14 @@ def test_after_a_few_faults_a_class_runs_as_written(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fullgraph_raises(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, args = fusegrad.compile(Gated, backend=backend, fullgraph=True), pair()
-    monkeypatch.setattr(first_call_check, "differs", failing)
+    monkeypatch.setattr(first_call_check, "bitwise_difference", failing)
     with pytest.raises(fallback.FaultError, match="LookupError: no such value") as raised:
         fast.apply(*args)
     assert raised.value.code == "FG901" and raised.value.__context__ is None
 
 
 def test_the_suite_takes_it_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_call_check, "differs", failing)
+    monkeypatch.setattr(first_call_check, "bitwise_difference", failing)
     with pytest.raises(fusegrad.FallbackWarning, match="internal error"):
         fusegrad.compile(Gated).apply(*pair())
 

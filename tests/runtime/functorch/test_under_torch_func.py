@@ -812,3 +812,33 @@ def test_a_backward_that_asks_for_a_size_is_asked_again_under_vmap(backend, size
         close(vmap(pull)(x), factor * x)
         close(vmap(grad(lambda x: pull(x).sum()))(x), torch.full_like(x, factor))
         close(vmap(vmap(pull))(x[None]), factor * x[None])
+
+
+@pytest.mark.parametrize(("backend", "of_a_batch"), [("reference", 1), ("interpret", 0)])
+def test_forward_is_traced_once(backend: str, of_a_batch: int) -> None:
+    """Another call like a plain one captures nothing of forward, and a batch is made of the same graph."""
+    fast = fusegrad.compile(Doubled, backend=backend)
+    x = torch.linspace(-1, 2, 12).view(3, 4)
+
+    def captures(call: Any) -> int:
+        before = fusegrad.stats()["captures"]
+        call()
+        return int(fusegrad.stats()["captures"] - before)
+
+    assert captures(lambda: fast.apply(x)) == 1
+    backward = 1  # which has to be one graph for rules to be derived
+    assert captures(lambda: vmap(fast.apply)(x.expand(5, 3, 4).contiguous())) == backward + of_a_batch
+    leaf = x.clone().requires_grad_()
+    fast.apply(leaf).backward(torch.ones(3, 4))
+    assert captures(lambda: vjp(fast.apply, x)[1](torch.ones(3, 4))) == 0
+
+
+class Doubled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g * ctx.saved_tensors[0].sigmoid()

@@ -187,7 +187,7 @@ def test_what_no_table_tells_is_captured_then(tmp_path: Path, name: str) -> None
 
 
 def test_explain_tells_what_came_from_disk(tmp_path: Path) -> None:
-    for expected in ("kept on disk", "from disk"):
+    for expected in ("cached on disk", "from disk"):
         fast = fusegrad.compile(written(tmp_path).Gate, backend="interpret")
         results(fast.apply)
         found = fusegrad.explain(fast, *operands())
@@ -254,7 +254,7 @@ def test_a_step_that_is_left_out_stays_so_on_disk(tmp_path: Path) -> None:
         entries = spec.backward.entries.values()
         made = [*spec.executables.values(), *(x for e in entries for x in e.executables.values())]
         assert {e.switches.off for e in made} == {frozenset({"fuse", "algebra"})}
-        assert disk(fast) == ("from disk" if again else "kept on disk")
+        assert disk(fast) == ("from disk" if again else "cached on disk")
 
 
 # ------------------------------------------------------------------ by no one else
@@ -449,7 +449,7 @@ def test_what_is_unsure_is_not_kept(tmp_path: Path, name: str) -> None:
         mine = results(fast.apply)
         torch.testing.assert_close(mine, results(cls.apply), rtol=2e-6, atol=2e-6)
         assert disk(fast) != "from disk"
-        assert disk(fast).startswith("captured in every process: ")
+        assert disk(fast).startswith("traced in every process: ")
 
 
 def test_a_class_without_a_file_is_not_kept(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_schema_of_the_dictionary() -> None:
 def test_the_text_and_the_module() -> None:
     found = fusegrad.explain(fusegrad.compile(RMSNorm), *SUITE["RMSNorm"][1])
     text = str(found)
-    for part in ("RMSNorm on cuda:90", "forward: 1 launches", "saved for backward:", "x the least possible"):
+    for part in ("RMSNorm on cuda:90", "forward: 1 launches", "saved tensors:", "x the minimum traffic"):
         assert part in text
     assert repr(found) == text
     ast.parse(found.module)
@@ -219,7 +219,7 @@ def test_a_forward_that_is_compiled_for_some_arguments() -> None:
     with pytest.warns(fusegrad.FallbackWarning):
         fast.apply(x, 2)
     record = fusegrad.explain(fast, x, 1).methods["forward"]
-    assert record.status == "compiled" and "for such arguments it runs as written" in record.reason
+    assert record.status == "compiled" and "for such arguments it runs in eager" in record.reason
     assert record.code == "FG021"
 
 
@@ -319,10 +319,10 @@ class Doubled(Function):
 
 def test_without_arguments_it_tells_what_calls_found() -> None:
     fast = fusegrad.compile(Doubled)
-    assert fusegrad.explain(fast).methods["forward"].status == "not yet captured"
+    assert fusegrad.explain(fast).methods["forward"].status == "not yet traced"
     out = fast.apply(torch.ones(3, requires_grad=True))
     found = fusegrad.explain(fast)
-    assert [found.methods[m].status for m in ("forward", "backward")] == ["compiled", "not yet captured"]
+    assert [found.methods[m].status for m in ("forward", "backward")] == ["compiled", "not yet traced"]
     assert len(found.variants) == 1 and found.methods["backward"].code == "FG004"
     out.sum().backward()
     assert fusegrad.explain(fast).methods["backward"].status == "compiled"
@@ -332,7 +332,7 @@ def test_without_arguments_it_tells_what_calls_found() -> None:
 
 def test_backward_of_an_opaque_forward_has_kernels_once_it_was_captured() -> None:
     fast = fusegrad.compile(Counts)
-    assert fusegrad.explain(fast, "f32[3]").methods["backward"].status == "not yet captured"
+    assert fusegrad.explain(fast, "f32[3]").methods["backward"].status == "not yet traced"
     x = torch.linspace(0, 1, 3, requires_grad=True)
     with pytest.warns(fusegrad.FallbackWarning):
         fast.apply(x).sum().backward()

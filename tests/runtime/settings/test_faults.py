@@ -96,7 +96,7 @@ def test_what_is_said_to_the_user_is_no_mistake_of_ours(monkeypatch: pytest.Monk
         fusegrad.compile(Gated, backend="interpret").apply(torch.randn(5, 7), torch.randn(7))
 
 
-@pytest.mark.parametrize("place", ["copied", "same", "tensors_in", "_fault"])
+@pytest.mark.parametrize("place", ["copy_tensor", "has_same_content", "tensors_in", "_fault"])
 def test_a_nested_call_runs_once_where_its_record_fails(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The method is under way, and what it calls may have happened: the call is finished, and nothing is captured."""
     from fusegrad.tracer.opaque import call_interception, opaque

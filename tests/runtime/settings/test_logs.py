@@ -70,12 +70,12 @@ def test_everything_of_a_first_call_and_nothing_of_the_next(capsys) -> None:
     run(fast, leaf(6, 16), leaf(16))
     lines = told(capsys)
     captures = of("trace", lines)
-    assert "RMSNorm.forward captured in" in captures and "RMSNorm.backward for gradients" in captures
+    assert "RMSNorm.forward traced in" in captures and "RMSNorm.backward for gradients" in captures
     assert "function_samples.py:" in captures and "aten.mul.Tensor" in captures and "rsqrt" in captures
     fused = of("fusion", lines)
     assert "RMSNorm_forward: fused groups: 1, library calls: 0" in fused and "writes" in fused
     assert "RMSNorm_forward for interpret" in of("codegen", lines) and "warps" in of("codegen", lines)
-    assert "RMSNorm, variant 1: x: float32, 2 axes, cpu, requires grad" in of("guards", lines)
+    assert "RMSNorm, specialization 1: x: float32, 2 axes, cpu, requires grad" in of("guards", lines)
     assert "x.shape[1] = 16" in of("guards", lines) and of("recompiles", lines) == ""
     run(fast, leaf(6, 16), leaf(16))
     run(fast, leaf(6, 16), leaf(16))
@@ -94,7 +94,7 @@ def test_cuts_are_told(capsys) -> None:
     fusegrad.config.logs("fusion")
     fusegrad.explain(Linear, "f32[640,1280]", "f32[320,1280]", "f32[320]")
     fused = of("fusion", told(capsys))
-    assert "library calls: 1" in fused and "a matrix product is a library call" in fused and "[FG110]" in fused
+    assert "library calls: 1" in fused and "a matmul is a library call" in fused and "[FG110]" in fused
 
 
 def test_recompiles_say_what_differs(capsys) -> None:
@@ -104,7 +104,7 @@ def test_recompiles_say_what_differs(capsys) -> None:
     assert told(capsys) == []
     fast.apply(leaf(6, 16).detach().double(), torch.ones(16, dtype=torch.float64))
     (line,) = told(capsys)
-    assert line.startswith("[fusegrad.recompiles] RMSNorm is captured again: x: float32 -> float64; ")
+    assert line.startswith("[fusegrad.recompiles] RMSNorm recompiles: x: float32 -> float64; ")
     fast.apply(torch.ones(6, 32)[:, ::2], torch.ones(16))
     assert "sizes: not x.stride" in told(capsys)[0]
     fast.apply(torch.ones(6, 40), torch.ones(40))
@@ -115,7 +115,7 @@ def test_what_runs_as_written_is_told(capsys) -> None:
     fusegrad.config.logs("trace")
     with pytest.warns(fusegrad.FallbackWarning):
         fusegrad.compile(ObjectOnCtx).apply(leaf(3))
-    assert "ObjectOnCtx.forward runs as written: `ctx.kept` is a Kept with tensors" in of("trace", told(capsys))
+    assert "ObjectOnCtx.forward runs in eager: `ctx.kept` is a Kept with tensors" in of("trace", told(capsys))
 
 
 def test_lines_that_run_as_written_are_told(capsys) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture.fake_leaks import holds_fakes
-from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
+from .attributes import ABSENT, closed_over, has_instance_dict, instance_dict, is_a
 from .reads import Reads
 from .value_keys import SCALARS, Memory, is_fixed, is_library
 
@@ -33,7 +33,7 @@ class _Kind(NamedTuple):
     """Reads the content of a container of one type, and puts it back."""
 
     read: Callable[[Any], list[Any]]
-    put: Callable[[Any, list[Any]], None]
+    restore: Callable[[Any, list[Any]], None]
 
 
 def _put_dict(container: Any, content: list[Any]) -> None:
@@ -42,10 +42,6 @@ def _put_dict(container: Any, content: list[Any]) -> None:
     if is_a(container, collections.OrderedDict):
         for key in content[::2]:
             container.move_to_end(key)
-
-
-def _put_list(container: Any, content: list[Any]) -> None:
-    list.__setitem__(container, slice(None), content)
 
 
 def _put_set(container: Any, content: list[Any]) -> None:
@@ -58,31 +54,19 @@ def _put_deque(container: Any, content: list[Any]) -> None:
     collections.deque.extend(container, content)
 
 
-def _put_bytes(container: Any, content: list[Any]) -> None:
-    container[:] = content[0]
-
-
 def _put_array(container: Any, content: list[Any]) -> None:
     del container[:]
     container.frombytes(content[0])
 
 
-def _put_memory(container: Any, content: list[Any]) -> None:
-    container[...] = type(container)(container.shape, container.dtype, content[0])
-
-
-def _put_cell(container: Any, content: list[Any]) -> None:
-    container.cell_contents = content[0]
-
-
-def _of_class(cls: Any) -> list[Any]:
+def _content_of_class(cls: Any) -> list[Any]:
     """Its own attributes; not what is noted there of its compiled twin, which a capture may make."""
     own = [(name, value) for name, value in list(vars(cls).items()) if not name.startswith("_fusegrad")]
     return [part for item in own for part in item]
 
 
 def _put_class(cls: Any, content: list[Any]) -> None:
-    before, current = _by_name(content), _by_name(_of_class(cls))
+    before, current = _by_name(content), _by_name(_content_of_class(cls))
     for name in current.keys() - before.keys():
         type.__delattr__(cls, name)
     for name, value in before.items():
@@ -101,14 +85,14 @@ def _pairs(container: Any) -> list[Any]:
 
 _KINDS: tuple[tuple[Any, _Kind], ...] = (
     (dict, _Kind(_pairs, _put_dict)),
-    (list, _Kind(lambda held: list.copy(held), _put_list)),
+    (list, _Kind(lambda v: list.copy(v), lambda v, content: list.__setitem__(v, slice(None), content))),
     (set, _Kind(lambda held: list(set.copy(held)), _put_set)),
     (collections.deque, _Kind(list, _put_deque)),
-    (bytearray, _Kind(lambda held: [bytes(held)], _put_bytes)),
+    (bytearray, _Kind(lambda v: [bytes(v)], lambda v, content: v.__setitem__(slice(None), content[0]))),
     (array.array, _Kind(lambda held: [held.tobytes()], _put_array)),
-    (Memory, _Kind(lambda held: [held.tobytes()], _put_memory)),
-    (types.CellType, _Kind(lambda held: [held.cell_contents], _put_cell)),
-    (type, _Kind(_of_class, _put_class)),
+    (Memory, _Kind(lambda v: [v.tobytes()], lambda v, c: v.__setitem__(..., type(v)(v.shape, v.dtype, c[0])))),
+    (types.CellType, _Kind(lambda v: [v.cell_contents], lambda v, content: setattr(v, "cell_contents", content[0]))),
+    (type, _Kind(_content_of_class, _put_class)),
 )
 
 
@@ -120,7 +104,7 @@ class _Global(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _assigned(code: types.CodeType) -> tuple[str, ...]:
+def _globals_assigned(code: types.CodeType) -> tuple[str, ...]:
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
     return tuple(sorted(names))
 
@@ -135,33 +119,33 @@ def _put_global(variable: _Global, content: list[Any]) -> None:
 _OF_GLOBAL = _Kind(lambda held: [held.env.get(held.name, ABSENT)], _put_global)
 
 
-class Soiled:
+class Snapshot:
     """A copy of everything that a method can reach by its reads, as it is now."""
 
     def __init__(self, reads: Reads | None) -> None:
         self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
         self.caches: list[tuple[str, Any, int]] = []
         self.is_partial = False  # whether some of it was found only as the method came to it
-        self.seen: set[int] = set()
+        self.visited: set[int] = set()
         if reads is not None:
             self.add(reads)
-            for function in reads.beyond.met_functions():
+            for function in reads.foreign.functions():
                 self.add_globals(function.code, function.env)
 
     def add(self, reads: Reads) -> None:
         """Copies everything that can be reached by these reads, too."""
         for path, value in reads.present_values():
-            for container in _containers_in(value, DEPTH, self.seen):
+            for container in _containers_in(value, DEPTH, self.visited):
                 if len(self.before) < MOST and id(container) not in self.before:
-                    self._keep(path, container)
+                    self._add_container(path, container)
 
     def add_globals(self, code: types.CodeType, env: dict[str, Any]) -> None:
         """Copies the globals to which a function gives new values, by `global`."""
-        for name in _assigned(code):
+        for name in _globals_assigned(code):
             variable = _Global(env, name)
             self.before[id(variable)] = (f"global {name}", variable, _OF_GLOBAL, _OF_GLOBAL.read(variable))
 
-    def _keep(self, path: str, container: Any) -> None:
+    def _add_container(self, path: str, container: Any) -> None:
         if is_a(container, functools._lru_cache_wrapper):
             self.caches.append((path, container, container.cache_info().misses))
             return
@@ -173,42 +157,39 @@ class Soiled:
         if len(content) <= 2 * MOST:
             self.before[id(container)] = (path, container, kind, content)
 
-    def put_back(self) -> str | None:
+    def restore(self) -> str | None:
         """Puts everything back; the path to the first thing that had changed."""
         changed = None
+        for path, container, kind, before, _ in self._changes():
+            kind.restore(container, before)
+            changed = changed or path
+        for path, cache, misses in self.caches:
+            if cache.cache_info().misses != misses and _drop_fakes(cache):
+                changed = changed or path
+        return changed
+
+    def has_only_filled(self) -> bool:
+        """True if tables grew and names got a value, and nothing else changed, by what a run in eager adds, too."""
+        fillings = [_is_filling(container, before, current) for _, container, _, before, current in self._changes()]
+        return bool(fillings) and all(fillings)
+
+    def _changes(self) -> Iterator[tuple[str, Any, _Kind, list[Any], list[Any]]]:
+        """(path, container, its kind, its content before, its content now) of all whose content is another one."""
         for path, container, kind, before in self.before.values():
             current = kind.read(container)
             if len(current) != len(before) or not all(map(_same, current, before)):
-                kind.put(container, before)
-                changed = changed or path
-        for path, cache, misses in self.caches:
-            if cache.cache_info().misses != misses and _forgets_fakes(cache):
-                changed = changed or path
-        return changed
+                yield path, container, kind, before, current
 
 
-    def only_filled(self) -> bool:
-        """True if tables grew and names got a value, and nothing else changed, by what a run in eager adds, too."""
-        changed = False
-        for _, container, kind, before in self.before.values():
-            current = kind.read(container)
-            if len(current) == len(before) and all(map(_same, current, before)):
-                continue
-            if not _is_filling(container, before, current):
-                return False
-            changed = True
-        return changed
-
-
-class Again(Exception):
+class CaptureAgain(Exception):
     """A capture is to be made once more (internal): it came to functions that were not known, or it filled a cache.
 
     With all of them known from the start, it has to change nothing; of one that filled caches, these stay full.
     """
 
-    def __init__(self, soiled: Soiled, filled: bool) -> None:
+    def __init__(self, snapshot: Snapshot, filled: bool) -> None:
         super().__init__()
-        self.soiled, self.filled = soiled, filled
+        self.snapshot, self.filled = snapshot, filled
 
 
 def _is_filling(container: Any, before: Sequence[Any], current: Sequence[Any]) -> bool:
@@ -217,7 +198,7 @@ def _is_filling(container: Any, before: Sequence[Any], current: Sequence[Any]) -
     return is_a(container, dict) and all(map(_same, current, before)) and not holds_fakes(current[len(before) :])
 
 
-def _forgets_fakes(cache: Any) -> bool:
+def _drop_fakes(cache: Any) -> bool:
     """Drops from a `functools.cache` what is of a capture: later calls would be given it. Whether there was any.
 
     What it keeps besides is what the same call keeps in eager. Of one with a bound, which may drop what it likes, all.
@@ -263,27 +244,19 @@ def _is_librarys_callable(value: Any) -> bool:
     return own and callable(value)
 
 
-def _of_function(function: types.FunctionType) -> list[Any]:
+def _parts_of_function(function: types.FunctionType) -> list[Any]:
     """The values in a function: defaults, and the objects that it wraps."""
     if is_library(function):
         return []
-    cells = list(function.__closure__ or ())
-    inside = [cell.cell_contents for cell in cells if _is_full(cell)]
-    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells, *inside]
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        return bool((cell.cell_contents,))
-    except ValueError:
-        return False
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [*defaults, *(function.__closure__ or ()), *closed_over(function)]
 
 
 _WITH_CONTENT = (*(kind for kind, _ in _KINDS), functools._lru_cache_wrapper)
 _PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
     (types.MethodType, lambda v: [v.__func__, v.__self__]),
     (types.BuiltinMethodType, lambda v: [v.__self__]),  # of a module's function that is the module
-    (types.FunctionType, _of_function),
+    (types.FunctionType, _parts_of_function),
     ((staticmethod, classmethod), lambda v: [v.__func__]),
     (functools._lru_cache_wrapper, lambda v: [v.__wrapped__]),
     (functools.partial, lambda v: [v.func, *v.args, *v.keywords.values()]),
