@@ -130,10 +130,11 @@ def _parameter(item: Any) -> Any:
 def graph_from(data: Any) -> Graph:
     """The graph that `document` wrote. Raises ParseError, which says where the data is no graph; runs nothing of it."""
     reader = _Reader()
-    return reader.read(_fields(data, "name", "symbols", "nodes", "outputs", "mutations", at="graph"))
+    return reader.read(fields_from(data, "name", "symbols", "nodes", "outputs", "mutations", at="graph"))
 
 
-def _fields(data: Any, *names: str, at: object) -> dict[str, Any]:
+def fields_from(data: Any, *names: str, at: object) -> dict[str, Any]:
+    """The data, which has to be a dict with exactly these fields."""
     if not isinstance(data, dict) or set(data) != set(names):
         raise document_error(f"expected the fields {', '.join(names)}", at)
     return data
@@ -264,7 +265,7 @@ class _Reader:
         return self.values[index_from(data, len(self.values), at)]
 
     def _node(self, data: Any, at: str) -> Value:
-        fields = _fields(data, "prim", "operands", "types", "parameters", "origin", at=at)
+        fields = fields_from(data, "prim", "operands", "types", "parameters", "origin", at=at)
         prim = fields["prim"]
         if not isinstance(prim, str) or prim not in PRIMS or "target" in PRIMS[prim].params:
             raise document_error(f"{str(prim)[:40]!r} is no operation of a file", at)
@@ -317,7 +318,7 @@ class _Reader:
         raise document_error("a parameter is of no known form", at)
 
     def _outputs(self, data: list[Any]) -> None:
-        outputs = [None if o is None else _fields(o, "node", "strides", at="outputs") for o in data]
+        outputs = [None if o is None else fields_from(o, "node", "strides", at="outputs") for o in data]
         values = [None if o is None else self._value(o["node"], "outputs") for o in outputs]
         strides = [None if o is None else sizes_from(o["strides"], self.symbols, "outputs") for o in outputs]
         for value, layout in zip(values, strides, strict=True):

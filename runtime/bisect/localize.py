@@ -40,8 +40,8 @@ FAR = (1 << 12, 64, 4)
 class Finding:
     """The wrong thing, its place in the user's source, its values; steps that may be left out to avoid it."""
 
-    what: str
-    where: str = ""
+    fact: str
+    place: str = ""
     values: str = ""
     switches: tuple[str, ...] = ()
 
@@ -51,14 +51,14 @@ class ComparedValue:
     """A value on both sides of a step."""
 
     name: str
-    where: str
-    got: Any
+    source: str
+    ours: Any
     want: Any
 
     @classmethod
-    def of(cls, value: Value, got: Any, want: Any) -> ComparedValue:
+    def of(cls, value: Value, ours: Any, want: Any) -> ComparedValue:
         """A value of a graph, by its expression and its line."""
-        return cls(_value_text(value), _source_line(value), got, want)
+        return cls(_value_text(value), _source_line(value), ours, want)
 
 
 def localize(step: Step, steps: Steps, subject: Subject, difference: Difference) -> Finding:
@@ -80,7 +80,7 @@ def _first_difference(places: Sequence[ComparedValue]) -> tuple[ComparedValue, D
 
 
 def _difference_beyond(place: ComparedValue, units: int) -> Difference | None:
-    ours, want = place.got, place.want
+    ours, want = place.ours, place.want
     if not isinstance(ours, Tensor) or not isinstance(want, Tensor) or not want.is_floating_point():
         return difference(place.name, ours, want, None, Tolerance(strict=False))
     finite = want.detach().double()
@@ -95,20 +95,20 @@ def _finding_of(fact: str, places: Sequence[ComparedValue], *switches: str) -> F
     if first is None:
         return Finding(fact, switches=switches)
     place, apart = first
-    return Finding(f"{fact}: {place.name}", place.where, str(apart), switches)
+    return Finding(f"{fact}: {place.name}", place.source, str(apart), switches)
 
 
 # ------------------------------------------------------------------ what ran
 def _executions(steps: Steps, kind: type[Executable] | type[GroupRunner], name: str) -> list[Execution]:
-    return [s for s in steps.executions if isinstance(s.what, kind) and s.what.name == name]
+    return [s for s in steps.executions if isinstance(s.subject, kind) and s.subject.name == name]
 
 
 def _graph_runs(steps: Steps, graph: Graph) -> Iterator[tuple[list[Tensor], Any]]:
     """Inputs and sizes that a graph, or an earlier form of it, ran on."""
     for execution in _executions(steps, Executable, graph.name):
-        tensors = [t for t in execution.given if isinstance(t, Tensor)]
+        tensors = [t for t in execution.inputs if isinstance(t, Tensor)]
         if len(tensors) == len(graph.inputs):
-            yield tensors, execution.sizes or execution.what.binder(execution.given)
+            yield tensors, execution.sizes or execution.subject.binder(execution.inputs)
 
 
 def _values(graph: Graph, inputs: Sequence[Tensor], sizes: Any) -> dict[int, Any]:
@@ -149,23 +149,23 @@ def _value_text(value: Value) -> str:
 def _rule(step: Step, steps: Steps, subject: Subject) -> Finding:
     """Compute both sides of a rewrite."""
     applied: Applied = step.detail
-    old, new = applied.value, applied.better
-    family = family_of(applied.rule, old.prim)
-    fact = f"{family or 'a rule'} on {step.subject}: {_value_text(old)} -> {_value_text(new)}"
+    original, new = applied.value, applied.better
+    family = family_of(applied.rule, original.prim)
+    fact = f"{family or 'a rule'} on {step.subject}: {_value_text(original)} -> {_value_text(new)}"
     places = []
-    for inputs, sizes in _graph_runs(steps, old.graph):
-        pair = extract([old, new], old.graph.inputs, name=step.subject)
+    for inputs, sizes in _graph_runs(steps, original.graph):
+        pair = extract([original, new], original.graph.inputs, name=step.subject)
         want, ours = reference.run(pair, inputs, sizes)
-        places.append(ComparedValue(old.prim, _source_line(old), ours, want))
+        places.append(ComparedValue(original.prim, _source_line(original), ours, want))
     first = _first_difference(places)
     values = str(first[1]) if first is not None else ""
-    return Finding(fact, _source_line(old), values, (family,) if family else ())
+    return Finding(fact, _source_line(original), values, (family,) if family else ())
 
 
 # ------------------------------------------------------------------ one pass
 def _pass(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first value of the new graph that is another than the value of the same line in the old one."""
-    pairs = [s.given for s in steps.executions if s.what == step.kind and s.given[1].name == step.subject]
+    pairs = [s.inputs for s in steps.executions if s.subject == step.kind and s.inputs[1].name == step.subject]
     before, after = pairs[-1]
     places: list[ComparedValue] = []
     for inputs, sizes in _graph_runs(steps, after):
@@ -191,9 +191,9 @@ def _by_origin(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Mapping[Any
     recorded = _RecordingInterpreter(before)
     recorded.run(*inputs)
     for node, value in recorded.values:
-        name, where, *_ = node.meta.get("fusegrad_origin") or (None, None)
-        if name and where and isinstance(value, Tensor):
-            by_origin.setdefault((name, where, value.shape), []).append(value)
+        name, place, *_ = node.meta.get("fusegrad_origin") or (None, None)
+        if name and place and isinstance(value, Tensor):
+            by_origin.setdefault((name, place, value.shape), []).append(value)
     return by_origin
 
 
@@ -213,10 +213,10 @@ class _RecordingInterpreter(Interpreter):
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         super().__init__(gm)
         self.values: list[tuple[Node, Any]] = []
-        self.known: dict[Node, Any] = {}
+        self.by_node: dict[Node, Any] = {}
 
     def run_node(self, n: Node) -> Any:
-        result = self.known[n] = super().run_node(n)
+        result = self.by_node[n] = super().run_node(n)
         if n.op == "call_function":
             self.values.append((n, result))
         return result
@@ -227,9 +227,9 @@ def _division(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first step of the plan that makes another value than the undivided graph has."""
     places: list[ComparedValue] = []
     for execution in _executions(steps, Executable, step.subject):
-        for plan in execution.what.plans.values():
-            tensors = [t for t in execution.given if isinstance(t, Tensor)]
-            places += _of_plan(plan, tensors, execution.sizes or execution.what.binder(execution.given))
+        for plan in execution.subject.plans.values():
+            tensors = [t for t in execution.inputs if isinstance(t, Tensor)]
+            places += _of_plan(plan, tensors, execution.sizes or execution.subject.binder(execution.inputs))
     return _finding_of(str(step), places, *(("fuse",) if step.kind == "divide" else (step.kind,)))
 
 
@@ -248,8 +248,8 @@ def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator
 def _kernels(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first primitive whose own kernel is wrong on these inputs, else the first output of the group that is."""
     for execution in _executions(steps, GroupRunner, step.subject):
-        runner, key = execution.what, tuple(execution.sizes.values())
-        graph, inputs = runner.group.graph, execution.given
+        runner, key = execution.subject, tuple(execution.sizes.values())
+        graph, inputs = runner.group.graph, execution.inputs
         ours, want = runner(inputs, execution.sizes, key), _values(graph, inputs, execution.sizes)
         ends = [o for o in graph.outputs if o is not None]
         wrong = [ComparedValue.of(o, g, want[o.id]) for o, g in zip(ends, ours, strict=True)]
@@ -283,18 +283,18 @@ def _primitives_alone(
 # ------------------------------------------------------------------ captured operations
 def _capture(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first captured operation that is not what the user's method did, by what it gives."""
-    for execution in (s for s in steps.executions if isinstance(s.what, Executable)):
+    for execution in (s for s in steps.executions if isinstance(s.subject, Executable)):
         users = _users_method(subject, execution)
         if users is None or step.subject != users[0]:
             continue
         recording = _RecordingMode()
         with recording:
             theirs = list(users[1]())
-        recorded = _RecordingInterpreter(execution.what.trace.graph_module)
-        mine = recorded.run(*execution.given)
+        recorded = _RecordingInterpreter(execution.subject.trace.graph_module)
+        mine = recorded.run(*execution.inputs)
         places = [
             *_aligned(recorded.values, recording.calls),
-            *_compared_results(execution.what.trace.graph_module, mine, theirs),
+            *_compared_results(execution.subject.trace.graph_module, mine, theirs),
         ]
         return _finding_of(str(step), places)
     return None
@@ -340,11 +340,11 @@ def _origin(node: Node) -> str:
 def _users_method(subject: Subject, execution: Execution) -> tuple[str, Callable[[], Sequence[Any]]] | None:
     """(what it is called, the user's own method on what the executable was given)."""
     for spec in subject.compiler.table:
-        if spec.captured.forward.trace is execution.what.trace:
-            args = spec.captured.with_tensors(list(execution.given)[: len(spec.captured.slots)])
+        if spec.captured.forward.trace is execution.subject.trace:
+            args = spec.captured.with_tensors(list(execution.inputs)[: len(spec.captured.slots)])
             return f"{spec.captured.name}.forward", partial(partial(run_user_forward, spec.captured), args)
         for key, entry in spec.backward.entries.items():
-            if isinstance(entry, BackwardEntry) and entry.trace is execution.what.trace:
+            if isinstance(entry, BackwardEntry) and entry.trace is execution.subject.trace:
                 return f"{spec.captured.name}.backward", partial(_users_backward, spec, key[0], execution)
     return None
 
@@ -352,7 +352,7 @@ def _users_method(subject: Subject, execution: Execution) -> tuple[str, Callable
 def _users_backward(spec: Specialization, kinds: Sequence[Any], execution: Execution) -> Sequence[Any]:
     """The user's backward on the residuals, sizes and gradients that its capture was given."""
     captured = spec.captured
-    places, supply = captured.residual_places, iter(execution.given)
+    places, supply = captured.residual_places, iter(execution.inputs)
     residuals = [None if p is None else next(supply) for p in places]
     symbols = {s: next(supply) for s in captured.backward_symbols}
     gradients = [None if k is None else next(supply) for k in kinds]
@@ -365,12 +365,12 @@ def _binding(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first operation that is another one when it is called past torch's boxing."""
     places: list[ComparedValue] = []
     for execution in _executions(steps, Executable, step.subject):
-        gm = execution.what.trace.graph_module
+        gm = execution.subject.trace.graph_module
         calls = bind_operations([n for n in gm.graph.nodes if n.op == "call_function"])
         recorded = _RecordingInterpreter(gm)
-        recorded.run(*execution.given)
+        recorded.run(*execution.inputs)
         for node, want in recorded.values:
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), recorded.known.get)
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), recorded.by_node.get)
             places.append(ComparedValue(str(node.target), _origin(node), calls[node](*args, **kwargs), want))
     return _finding_of(str(step), places, step.kind)
 

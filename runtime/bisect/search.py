@@ -196,8 +196,8 @@ class Search:
         return Culprit(
             step.kind,
             step.subject,
-            finding.what,
-            finding.where,
+            finding.fact,
+            finding.place,
             finding.values,
             self._avoiding_setting(case, step, finding),
         )
@@ -246,8 +246,8 @@ CHECKED = "settings = fusegrad.config.patch(check=False, debug=True, store=False
 
 def _script(script: str, own: Culprit) -> str:
     """The script of `check`, with what was found above it."""
-    where = f"\n# at: {own.where}" if own.where else ""
-    head = HEAD.format(what=own.what.replace("\n", " "), where=where, avoid=own.avoid)
+    place = f"\n# at: {own.where}" if own.where else ""
+    head = HEAD.format(what=own.what.replace("\n", " "), where=place, avoid=own.avoid)
     return head + script.replace("\nimport fusegrad\n", f"\nimport fusegrad\n\n{CHECKED}settings.__enter__()\n", 1)
 
 

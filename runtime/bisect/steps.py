@@ -44,8 +44,8 @@ class Step:
 class Execution:
     """Something that ran, or was made, with what it was given."""
 
-    what: Any
-    given: Sequence[Any]
+    subject: Any
+    inputs: Sequence[Any]
     sizes: Any
 
 

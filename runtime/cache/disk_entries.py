@@ -14,10 +14,10 @@ from .private_folder import BUSY, Damaged, Folder, make_private
 
 
 class DiskEntries:
-    """The folder of our format below `chosen`, made. Raises OSError, ValueError or Damaged where it cannot be used."""
+    """The folder of our format below `place`, made. Raises OSError, ValueError or Damaged where it cannot be used."""
 
-    def __init__(self, chosen: Path) -> None:
-        self.root = Path(os.path.realpath(chosen), f"v{FORMAT}")
+    def __init__(self, place: Path) -> None:
+        self.root = Path(os.path.realpath(place), f"v{FORMAT}")
         with ExitStack() as folders:
             for name in ("entries", "tmp", "locks"):
                 self.folder(folders, name, make=True)
@@ -27,8 +27,8 @@ class DiskEntries:
         """The folder of our format. It and the one around it are never removed: they may be another program's."""
         if make:
             make_private(self.root)
-        around = folders.enter_context(Folder(self.root.parent))
-        top = folders.enter_context(Folder(self.root.name, around))
+        parent = folders.enter_context(Folder(self.root.parent))
+        top = folders.enter_context(Folder(self.root.name, parent))
         if top.mode != 0o700:
             os.fchmod(top.fd, 0o700)
         return top
@@ -80,8 +80,8 @@ class DiskEntries:
         """Write an entry where there is none; whether one is there now."""
         with ExitStack() as folders:
             bucket = self.folder(folders, "entries", key[:2], make=True)
-            around = self.folder(folders, "tmp", make=True)
-            return publish_entry(around, bucket, key, files) or self._read(bucket, key) is not None
+            tmp = self.folder(folders, "tmp", make=True)
+            return publish_entry(tmp, bucket, key, files) or self._read(bucket, key) is not None
 
     def fault(self, key: str) -> str | None:
         """Say why an entry does not verify; None where it does. It stays where it is."""
@@ -93,7 +93,7 @@ class DiskEntries:
             return str(error) or type(error).__name__
         return None
 
-    def described(self, key: str) -> str:
+    def describe(self, key: str) -> str:
         """Describe what an entry holds."""
         with suppress(OSError, ValueError, Damaged), ExitStack() as folders:
             bucket = self.folder(folders, "entries", key[:2])

@@ -28,13 +28,17 @@ FILE_BYTES = 1 << 28
 @functools.cache
 def versions() -> dict[str, str]:
     """The versions that a cached file depends on besides its key's parts; "" for what is not installed."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in ("fusegrad", "torch", "triton"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+    names = ("fusegrad", "torch", "triton")
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    return {**machine, **{name: installed_version(name) or "" for name in names}}
+
+
+def installed_version(name: str) -> str | None:
+    """The version of a package; None for what is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 OTHER_VERSION = "another version or format"
@@ -90,22 +94,22 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def publish_entry(around: Folder, bucket: Folder, key: str, files: Mapping[str, bytes]) -> bool:
+def publish_entry(tmp: Folder, bucket: Folder, key: str, files: Mapping[str, bytes]) -> bool:
     """Write an entry beside, then rename it; False where another was first."""
     name = secrets.token_hex(8)
     try:
-        with around.child(name, make=True) as made:
-            _write_files(made, key, files)
-        around.move(name, bucket, key)
+        with tmp.child(name, make=True) as entry:
+            _write_files(entry, key, files)
+        tmp.move(name, bucket, key)
         return True
     except FileExistsError:
         return False
     finally:
-        around.remove(name)
+        tmp.remove(name)
 
 
 def time_of(folder: Folder, name: str) -> float:
-    """When it was last changed, or used; 0 where it is not there."""
+    """The time of the last change, or use, of a file; 0 where it is not there."""
     try:
         return folder.stat(name).st_mtime
     except FileNotFoundError:
@@ -115,12 +119,12 @@ def time_of(folder: Folder, name: str) -> float:
 def sizes_of_entries(bucket: Folder) -> Iterator[tuple[float, int, str]]:
     """(time of last use, bytes on disk, name) of what is in a bucket; a time in the future counts as long ago."""
     for name in bucket.names():
-        size, used = 0, 0.0
+        size, last_used = 0, 0.0
         with suppress(OSError, Damaged):
-            used = time_of(bucket, name)
+            last_used = time_of(bucket, name)
             with Folder(name, bucket) as directory:
                 size = sum(-(-directory.stat(part).st_size // BLOCK) * BLOCK for part in directory.names())
-        yield used if used <= time.time() + STALE_SECONDS else 0.0, size, name
+        yield last_used if last_used <= time.time() + STALE_SECONDS else 0.0, size, name
 
 
 def describe(directory: Folder) -> str:

@@ -17,7 +17,7 @@ SWEPT = "swept"
 
 
 def is_due(disk: DiskEntries, always: bool) -> bool:
-    """Whether this process is to sweep: its turn after an hour, or always; notes that it was done."""
+    """True where this process is to sweep: its turn after an hour, or always; notes that it was done."""
     with suppress(OSError, Damaged), ExitStack() as folders:
         top = disk.top(folders)
         if not always and abs(time.time() - time_of(top, SWEPT)) < SWEEP_SECONDS:

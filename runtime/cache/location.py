@@ -1,4 +1,4 @@
-"""Where the cache of this user lies on disk."""
+"""The place of this user's cache on disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def default_root() -> Path | None:
     Linux: `$XDG_CACHE_HOME/fusegrad`, else `~/.cache/fusegrad`. macOS: the same where XDG_CACHE_HOME is set, else
     `~/Library/Caches/fusegrad`. Windows: `%LOCALAPPDATA%\\fusegrad\\Cache`. Never a temporary folder.
     """
-    chosen = os.environ.get("FUSEGRAD_CACHE_DIR")
-    if chosen:
-        return Path(os.path.abspath(chosen))
+    configured = os.environ.get("FUSEGRAD_CACHE_DIR")
+    if configured:
+        return Path(os.path.abspath(configured))
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA", "")
         return Path(local, "fusegrad", "Cache") if os.path.isabs(local) else None

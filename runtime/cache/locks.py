@@ -32,7 +32,7 @@ class FileLock:
     """A locked file: until `release`, until nothing refers to it, or until the process ends."""
 
     def __init__(self, folder: Folder, name: str, descriptor: int) -> None:
-        self.name, self.descriptor, self.within = name, descriptor, os.dup(folder.fd)
+        self.name, self.descriptor, self.folder_fd = name, descriptor, os.dup(folder.fd)
         self.is_held = True
         _all.add(self)
 
@@ -41,7 +41,7 @@ class FileLock:
         if not self.is_held:
             return
         with suppress(OSError):
-            os.unlink(self.name, dir_fd=self.within)
+            os.unlink(self.name, dir_fd=self.folder_fd)
         with suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
         self.close()
@@ -51,7 +51,7 @@ class FileLock:
     def close(self) -> None:
         """Close the descriptors, which unlocks where no other process has them."""
         self.is_held = False
-        for descriptor in (self.descriptor, self.within):
+        for descriptor in (self.descriptor, self.folder_fd):
             with suppress(OSError):
                 os.close(descriptor)
 
@@ -60,13 +60,13 @@ _all: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def is_held_here(name: str) -> bool:
-    """Whether this process has the lock: to wait for it may be to wait for oneself."""
+    """True where this process has the lock: to wait for it may be to wait for oneself."""
     return any(c.name == name and c.is_held for c in tuple(_all))
 
 
 def _close_in_child() -> None:
-    for held in [c for c in _all if c.is_held]:
-        held.close()
+    for lock in [c for c in _all if c.is_held]:
+        lock.close()
 
 
 if hasattr(os, "register_at_fork"):
@@ -116,12 +116,12 @@ def _locked(descriptor: int, deadline: float) -> bool:
 
 
 def _is_current(descriptor: int, folder: Folder, name: str) -> bool:
-    """Whether the file that was locked is still the one of that name."""
+    """True where the file that was locked is still the one of that name."""
     try:
-        mine, there = os.fstat(descriptor), folder.stat(name)
+        mine, named = os.fstat(descriptor), folder.stat(name)
     except OSError:
         return False
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    return (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino)
 
 
 def remove_stale(folder: Folder, seconds: float) -> None:

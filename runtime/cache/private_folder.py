@@ -31,13 +31,13 @@ class Damaged(Exception):
 class Folder:
     """An open directory. Raises Damaged where it is not ours alone, OSError where there is none that can be opened."""
 
-    def __init__(self, name: str | Path, within: Folder | None = None) -> None:
-        self.fd: int = os.open(name, _DIRECTORY, dir_fd=within.fd if within else None)
-        found = os.fstat(self.fd)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS_WRITE:
+    def __init__(self, name: str | Path, parent: Folder | None = None) -> None:
+        self.fd: int = os.open(name, _DIRECTORY, dir_fd=parent.fd if parent else None)
+        status = os.fstat(self.fd)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & OTHERS_WRITE:
             os.close(self.fd)
             raise Damaged(f"{name} is not a private directory")
-        self.mode = stat.S_IMODE(found.st_mode)
+        self.mode = stat.S_IMODE(status.st_mode)
 
     def __enter__(self) -> Folder:
         return self
@@ -73,7 +73,7 @@ class Folder:
         return sorted(os.listdir(self.fd))
 
     def stat(self, name: str) -> os.stat_result:
-        """Of a link, its own."""
+        """The facts of a file; of a link its own."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     # ------------------------------------------------------------------ files
@@ -81,10 +81,10 @@ class Folder:
         """The bytes of a regular file of ours that is no longer than `most`."""
         descriptor = os.open(name, _READ, dir_fd=self.fd)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS_WRITE:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & OTHERS_WRITE:
                 raise Damaged(f"{name} is not a file of ours alone")
-            if found.st_size > most:
+            if status.st_size > most:
                 raise Damaged(f"{name} is longer than {most} bytes")
             return _all_of(descriptor)
         finally:
@@ -95,15 +95,15 @@ class Folder:
         descriptor = os.open(name, _CREATE, 0o600, dir_fd=self.fd)
         try:
             os.fchmod(descriptor, 0o600)
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(descriptor, rest[:_PART]) :]
+            remaining = memoryview(content)
+            while remaining:
+                remaining = remaining[os.write(descriptor, remaining[:_PART]) :]
         finally:
             os.close(descriptor)
 
     # ------------------------------------------------------------------ moving and removing
     def move(self, name: str, to: Folder, name_there: str) -> None:
-        """One rename. Raises FileExistsError where there is a folder with content."""
+        """Move by one rename. Raises FileExistsError where there is a folder with content."""
         try:
             os.rename(name, name_there, src_dir_fd=self.fd, dst_dir_fd=to.fd)
         except OSError as error:
@@ -133,8 +133,8 @@ class Folder:
 
     def _unlock(self, name: str) -> None:
         """A folder that was made unreadable cannot be moved or emptied before it is readable."""
-        found = self.stat(name)
-        if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o700 != 0o700:
+        status = self.stat(name)
+        if stat.S_ISDIR(status.st_mode) and status.st_mode & 0o700 != 0o700:
             os.chmod(name, 0o700, dir_fd=self.fd)
 
 

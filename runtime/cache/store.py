@@ -58,10 +58,10 @@ class Entry:
 
 def bytes_of(text: str) -> int:
     """ "200M" -> 209715200. Raises ValueError."""
-    found = re.fullmatch(r"\s*(\d+)\s*([KMG]?)i?B?\s*", text, re.I)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+)\s*([KMG]?)i?B?\s*", text, re.I)
+    if match is None:
         raise ValueError(text)
-    return int(found[1]) * UNITS[found[2].upper()]
+    return int(match[1]) * UNITS[match[2].upper()]
 
 
 # ------------------------------------------------------------------ one entry
@@ -115,7 +115,7 @@ class Cache:
         return self.disk.root if self.disk else None
 
     def directory(self, key: str) -> Path | None:
-        """Where the entry is or will be on disk."""
+        """The folder in which the entry is, or will be, on disk."""
         return self.disk.root / "entries" / key[:2] / key if self.disk else None
 
     def _warn(self, reason: object) -> None:
@@ -192,8 +192,9 @@ class Cache:
     # ------------------------------------------------------------------ inspection
     def listed(self) -> list[Entry]:
         """Every entry on disk, the one used longest ago first."""
-        disk = self.disk
-        return [Entry(name, size, used, disk.described(name)) for used, size, name in disk.entries()] if disk else []
+        if (disk := self.disk) is None:
+            return []
+        return [Entry(name, size, last_used, disk.describe(name)) for last_used, size, name in disk.entries()]
 
     def fault(self, key: str) -> str | None:
         """Say why an entry does not verify; None where it does. It stays where it is."""
@@ -224,11 +225,11 @@ class Cache:
 
 
 def _limit_of_environment() -> int:
-    asked = os.environ.get("FUSEGRAD_CACHE_LIMIT")
+    value = os.environ.get("FUSEGRAD_CACHE_LIMIT")
     try:
-        return bytes_of(asked) if asked else LIMIT
+        return bytes_of(value) if value else LIMIT
     except ValueError:
-        message = f"FUSEGRAD_CACHE_LIMIT={asked!r} is no size such as 500M or 2G; {LIMIT >> 30}G is taken"
+        message = f"FUSEGRAD_CACHE_LIMIT={value!r} is no size such as 500M or 2G; {LIMIT >> 30}G is taken"
         warnings.warn(message, RuntimeWarning, stacklevel=4)
         return LIMIT
 
@@ -241,11 +242,11 @@ _caches_lock = threading.Lock()
 def default() -> Cache:
     """The cache that the environment names now."""
     root = default_root()
-    found = _caches.get(root)
-    if found is None:
+    cache = _caches.get(root)
+    if cache is None:
         with _caches_lock:
-            found = _caches[root] = _caches.get(root) or Cache(root)
-    return found
+            cache = _caches[root] = _caches.get(root) or Cache(root)
+    return cache
 
 
 def get(key: str) -> dict[str, bytes] | None:

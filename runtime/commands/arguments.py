@@ -149,16 +149,16 @@ def _suggest_module(missing: str) -> str:
     return f"did you mean {prefix}{near[0]}?" if near else "write module:Class, importable from here, or file.py:Class"
 
 
-def _meant(name: str, known: Iterable[str], listed: Sequence[str] = ()) -> str:
+def _meant(name: str, candidates: Iterable[str], listed: Sequence[str] = ()) -> str:
     """The nearest of some names, and a few of those that there are."""
-    near = suggestion(name, known)
+    near = suggestion(name, candidates)
     choices = f"there are {', '.join(sorted(listed)[:8])}" if listed else "write module:Class or file.py:Class"
     return f"did you mean {near}?" + (f" ({choices})" if listed else "") if near else choices
 
 
-def suggestion(name: str, known: Iterable[str]) -> str | None:
+def suggestion(name: str, candidates: Iterable[str]) -> str | None:
     """The known name that looks most like this one, if any does."""
-    names = list(known)
+    names = list(candidates)
     folded = {n.lower(): n for n in reversed(names)}
     near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else None

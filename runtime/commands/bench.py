@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> CommandResult:
     return CommandResult(_results(module, options.rest), (), code)
 
 
-def _results(module: object, rest: list[str]) -> object:
+def _results(module: object, words: list[str]) -> object:
     """The files of results, as they were written."""
-    named = [Path(rest[i + 1]) for i, word in enumerate(rest[:-1]) if word == "--out"]
+    named = [Path(words[i + 1]) for i, word in enumerate(words[:-1]) if word == "--out"]
     folder = named[-1] if named else getattr(module, "OUT", Path())
     files = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> CommandResult:
     """Bisect, and report; with the script where something differs."""
     target, args = call_of(options)
-    chosen = {"transforms": options.transform, "backend": options.backend, "seed": options.seed}
-    bisection = bisect(target, *args, quiet=True, **chosen)
+    keywords = {"transforms": options.transform, "backend": options.backend, "seed": options.seed}
+    bisection = bisect(target, *args, quiet=True, **keywords)
     if bisection.ok:
         return CommandResult(bisection.to_dict(), [str(bisection)], OK)
     if options.output is None:

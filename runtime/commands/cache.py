@@ -22,7 +22,7 @@ AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    listed = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
+    listed = "; ".join(f"{name}: {purpose}" for name, purpose in ACTIONS.items())
     parser.add_argument("action", choices=list(ACTIONS), nargs="?", default="dir", help=listed)
     parser.add_argument("--limit", type=size, metavar="SIZE", help=f"gc: for instance 200M ({bytes_text(cache.LIMIT)})")
 
@@ -59,8 +59,8 @@ def _dir(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
 
 
 def _ls(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
-    entries, now = store.listed(), time.time()
-    rows = [(e.key[:16], f"{e.bytes:,}", age_text(now - e.used), e.what) for e in entries]
+    entries, clock = store.listed(), time.time()
+    rows = [(e.key[:16], f"{e.bytes:,}", age_text(clock - e.used), e.what) for e in entries]
     facts = {"root": str(store.root), "entries": [vars(e) | {} for e in entries]}
     summary = f"{len(entries)} entries, {bytes_text(sum(e.bytes for e in entries))}, in {store.root}"
     return CommandResult(facts, [Table("", ("key", "bytes", "used", "what"), rows), summary] if rows else [summary])

@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> CommandResult:
     """The table; where something differs, the script that shows it."""
     target, args = call_of(options)
-    chosen = {"dtypes": options.dtype, "layouts": options.layout, "sizes": options.size, "seed": options.seed}
+    keywords = {"dtypes": options.dtype, "layouts": options.layout, "sizes": options.size, "seed": options.seed}
     try:
-        report = check(target, *args, backends=options.backend, transforms=options.transform, quiet=True, **chosen)
+        report = check(target, *args, backends=options.backend, transforms=options.transform, quiet=True, **keywords)
     except CheckError as error:
         return _differs(error, options.output)
     return CommandResult(report.to_dict(), [str(report)])

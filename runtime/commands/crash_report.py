@@ -10,7 +10,7 @@ import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,8 @@ def script(arguments: Sequence[str], options: Any, error: BaseException) -> str:
 
 def _body(arguments: Sequence[str], options: Any) -> str:
     """The call, of the very class; where that is not to be had, the command line itself."""
-    line: Callable[[], str] = lambda: _call(options)  # noqa: E731  # what writes it must not hide what went wrong
     try:
-        return line()
+        return _call(options)
     except Exception:
         return f"import sys\n\nfrom fusegrad.__main__ import main\n\nsys.exit(main({list(arguments)!r}))"
 

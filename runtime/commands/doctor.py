@@ -6,7 +6,6 @@ Every backend runs a tiny Function, forward and backward, and is compared with e
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -83,16 +82,10 @@ def run(options: argparse.Namespace) -> CommandResult:
 # ------------------------------------------------------------------ what is installed
 def installed() -> Iterator[Finding]:
     """Python, torch and triton: whether they are the versions that are tested."""
-    versions_here = {"Python": platform.python_version(), **{n: _version(n) for n in ("torch", "triton", "fusegrad")}}
+    packages = {n: entry_files.installed_version(n) for n in ("torch", "triton", "fusegrad")}
+    versions_here = {"Python": platform.python_version(), **packages}
     for name, version in versions_here.items():
         yield _version_finding(name, version)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _version_finding(name: str, version: str | None) -> Finding:
@@ -122,7 +115,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def extras() -> Iterator[Finding]:
     """Optional packages."""
     for name, fix in EXTRAS.items():
-        version = _version(name)
+        version = entry_files.installed_version(name)
         yield Finding(name, version) if version else Finding(name, "not installed", "note", fix)
 
 
@@ -208,8 +201,8 @@ def cache_state() -> Iterator[Finding]:
         yield Finding("cache", "in memory only", "fault", "set FUSEGRAD_CACHE_DIR to a folder that is yours alone")
     else:
         yield from _health(store)
-    chosen = {k: v for k, v in asdict(settings()).items() if v}
-    yield Finding("settings", ", ".join(f"{k}={v}" for k, v in chosen.items()))
+    changed = {k: v for k, v in asdict(settings()).items() if v}
+    yield Finding("settings", ", ".join(f"{k}={v}" for k, v in changed.items()))
 
 
 def _health(store: cache.Cache) -> Iterator[Finding]:

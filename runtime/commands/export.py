@@ -30,9 +30,9 @@ def _words(text: str) -> list[str]:
 def run(options: argparse.Namespace) -> CommandResult:
     """Export, and report the file; the text itself without one."""
     target, args = call_of(options)
-    chosen = options.format or (None if options.output else "py")
+    format_name = options.format or (None if options.output else "py")
     text = export(
-        target, *args, path=options.output, format=chosen, target=options.gpu, targets=options.targets,
+        target, *args, path=options.output, format=format_name, target=options.gpu, targets=options.targets,
         derivatives=[word for words in options.derivatives for word in words],
     )  # fmt: skip
     facts = {"path": options.output, "lines": len(text.splitlines())}

@@ -59,7 +59,7 @@ def note(compiler: Compiled, call: OpaqueCall, declared: bool) -> None:
         return
     compiler.ledger.opaque_calls.append(call)
     told = f"{compiler.user.cls.__name__}.{call}{call.code}"
-    logs.split(told)
+    logs.log_split(told)
     if not declared:
         count("fallbacks")
         warnings.warn(told, FallbackWarning, stacklevel=2)

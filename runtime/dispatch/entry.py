@@ -34,7 +34,7 @@ def applied(  # noqa: C901  # in one piece: every call comes through here
                     if (placed := form(args, kwargs)) is not None:
                         args, kwargs = placed, {}
                 if not kwargs:
-                    if (result := ready.now(args)) is not MISS or (result := ready.lookup(args)) is not MISS:
+                    if (result := ready.latest(args)) is not MISS or (result := ready.lookup(args)) is not MISS:
                         return result
                 return run(own, args, kwargs)
             except Exception as error:

@@ -25,14 +25,14 @@ from ..capture.graph_mode import outside_graph
 from .partition import ShardingPlan
 from .placements import (
     ScaledGradient,
-    entered,
+    from_local,
     is_split,
     layout_of,
-    left,
     local_shape,
-    moved,
+    moved_share,
     placement_of,
     placements_of,
+    to_local,
     types,
 )
 from .sharding_rules import ShardingRule, rule_for, stand_in
@@ -45,7 +45,7 @@ Tensor = torch.Tensor
 
 
 class MixedTensorsError(FusegradError, RuntimeError):
-    """Plain tensors beside DTensors: nobody can tell whether they are parts, or the same on every rank."""
+    """Plain tensors beside DTensors: they may be parts, or the same on every rank."""
 
     message = (
         "{function}.apply: `{argument}` is a plain tensor, and other arguments are DTensors\n  at:   {where}\n"
@@ -63,7 +63,7 @@ class MeshesDifferError(FusegradError, RuntimeError):
 
 
 class PlacementError(FusegradError, RuntimeError):
-    """With fullgraph=True: a placement that the Function's graphs do not allow."""
+    """A placement that the Function's graphs do not allow, with fullgraph=True."""
 
     message = (
         "{function}.apply: `{argument}` is {placement}, but dim {dim} of it cannot be divided: {why}\n"
@@ -72,11 +72,11 @@ class PlacementError(FusegradError, RuntimeError):
 
 
 def has_dtensors(args: Sequence[Any]) -> bool:
-    """Whether some argument is a DTensor, or wraps one within a torch.func transform."""
-    if (known := types()) is None:
+    """True where some argument is a DTensor, or wraps one within a torch.func transform."""
+    if (module := types()) is None:
         return False
     tensors = [a for a in args if isinstance(a, Tensor)]
-    return any(isinstance(unwrap_functorch(t) if type(t) is Tensor else t, known.DTensor) for t in tensors)
+    return any(isinstance(unwrap_functorch(t) if type(t) is Tensor else t, module.DTensor) for t in tensors)
 
 
 # ------------------------------------------------------------------ the call
@@ -105,7 +105,7 @@ def call(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
 
 
 def call_in_graph(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
-    """`apply` on DTensors in somebody else's graph, where `run` makes the call on the parts.
+    """`apply` on DTensors in a graph of torch.compile or make_fx, where `run` makes the call on the parts.
 
     Raises CaptureError where it cannot be there, and what `call` raises.
     """
@@ -123,15 +123,15 @@ def call_in_graph(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
 
 def _mesh(compiler: Compiled, args: Sequence[Any]) -> Any:
     """The one mesh of all DTensors."""
-    kind, found = types().DTensor, None
+    kind, mesh = types().DTensor, None
     for at, value in enumerate(args):
         if isinstance(value, kind):
-            if found is not None and value.device_mesh != found:
+            if mesh is not None and value.device_mesh != mesh:
                 raise MeshesDifferError(function=compiler.user.cls.__name__, argument=_name(compiler, args, at))
-            found = value.device_mesh
+            mesh = value.device_mesh
         elif isinstance(value, Tensor) and (value.dim() or value.requires_grad):
             raise MixedTensorsError(function=compiler.user.cls.__name__, argument=_name(compiler, args, at))
-    return found
+    return mesh
 
 
 def _name(compiler: Compiled, args: Sequence[Any], at: int) -> str:
@@ -147,7 +147,7 @@ class _Call:
     ) -> None:
         self.compiler, self.rule, self.args, self.mesh, self.run = compiler, rule, args, mesh, run
         self.slots = rule.spec.captured.slots
-        self.now = [placements_of(args[i], mesh.ndim) for i in self.slots]
+        self.placements = [placements_of(args[i], mesh.ndim) for i in self.slots]
         self.ways: list[ShardingPlan | None] = []
         for at in range(mesh.ndim):
             self.ways.append(self._cheapest(at))
@@ -159,13 +159,13 @@ class _Call:
         local = list(self.args)
         for at, slot in enumerate(self.slots):
             states = [WHOLE if w is None else w.inputs[at] for w in self.ways]
-            part = entered(self.args[slot], layout_of(self.mesh, states, self.ways))
+            part = to_local(self.args[slot], layout_of(self.mesh, states, self.ways))
             factor = self._factor([None if w is None else w.gradients[at] for w in self.ways])
             local[slot] = part if factor == 1 else ScaledGradient.apply(part, factor)  # type: ignore[no-untyped-call]
         result = self._run(tuple(local))
         supply = iter(range(len(self.rule.shapes)))
-        seen: dict[int, Any] = {}
-        full = [self._left(v, next(supply), seen) if isinstance(v, Tensor) else v for v in as_tuple(result)]
+        by_part: dict[int, Any] = {}
+        full = [self._as_dtensor(v, next(supply), by_part) if isinstance(v, Tensor) else v for v in as_tuple(result)]
         return tuple(full) if isinstance(result, tuple) else full[0]
 
     def _run(self, local: tuple[Any, ...]) -> Any:
@@ -175,10 +175,8 @@ class _Call:
             self.compiler.ledger.note_compiled("forward")
         return self.run(local, None if fits else self.rule.spec)
 
-    def _left(self, part: Tensor, number: int, seen: dict[int, Any]) -> Any:
-        if id(part) in seen:
-            if self.run is None:
-                return seen[id(part)]
+    def _as_dtensor(self, part: Tensor, number: int, by_part: dict[int, Any]) -> Any:
+        if id(part) in by_part:
             part = part.clone()  # AOTAutograd (torch 2.13) takes no two DTensors of one memory
         states = [WHOLE if w is None else w.outputs[number] for w in self.ways]
         shape = self.rule.shapes[number]
@@ -187,25 +185,25 @@ class _Call:
             raise InternalError(f"a rank's part of result {number} is {tuple(part.shape)} and not {expected}")
         factor = self._factor([None if w is None else w.scales[number] for w in self.ways])
         scaled = part if factor == 1 else part * factor
-        seen[id(part)] = left(scaled, layout_of(self.mesh, states, self.ways), shape)
-        return seen[id(part)]
+        by_part[id(part)] = from_local(scaled, layout_of(self.mesh, states, self.ways), shape)
+        return by_part[id(part)]
 
     def _factor(self, degrees: Sequence[Fraction | None]) -> float:
-        """What a rank multiplies its part by, given the power of its share for each mesh dim."""
+        """The factor for a rank's part, given the power of its share for each mesh dim."""
         powers = {w.symbol: d for w, d in zip(self.ways, degrees, strict=True) if w is not None and d}
         return math.prod(float(self._share(symbol) ** float(degree)) for symbol, degree in powers.items())
 
     def _share(self, symbol: sympy.Symbol) -> float:
-        """How much of a dim this rank has."""
+        """The share of a dim that this rank has."""
         states = [0 if w is not None and w.symbol == symbol else WHOLE for w in self.ways]
-        whole = self.rule.sizes[symbol]
-        return local_shape((whole,), states, self.mesh)[0] / whole
+        size = self.rule.sizes[symbol]
+        return local_shape((size,), states, self.mesh)[0] / size
 
     # -------------------------------------------------------------- which way
     def _cheapest(self, at: int) -> ShardingPlan | None:
-        """What to divide along one mesh dim: the least to be moved; of what is divided now, as much as possible."""
-        asked = [(n, p[at].dim) for n, p in enumerate(self.now) if is_split(p[at])]
-        usable = [w for w in self.rule.ways.values() if any(w.inputs[n] == axis for n, axis in asked)]
+        """The plan for one mesh dim that moves the least; of what is divided now, it keeps as much as possible."""
+        split_axes = [(n, p[at].dim) for n, p in enumerate(self.placements) if is_split(p[at])]
+        usable = [w for w in self.rule.ways.values() if any(w.inputs[n] == axis for n, axis in split_axes)]
         even = [w for w in usable if not w.even or self._is_even(w.symbol, at)]
         return min([*even, None], key=lambda way: (self._cost(at, way), way is None))
 
@@ -215,21 +213,21 @@ class _Call:
 
     def _cost(self, at: int, way: ShardingPlan | None) -> float:
         states = [WHOLE] * len(self.slots) if way is None else way.inputs
-        parts = [moved(p[at], s, self.mesh.size(at)) for p, s in zip(self.now, states, strict=True)]
+        parts = [moved_share(p[at], s, self.mesh.size(at)) for p, s in zip(self.placements, states, strict=True)]
         return sum(t.nbytes * part for t, part in zip(self.rule.tensors, parts, strict=True))
 
     def _counts(self) -> dict[sympy.Symbol, tuple[int, ...]]:
-        """How often each dim is divided."""
-        found: dict[sympy.Symbol, tuple[int, ...]] = {}
+        """The numbers of ranks by which each dim is divided."""
+        counts: dict[sympy.Symbol, tuple[int, ...]] = {}
         for at, way in enumerate(self.ways):
             if way is not None:
-                found[way.symbol] = (*found.get(way.symbol, ()), self.mesh.size(at))
-        return found
+                counts[way.symbol] = (*counts.get(way.symbol, ()), self.mesh.size(at))
+        return counts
 
     # -------------------------------------------------------------- the record
     def _tell(self) -> None:
-        """What is gathered that was divided, and why: on record; with fullgraph=True an error."""
-        for number, placements in enumerate(self.now):
+        """Put on record which divided arguments are gathered, and why; with fullgraph=True an error."""
+        for number, placements in enumerate(self.placements):
             for at, placement in enumerate(placements):
                 way = self.ways[at]
                 if not is_split(placement) or (way is not None and way.inputs[number] == placement.dim):
@@ -244,6 +242,6 @@ class _Call:
             raise PlacementError(function=self.compiler.user.cls.__name__, argument=name, placement=placement, dim=axis,
                                  why=why, instead=instead)  # fmt: skip
         reason = f"`{name}`, a DTensor, is moved from {placement} to {instead}: dim {axis} cannot stay divided: {why}"
-        if reason not in self.rule.told:
-            self.rule.told.add(reason)
+        if reason not in self.rule.reported:
+            self.rule.reported.add(reason)
             self.compiler.ledger.report("forward", reason)

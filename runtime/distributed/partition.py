@@ -1,4 +1,4 @@
-"""Which dims of a Function's arguments may be divided among ranks: its graphs asked, forward and backward each.
+"""The dims of a Function's arguments that may be divided among ranks, by its graphs, forward and backward each.
 
 A capture at the whole sizes says what is computed. Where the rules of ir/sharding prove that the same graphs on the
 ranks' parts give the parts of its results, a dim may be divided; else the record says which operation needs all of it.
@@ -55,7 +55,7 @@ class ShardingPlan:
 
 
 class ShardingPropagation:
-    """What may be divided of a specialisation, which was captured at the whole sizes."""
+    """The dims of a specialisation that may be divided; it was captured at the whole sizes."""
 
     def __init__(self, spec: Specialization, asks_backward: bool) -> None:
         """asks_backward: the user wrote one, which will run; what is derived of forward is divided as forward is."""
@@ -78,7 +78,7 @@ class ShardingPropagation:
         self.guard: Guard = captured.current_guard()
 
     def why_not(self, argument: int, axis: int) -> str | None:
-        """Why an axis of a tensor argument cannot be divided; None where it can, by itself."""
+        """The reason why an axis of a tensor argument cannot be divided; None where it can, by itself."""
         size = self.dims[argument][axis]
         if isinstance(size, sympy.Symbol):
             return self.refused.get(size)
@@ -110,7 +110,7 @@ def _backwards(spec: Specialization) -> Iterator[tuple[tuple[bool, ...], Any]]:
         missing = (c for n in range(len(moving)) for c in itertools.combinations(moving, n))
     for left_out in missing:
         mask = tuple(k is not None and i not in left_out for i, k in enumerate(kinds))
-        entry = spec.backward.entry(tuple(k if there else None for k, there in zip(kinds, mask, strict=True)))
+        entry = spec.backward.entry(tuple(k if is_present else None for k, is_present in zip(kinds, mask, strict=True)))
         if any(t.dim() for t in entry.trace.lifted):
             reason = "it is given DTensors, and backward reads another tensor"
             raise CaptureError(reason=reason, where=captured.backward_place())
@@ -122,27 +122,30 @@ def _way(
 ) -> ShardingPlan:
     """The states of arguments and results where the symbol is divided. Raises NotDivisible."""
     captured = spec.captured
-    shown = [o.value for o in captured.forward.outputs if o.kind == "object"]
-    if symbol in symbols_in(shown):
+    returned = [o.value for o in captured.forward.outputs if o.kind == "object"]
+    if symbol in symbols_in(returned):
         raise NotDivisible(why="it returns its size")
-    made = divide(forward, symbol)
+    # Forward first: what it proves of its results is where backward begins.
+    division = divide(forward, symbol)
     tensors = len(captured.forward.tensor_outputs)
-    states = [WHOLE if s == ZERO else s for s in made.outputs if s is not None]
-    ends = Ends(spec, made.inputs[: len(captured.slots)], states[:tensors], states[tensors:], made.degrees)
+    states = [WHOLE if s == ZERO else s for s in division.outputs if s is not None]
+    ends = Ends(spec, division.inputs[: len(captured.slots)], states[:tensors], states[tensors:], division.degrees)
     if any(captured.forward.needs_input_grad) and any(ends.outputs[i] == WHOLE for i in _moving(spec)):
         raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
-    even, gradients = made.even, [NONE] * len(captured.slots)
+    # Every backward that a call may meet has to agree on the gradients, since one plan serves them all.
+    even, gradients = division.even, [NONE] * len(captured.slots)
     for number, (mask, graph) in enumerate(backwards):
         through = _through(ends, graph, mask, symbol)
         if number and through.degrees != gradients:
             raise NotDivisible(why="which results have a gradient decides how backward computes with its size")
         even, gradients = even or through.even, through.degrees
-    return ShardingPlan(symbol, ends.inputs, tuple(ends.outputs), even, tuple(made.degrees[:tensors]), tuple(gradients))
+    scales = tuple(division.degrees[:tensors])
+    return ShardingPlan(symbol, ends.inputs, tuple(ends.outputs), even, scales, tuple(gradients))
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What forward leaves to backward where a dim is divided: the states, and the degrees of all its results."""
+    """The ends of forward that backward reads, where a dim is divided: states, and the degrees of all results."""
 
     spec: Specialization
     inputs: tuple[State, ...]
@@ -151,7 +154,7 @@ class Ends:
     degrees: Sequence[Fraction]
 
     def degree_at(self, place: ValueRef) -> Fraction:
-        """Of what is saved."""
+        """The degree of what is saved."""
         if place.kind == "input":
             return NONE
         return self.degrees[place.index + (len(self.outputs) if place.kind == "hidden" else 0)]
@@ -174,36 +177,38 @@ def _through(ends: Ends, graph: Graph, mask: Sequence[bool], symbol: sympy.Symbo
     """Proves that backward on parts gives parts of gradients, or what adds up to them."""
     spec = ends.spec
     at = {"input": ends.inputs, "output": ends.outputs, "hidden": ends.hidden}
+    # The states in which backward's inputs are: residuals as forward left them, gradients dual to their outputs.
     places = present_residuals(spec.captured)
     supply = iter(zip(ends.outputs, ends.degrees, strict=False))
     per_output = [None if o.kind == "object" else next(supply) for o in spec.captured.forward.outputs]
-    given = [s for s, there in zip(per_output, mask, strict=True) if there and s is not None]
-    states = [*(at[p.kind][p.index] for p in places), *(dual(s) for s, _ in given)]
-    scaled = [*map(ends.degree_at, places), *(-degree for _, degree in given)]
-    made = divide(graph, symbol, dict(enumerate(states)), dict(enumerate(scaled)))
-    supplied = iter(made.degrees)
-    degrees = [None if o is None else next(supplied) for o in made.outputs]
-    found = [NONE] * len(spec.captured.slots)
+    incoming = [s for s, is_present in zip(per_output, mask, strict=True) if is_present and s is not None]
+    states = [*(at[p.kind][p.index] for p in places), *(dual(s) for s, _ in incoming)]
+    scaled = [*map(ends.degree_at, places), *(-degree for _, degree in incoming)]
+    division = divide(graph, symbol, dict(enumerate(states)), dict(enumerate(scaled)))
+    supplied = iter(division.degrees)
+    degrees = [None if o is None else next(supplied) for o in division.outputs]
+    # A gradient has to be dual to its argument, or to become so by the share of each rank.
+    gradients = [NONE] * len(spec.captured.slots)
     for number, (slot, state) in enumerate(zip(spec.captured.slots, ends.inputs, strict=True)):
-        gradient = made.outputs[slot] if slot < len(made.outputs) else None
+        gradient = division.outputs[slot] if slot < len(division.outputs) else None
         if gradient is not None and gradient != ZERO:
-            found[number] = (degrees[slot] or NONE) + _turned(spec.captured.names[slot], gradient, dual(state))
+            gradients[number] = (degrees[slot] or NONE) + _turned(spec.captured.names[slot], gradient, dual(state))
         elif gradient == ZERO and isinstance(dual(state), int):
             raise _differs(spec.captured.names[slot], gradient, dual(state))
-    return Through(made.even, found)
+    return Through(division.even, gradients)
 
 
-def _turned(name: str, found: State, wanted: State) -> int:
-    """By what the degree grows where a gradient is taken for what is wanted: a whole is the sum of its shares."""
-    if found == WHOLE and wanted == PARTIAL:
+def _turned(name: str, actual: State, expected: State) -> int:
+    """The growth of the degree where a gradient is taken in the expected state: a whole is the sum of its shares."""
+    if actual == WHOLE and expected == PARTIAL:
         return 1
-    if found != wanted:
-        raise _differs(name, found, wanted)
+    if actual != expected:
+        raise _differs(name, actual, expected)
     return 0
 
 
-def _differs(name: str, found: State, wanted: State) -> NotDivisible:
-    return NotDivisible(why=f"backward's gradient of `{name}` is {_words(found)} and not {_words(wanted)}")
+def _differs(name: str, actual: State, expected: State) -> NotDivisible:
+    return NotDivisible(why=f"backward's gradient of `{name}` is {_words(actual)} and not {_words(expected)}")
 
 
 def _words(state: State) -> str:

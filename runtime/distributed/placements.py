@@ -1,6 +1,6 @@
-"""In and out of a device mesh: a DTensor's part on this rank, the DTensor of a part; each the transpose of the other.
+"""In and out of a device mesh: a DTensor's part on this rank, the DTensor of a part, each the other's transpose.
 
-Only here is torch.distributed.tensor touched, and only where someone has imported it: nobody has a DTensor else.
+Only here is torch.distributed.tensor touched, and only where the program has imported it: else there is no DTensor.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Tensor = torch.Tensor
 
 
 def types() -> Any:
-    """torch.distributed.tensor, where someone has imported it; nobody has a DTensor else."""
+    """torch.distributed.tensor, where the program has imported it; else there is no DTensor."""
     return sys.modules.get("torch.distributed.tensor")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor is on a mesh, and where its gradient has to be."""
+    """The placements of a tensor on a mesh, and those that its gradient has to have."""
 
     mesh: Any
     placements: tuple[Any, ...]
@@ -38,30 +38,30 @@ class Layout:
 
 
 def layout_of(mesh: Any, states: Sequence[State], ways: Sequence[ShardingPlan | None]) -> Layout:
-    """Of what is in these states, one per mesh dim. Where nothing is divided, every rank does the same, twice over."""
+    """The layout of these states, one per mesh dim. Where nothing is divided, every rank does the same, twice over."""
     duals = [s if way is None else dual(s) for s, way in zip(states, ways, strict=True)]
     return Layout(mesh, tuple(map(placement_of, states)), tuple(map(placement_of, duals)))
 
 
 def placement_of(state: State) -> Any:
-    known = types()
+    module = types()
     if isinstance(state, int):
-        return known.Shard(state)
-    return known.Replicate() if state == WHOLE else known.Partial()
+        return module.Shard(state)
+    return module.Replicate() if state == WHOLE else module.Partial()
 
 
 def placements_of(value: Any, ndim: int) -> Sequence[Any]:
-    known = types()
-    return value.placements if isinstance(value, known.DTensor) else (known.Replicate(),) * ndim
+    module = types()
+    return value.placements if isinstance(value, module.DTensor) else (module.Replicate(),) * ndim
 
 
 def is_split(placement: Any) -> bool:
-    """Whether it is Shard itself: other kinds of shards are laid out in other orders."""
+    """True for Shard itself: other kinds of shards are laid out in other orders."""
     return type(placement) is types().Shard
 
 
-def moved(placement: Any, state: State, count: int) -> float:
-    """How much of a tensor goes over the wires, to and from each rank, relative to its size."""
+def moved_share(placement: Any, state: State, count: int) -> float:
+    """The part of a tensor that goes over the wires, to and from each rank, relative to its size."""
     if placement == placement_of(state) or placement.is_replicate():
         return 0.0
     if placement.is_partial():
@@ -72,10 +72,10 @@ def moved(placement: Any, state: State, count: int) -> float:
 # ------------------------------------------------------------------ the sizes of parts
 def part_sizes(size: int, counts: Sequence[int]) -> set[int]:
     """The sizes of the parts of a dim that is divided by so many ranks, and each part again, ..."""
-    found = {size}
+    sizes = {size}
     for count in counts:
-        found = {part_size(n, count, i) for n in found for i in _unlike(n, count)}
-    return found
+        sizes = {part_size(n, count, i) for n in sizes for i in _unlike(n, count)}
+    return sizes
 
 
 def _unlike(size: int, count: int) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def _unlike(size: int, count: int) -> tuple[int, ...]:
 
 
 def part_size(size: int, count: int, index: int) -> int:
-    """As torch.chunk divides: the first parts are as large as each other, what is left may be nothing."""
+    """The size of a part, as torch.chunk divides: the first parts are equal, the last may be empty."""
     full = -(-size // count)
     return max(0, min(full, size - full * index))
 
@@ -109,14 +109,14 @@ def local_shape(shape: Sequence[int], states: Sequence[State], mesh: Any) -> tup
 
 
 # ------------------------------------------------------------------ in and out of the mesh
-def entered(value: Tensor, layout: Layout) -> Tensor:
+def to_local(value: Tensor, layout: Layout) -> Tensor:
     """This rank's part of a tensor, followed by autograd."""
     if not isinstance(value, types().DTensor):
         return value
     return ToLocal.apply(value, layout)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def left(part: Tensor, layout: Layout, shape: Sequence[int]) -> Any:
+def from_local(part: Tensor, layout: Layout, shape: Sequence[int]) -> Any:
     """The DTensor that has this part, followed by autograd."""
     return FromLocal.apply(part, layout, torch.Size(shape), dense_strides(shape, part.stride()))  # type: ignore[no-untyped-call]
 
@@ -128,11 +128,10 @@ class ToLocal(Function):
     def forward(ctx: Any, value: Any, layout: Layout) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.shape, ctx.stride = layout, value.shape, value.stride()
+        part = _part(value, layout.placements)
         if not value.is_floating_point() and not value.is_complex():
-            part = _part(value, layout.placements)
             ctx.mark_non_differentiable(part)
-            return part
-        return _part(value, layout.placements)
+        return part
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -175,8 +174,8 @@ class FromLocal(Function):
 
 def _part(value: Any, placements: Sequence[Any]) -> Tensor:
     with torch.no_grad():
-        placed = value if value.placements == tuple(placements) else value.redistribute(placements=placements)
-        part = placed.to_local()
+        redistributed = value if value.placements == tuple(placements) else value.redistribute(placements=placements)
+        part = redistributed.to_local()
         part = part.wait() if hasattr(part, "wait") else part
         part = part.contiguous() if value.is_contiguous() else part
         return part.view_as(part)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What may be divided of a class for DTensors of some whole sizes: asked of a capture on tensors without memory."""
+"""The dims of a class that may be divided, for DTensors of some whole sizes: by a capture on tensors without memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_RULES = 256
 
 
 class ShardingRule(ShardingPropagation):
-    """What may be divided at one combination of whole sizes, dtypes and constants."""
+    """The dims that may be divided at one combination of whole sizes, dtypes and constants."""
 
     def __init__(self, spec: Specialization, stand_ins: Sequence[Any], asks_backward: bool) -> None:
         captured = spec.captured
@@ -45,16 +45,16 @@ class ShardingRule(ShardingPropagation):
         self.shapes = [tuple(rebind(fake.shape, captured.sizes(stand_ins))) for fake in captured.forward.fake_outputs]
         pairs = [p for d, t in zip(self.dims, self.tensors, strict=True) for p in zip(d, t.shape, strict=True)]
         self.sizes = {size: int(n) for size, n in pairs if isinstance(size, sympy.Symbol)}
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.admitted: dict[Any, bool] = {}
 
     def runs_for(self, counts: Counts) -> bool:
-        """Whether the graphs as they were captured can be run on the parts: none is empty, no 1 means another thing."""
+        """True where the captured graphs can be run on the parts: none is empty, no 1 means another thing."""
         filled = all(min(part_sizes(self.sizes[s], c)) > 0 for s, c in counts.items())
         return self.holds_for(counts) or (filled and self.keeps_rank)
 
     def holds_for(self, counts: Counts) -> bool:
-        """Whether every rank's parts are of sizes for which the Function does what it does at the whole ones.
+        """True where every rank's parts are of sizes for which the Function does what it does at the whole ones.
 
         counts: for each dim how often it is divided, one number per mesh dim.
         """
@@ -69,7 +69,7 @@ class ShardingRule(ShardingPropagation):
 
     @lazy_attribute
     def keeps_rank(self) -> bool:
-        """Whether no operation, as it was captured, is another one where a size happens to be 1."""
+        """True where no operation, as it was captured, is another one where a size happens to be 1."""
         entries = [e for e in self.spec.backward.entries.values() if isinstance(e, BackwardEntry)]
         traces = [self.spec.captured.forward.trace, *(e.trace for e in entries)]
         called = (str(n.target).replace("unsqueeze", "") for t in traces for n in t.graph_module.graph.nodes)
@@ -79,8 +79,8 @@ class ShardingRule(ShardingPropagation):
 def _combinations(counts: Counts, sizes: Mapping[sympy.Symbol, int]) -> Iterator[dict[sympy.Symbol, int]]:
     """The sizes of every kind of rank."""
     parts = [sorted(part_sizes(sizes[s], c)) for s, c in counts.items()]
-    for found in itertools.product(*parts):
-        yield {**sizes, **dict(zip(counts, found, strict=True))}
+    for combination in itertools.product(*parts):
+        yield {**sizes, **dict(zip(counts, combination, strict=True))}
 
 
 def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -91,13 +91,13 @@ def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 def rule_for(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureError:
     """The rule for arguments like these; why there is none."""
     key = compiler.keys.exact(args)
-    if (found := compiler.sharding_rules.get(key)) is not None:
-        return found  # type: ignore[no-any-return]
+    if (rule := compiler.sharding_rules.get(key)) is not None:
+        return rule  # type: ignore[no-any-return]
     with capture_lock:
-        compiler.sharding_rules[key] = found = compiler.sharding_rules.get(key) or rule_of(compiler, args)
+        compiler.sharding_rules[key] = rule = compiler.sharding_rules.get(key) or rule_of(compiler, args)
         while len(compiler.sharding_rules) > MOST_RULES:
             compiler.sharding_rules.popitem(last=False)
-    return found
+    return rule
 
 
 def rule_of(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureError:
@@ -113,6 +113,7 @@ def rule_of(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureEr
 
 def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
+    # Refused before the capture, which costs more than to look.
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
     if (why := unkeyed_state(args) or compiler.keys.why_unkeyed(args)) is not None:
@@ -120,6 +121,7 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
     spec = compiler.captures.only(stand_ins, of_whole=True)
     require_no_draws(spec)
+    # Refused after it: what only the captured methods tell.
     asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.user.cls) is not None
     for refused, it_is in {
         "calls what is opaque": bool(spec.captured.opaque),
@@ -136,6 +138,6 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
 
 
 def stand_in(value: Tensor) -> Tensor:
-    """A plain tensor like a DTensor, without memory. In somebody's graph its sizes become numbers there."""
+    """A plain tensor like a DTensor, without memory. In a graph that is traced its sizes become numbers."""
     shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
     return fake_tensor(shape, stride, value.dtype, value.device, value.requires_grad)

@@ -69,7 +69,7 @@ class Executable:
 
     @classmethod
     def planned(cls, plan: KernelPlan, trace: Callable[[], Trace], skip: frozenset[int], binder: Binder) -> Executable:
-        """One whose plan is known; its trace is made where it is asked for."""
+        """An executable whose plan is known; its trace is made where it is asked for."""
         return cls(trace, plan.name, plan.backend, skip, plan.report, plan=plan, binder=binder)
 
     @property
@@ -103,7 +103,7 @@ class Executable:
 
     @property
     def is_replay(self) -> bool:
-        """Whether it runs the captured operations one by one, and nothing else."""
+        """True where it runs the captured operations one by one, and nothing else."""
         return self.run == self._replay
 
     @property
@@ -119,7 +119,10 @@ class Executable:
             return self._kernels()
         count("compiles")
         if self.backend == "inductor":
-            return _from_inductor(self.trace)
+            from .inductor import compile_by_inductor
+
+            fast = compile_by_inductor(self.trace.graph_module)
+            return lambda inputs, lifted, sizes: fast(inputs, lifted)
         if has_outer_product(self.trace):
             return _contracted_where_it_helps(self.trace, self.name, self.binder, self._replay)
         return self._replay
@@ -183,22 +186,15 @@ class Executable:
         return plan
 
 
-def _from_inductor(trace: Trace) -> Run:
-    from .inductor import compile_by_inductor
-
-    fast = compile_by_inductor(trace.graph_module)
-    return lambda inputs, lifted, sizes: fast(inputs, lifted)
-
-
 def through_torch(graph: Graph, binder: Binder) -> Run:
     """A program in place of the trace's own, operation by operation; it writes to no input."""
 
     def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-        known = binder(inputs) if sizes is None else sizes
-        pairs = list(zip(reference.run(graph, tensors, known), graph.output_strides, strict=True))
-        wanted = [(r, numbers(s, known)) for r, s in pairs if r is not None and s is not None]
-        owned = iter(own_results([r for r, _ in wanted], [s for _, s in wanted], tensors))
+        bound = binder(inputs) if sizes is None else sizes
+        pairs = list(zip(reference.run(graph, tensors, bound), graph.output_strides, strict=True))
+        returned = [(r, numbers(s, bound)) for r, s in pairs if r is not None and s is not None]
+        owned = iter(own_results([r for r, _ in returned], [s for _, s in returned], tensors))
         return [None if r is None or s is None else next(owned) for r, s in pairs]
 
     return run
@@ -219,13 +215,13 @@ def _where_it_fills_memory(trace: Trace, binder: Binder, contracted: Run, replay
     fills: dict[tuple[int, ...], bool] = {}
 
     def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
-        known = binder(inputs) if sizes is None else sizes
-        key = sizes_key(known)
+        bound = binder(inputs) if sizes is None else sizes
+        key = sizes_key(bound)
         if key not in fills:
             if len(fills) >= RECORDS:
                 fills.clear()
-            fills[key] = fills_memory(trace, known)
-        return (contracted if fills[key] else replay)(inputs, lifted, known)
+            fills[key] = fills_memory(trace, bound)
+        return (contracted if fills[key] else replay)(inputs, lifted, bound)
 
     return run
 
@@ -240,7 +236,7 @@ def _device_of(trace: Trace) -> torch.device:
 
 
 def is_plain_call(values: Sequence[Any]) -> bool:
-    """Whether values are written to and read as memory: no transform, mode or recording stands before them."""
+    """True where values are plain memory: no transform, mode or recording stands before them."""
     if transforms_active() or dispatch_modes() or function_modes():
         return False
     tensors = [v for v in values if isinstance(v, Tensor)]
@@ -249,7 +245,7 @@ def is_plain_call(values: Sequence[Any]) -> bool:
 
 
 def fills_memory(trace: Trace, sizes: Sizes) -> bool:
-    """Whether what the operations of a trace make is too much to be made, and to be compared with."""
+    """True where the results of a trace's operations take more memory than the settings allow to compare with."""
     return intermediate_bytes(trace.graph_module, sizes) > settings().check_bytes
 
 

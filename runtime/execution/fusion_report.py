@@ -63,59 +63,59 @@ class FusionBreak:
 
 
 # ------------------------------------------------------------------ groups
-def groups_of(made: Generated) -> list[GroupReport]:
+def groups_of(generated: Generated) -> list[GroupReport]:
     """Every fused group, in the order of launches."""
-    return [_group(step, made.kernels[at]) for at, step in enumerate(made.steps) if isinstance(step, Group)]
+    return [_group(step, generated.kernels[at]) for at, step in enumerate(generated.steps) if isinstance(step, Group)]
 
 
 def _group(group: Group, kernels: Kernels) -> GroupReport:
     values = [v for v in group.graph.order() if v.prim != "input"]
     names = {v: v.params["name"] for v in group.graph.inputs}
     lines = dict.fromkeys(v.origin.where for v in values if v.origin.where)
-    written = [v.origin.name or v.prim for v in group.outputs]
+    written_names = [v.origin.name or v.prim for v in group.outputs]
     return GroupReport(
-        tuple(k.name for k in kernels.kernels), tuple(v.prim for v in values), tuple(names.values()), tuple(written),
-        tuple(lines),
+        tuple(k.name for k in kernels.kernels), tuple(v.prim for v in values), tuple(names.values()),
+        tuple(written_names), tuple(lines),
     )  # fmt: skip
 
 
 # ------------------------------------------------------------------ cuts
-def fusion_breaks_of(graph: Graph, made: Generated) -> list[FusionBreak]:
+def fusion_breaks_of(graph: Graph, generated: Generated) -> list[FusionBreak]:
     """A reason for every two launches that follow each other."""
-    return list(_Division(graph, made).cuts())
+    return list(_Division(graph, generated).cuts())
 
 
 class _Division:
     """A graph's clusters, as the fuser left them, and the launches that came of them."""
 
-    def __init__(self, graph: Graph, made: Generated) -> None:
-        self.made = made
-        self.partition = Partition(graph, frozenset(made.refused), {})
-        self.called = {s.value.id for s in made.steps if isinstance(s, Extern)}
-        self.steps = [(at, s) for at, s in enumerate(made.steps) if isinstance(s, Group | Extern)]
+    def __init__(self, graph: Graph, generated: Generated) -> None:
+        self.generated = generated
+        self.partition = Partition(graph, frozenset(generated.refused), {})
+        self.called = {s.value.id for s in generated.steps if isinstance(s, Extern)}
+        self.steps = [(at, s) for at, s in enumerate(generated.steps) if isinstance(s, Group | Extern)]
 
     def cuts(self) -> Iterator[FusionBreak]:
         for (at, step), following in pairwise([*self.steps, None]):  # type: ignore[misc]
             if isinstance(step, Group):
-                yield from _within(self.made.kernels[at])
+                yield from _breaks_within(self.generated.kernels[at])
             if following is not None:
                 yield FusionBreak(self._name(at, step, -1), self._name(*following, 0), *self._why(step, following[1]))
 
-    def _name(self, at: int, step: Group | Extern, which: int) -> str:
+    def _name(self, at: int, step: Group | Extern, index: int) -> str:
         """A step by its first or its last launch."""
-        return self.made.kernels[at].kernels[which].name if isinstance(step, Group) else called(step.value)
+        return self.generated.kernels[at].kernels[index].name if isinstance(step, Group) else call_name(step.value)
 
-    def _why(self, one: Group | Extern, other: Group | Extern) -> tuple[str, str | None]:
-        for step in (other, one):
+    def _why(self, earlier: Group | Extern, later: Group | Extern) -> tuple[str, str | None]:
+        for step in (later, earlier):
             if isinstance(step, Extern):
                 return self._not_ours(step.value), step.value.origin.where
-        assert isinstance(one, Group) and isinstance(other, Group)
-        return self._between(self._cluster(one), self._cluster(other))
+        assert isinstance(earlier, Group) and isinstance(later, Group)
+        return self._between(self._cluster(earlier), self._cluster(later))
 
     def _cluster(self, group: Group) -> int:
-        found = self.partition.clusters.of(self.partition.kinds.base(group.outputs[0]))
-        assert found is not None
-        return found
+        cluster = self.partition.clusters.of(self.partition.kinds.base(group.outputs[0]))
+        assert cluster is not None
+        return cluster
 
     def _between(self, a: int, b: int) -> tuple[str, str | None]:
         """Say what stands on a way from one group to the other; else whether memory would be held."""
@@ -127,7 +127,7 @@ class _Division:
             if self.partition.kinds.is_extern(value) and value.id not in self.called:
                 return PRODUCT, value.origin.where  # it is part of one of the two
             if self.partition.kinds.is_extern(value):
-                return f"`{called(value)}` is in between: {self._not_ours(value)}", value.origin.where
+                return f"`{call_name(value)}` is in between: {self._not_ours(value)}", value.origin.where
         if way:
             return "a step in between needs the one and is needed by the other", None
         return (HELD if self.partition.clusters.lifetimes.would_grow(a, b) else APART), None
@@ -136,15 +136,15 @@ class _Division:
         """The reason why a node is called as it is."""
         if (node := opaque_of(value)) is not None:
             return f"`{node.name}` runs in eager between the segments"
-        if value.id in self.made.refused:
-            return self.made.refused[value.id]
+        if value.id in self.generated.refused:
+            return self.generated.refused[value.id]
         if PRIMS[value.prim].family == "contract":
             return "a matmul is a library call"
         odd = {t.dtype for v in (value, *value.args) for t in v.avals} & {*COMPLEX, *FLOAT8}
-        return f"`{called(value)}` works on {min(odd)}" if odd else f"`{called(value)}` has no kernel"
+        return f"`{call_name(value)}` works on {min(odd)}" if odd else f"`{call_name(value)}` has no kernel"
 
 
-def called(value: Value) -> str:
+def call_name(value: Value) -> str:
     """The name of a node that is called as it is."""
     node = opaque_of(value)
     name = value.params.get("op") or getattr(value.params.get("target"), "__name__", value.prim)
@@ -153,21 +153,21 @@ def called(value: Value) -> str:
 
 def _way(dag: nx.DiGraph, a: int, b: int) -> Sequence[int]:
     """The clusters on a way from a to b that is no single edge; none where there is none."""
-    others = nx.restricted_view(dag, (), [(a, b)] if dag.has_edge(a, b) else [])
+    without_edge = nx.restricted_view(dag, (), [(a, b)] if dag.has_edge(a, b) else [])
     try:
-        return list(nx.shortest_path(others, a, b))[1:-1]
+        return list(nx.shortest_path(without_edge, a, b))[1:-1]
     except nx.NetworkXNoPath:
         return ()
 
 
-def _within(kernels: Kernels) -> Iterator[FusionBreak]:
+def _breaks_within(kernels: Kernels) -> Iterator[FusionBreak]:
     """The cuts of one group: what a later kernel reads of an earlier one."""
-    made: dict[Ref, str] = {}
-    for one, other in pairwise(kernels.kernels):
-        made |= _buffers(one, kernels)
-        shared = [made[ref] for ref in _buffers(other, kernels) if ref in made]
+    writers: dict[Ref, str] = {}
+    for earlier, later in pairwise(kernels.kernels):
+        writers |= _buffers(earlier, kernels)
+        shared = [writers[ref] for ref in _buffers(later, kernels) if ref in writers]
         needed = f"its programs need each other's results: all of `{', '.join(shared)}` comes first"
-        yield FusionBreak(one.name, other.name, needed if shared else APART)
+        yield FusionBreak(earlier.name, later.name, needed if shared else APART)
 
 
 def _buffers(kernel: Kernel, kernels: Kernels) -> dict[Ref, str]:

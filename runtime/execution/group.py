@@ -74,7 +74,7 @@ class GroupRunner:
         return self._run_otherwise(refused, bound, inputs, sizes, key)
 
     def is_launched(self, key: tuple[int, ...]) -> bool:
-        """Whether at these sizes it is launches of kernels, and nothing else."""
+        """True where at these sizes it is launches of kernels, and nothing else."""
         return key in self.bound and not self.one_by_one and not self.bound[key].uses_library
 
     # ------------------------------------------------------------------ what is launched at these sizes
@@ -142,26 +142,27 @@ class GroupRunner:
     def _run_otherwise(
         self, refused: LaunchFailure, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]
     ) -> list[Tensor]:
-        """By kernels that need less, else operation by operation: for this call where memory lacked, else for good.
+        """Run by kernels that need less, else operation by operation: for this call where memory lacked, else for good.
 
         Running again is safe: a group writes to memory of its own alone, and counters are left at zero or untouched.
         """
         if refused.lacks == "memory":
             self.report(f"{self.name} ran operation by operation: {refused.reason}")
             return self._through_torch(inputs, sizes)
+        # The other candidates, those that need less before the rest; the first that runs is kept for these sizes.
         generated = partial(self.variants.generate_kernels, sizes)
         for name, kernels in smaller_candidates(bound.kernels, self.variants.target, generated):
             variant = self.variants.with_launchers(kernels)
             if not variant.admits(sizes) or self.variants.unproved_at(variant, sizes):
                 continue
-            other = self.variants.bind(variant, sizes)
+            smaller = self.variants.bind(variant, sizes)
             try:
-                results = other(inputs)
+                results = smaller(inputs)
             except Exception as error:
                 if launch_failure(error) is None:
                     raise
                 continue
-            other.settled, self.bound[key] = True, other
+            smaller.settled, self.bound[key] = True, smaller
             self.variants.ordered.insert(0, variant)
             self.report(f"{self.name} runs with {name}: {refused.reason}")
             return results
@@ -186,9 +187,9 @@ def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Ten
     rivals = {LIBRARY: replace(bound, uses_library=True)} if multiplies else {}
     # The scheduled kernels are bound already; a neighbour that is not proved at these sizes does not compete.
     generate = partial(variants.generate_kernels, sizes)
-    found = candidates(bound.kernels, variants.target, generate, tune.MOST - len(rivals))
+    neighbours = candidates(bound.kernels, variants.target, generate, tune.MOST - len(rivals))
     competing: dict[str, BoundGroup] = {}
-    for name, kernels in found.items():
+    for name, kernels in neighbours.items():
         if kernels is bound.kernels:
             competing[name] = bound
         elif not variants.unproved_at(variant := variants.with_launchers(kernels), sizes):
@@ -199,7 +200,7 @@ def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Ten
         return bound
     device = runner.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(variants.target)
-    known = [v for launch in bound.launches for v in (launch.grid, *launch.numbers)]
-    chosen = (competing | rivals)[tune.fastest(name, runner.name, text_of(bound.kernels), known, launches)]
-    chosen.settled = True
-    return chosen
+    launch_numbers = [v for launch in bound.launches for v in (launch.grid, *launch.numbers)]
+    fastest = (competing | rivals)[tune.fastest(name, runner.name, text_of(bound.kernels), launch_numbers, launches)]
+    fastest.settled = True
+    return fastest

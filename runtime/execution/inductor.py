@@ -18,7 +18,7 @@ def cpp_compiler() -> str | None:
     import os
 
     candidates = (os.environ.get("CXX"), "g++", "clang++", "c++")
-    return next((found for c in candidates if c and (found := shutil.which(c))), None)
+    return next((path for c in candidates if c and (path := shutil.which(c))), None)
 
 
 def compile_by_inductor(gm: torch.fx.GraphModule) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], list[Any]]:

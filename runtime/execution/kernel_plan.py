@@ -86,7 +86,7 @@ class KernelPlan:
         self.switches = switch_state()
         self.target = targets.target_for(backend, device)
         pairs = zip(graph.outputs, graph.output_strides, strict=True)
-        self.wanted = [(v, s) for v, s in pairs if v is not None and s is not None]
+        self.returned = [(v, s) for v, s in pairs if v is not None and s is not None]
         self.steps: list[Step] | None = None
         self.runners: dict[int, GroupRunner] = {}
         self.last_use: dict[int, list[int]] = {}
@@ -131,8 +131,8 @@ class KernelPlan:
     def walk(self, operations: Operations[V], inputs: Sequence[V]) -> list[V | None]:
         """Take all steps; the results, None where one is skipped."""
         memory = {
-            value.id: operations.lay_out(given, value.params["strides"])
-            for value, given in zip(self.graph.inputs, inputs, strict=True)
+            value.id: operations.lay_out(operand, value.params["strides"])
+            for value, operand in zip(self.graph.inputs, inputs, strict=True)
         }
         for at, step in enumerate(self.steps or ()):
             self.take_step(step, at, operations, memory)
@@ -146,7 +146,7 @@ class KernelPlan:
         return outputs
 
     def take_step(self, step: Step, at: int, operations: Operations[V], memory: dict[int, V]) -> None:
-        """One step: its results join what is in memory, by the id of their values."""
+        """Take one step: its results join what is in memory, by the id of their values."""
         match step:
             case Group():
                 pairs = zip(step.inputs, step.graph.inputs, strict=True)
@@ -167,7 +167,7 @@ class KernelPlan:
 
     def _outputs(self, operations: Operations[V], memory: dict[int, V], inputs: Sequence[V]) -> list[V | None]:
         graph = self.graph
-        results, strides = [_value(operations, memory, v) for v, _ in self.wanted], [s for _, s in self.wanted]
+        results, strides = [_value(operations, memory, v) for v, _ in self.returned], [s for _, s in self.returned]
         owned = operations.own_results(results, strides, inputs)
         if len(owned) == len(graph.outputs):  # none is skipped
             return list(owned)
@@ -201,8 +201,8 @@ def _value(operations: Operations[V], memory: Mapping[int, V], value: Value) -> 
 
 def _group_input(operations: Operations[V], memory: Mapping[int, V], value: Value, own: Value) -> V:
     """The value that a kernel reads as its input `own`: graph inputs are laid out already, others are here."""
-    known = _value(operations, memory, value)
-    return known if value.prim == "input" else operations.lay_out(known, own.params["strides"])
+    operand = _value(operations, memory, value)
+    return operand if value.prim == "input" else operations.lay_out(operand, own.params["strides"])
 
 
 def _room_id(place: Place) -> int:
@@ -211,12 +211,12 @@ def _room_id(place: Place) -> int:
 
 
 def _is_filled(places: Places, value: Value) -> bool:
-    """Whether a value is a concatenation whose parts were written where they belong."""
+    """True for a concatenation whose parts were written where they belong."""
     return value.prim == "cat" and value.args[0].id in places and places[value.args[0].id].whole == value
 
 
 def is_opaque(step: Step) -> bool:
-    """Whether a step runs the user's own body of a nested call."""
+    """True for a step that runs the user's own body of a nested call."""
     return isinstance(step, Extern) and opaque_of(step.value) is not None
 
 
@@ -262,7 +262,7 @@ class OnTensors:
 
 # ------------------------------------------------------------------ lifetimes
 def last_uses(steps: Sequence[Step]) -> dict[int, list[int]]:
-    """Per step, the values that nothing later reads: their memory is free for what comes next. Results stay."""
+    """The values that nothing reads after each step: their memory is free for what comes next. Results stay."""
     last: dict[int, int] = {}
     for at, step in enumerate(steps):
         for value in step.inputs if isinstance(step, Group) else step.value.args:

@@ -101,6 +101,7 @@ def generate(
     products = products if should_run("products", graph.name) else "library"
     writes_in_place = should_run("place", graph.name)
     while True:
+        # The division: groups, calls between them, and which calls write into a concatenation or join a kernel.
         steps, places = Fuse(frozenset(refused))(graph), Places()
         if writes_in_place:
             steps, places = place_concatenations(graph, steps)
@@ -109,6 +110,7 @@ def generate(
             fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
+        # A refusal in any group changes the division itself, so all of it is made again without that node.
         try:
             groups = [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]
             kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
@@ -120,9 +122,9 @@ def generate(
                 refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
                 reasons.append(why)
             continue
-        made = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
-        log_division(graph, made)
-        return made
+        generated = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
+        log_division(graph, generated)
+        return generated
 
 
 ADDED = "floats that are added to one place at once are added in no fixed order"
@@ -137,11 +139,11 @@ def unordered_scatters(graph: Graph) -> dict[int, str]:
     """
     scatters = [v for v in graph.order() if v.prim == "scatter"]
     if torch.are_deterministic_algorithms_enabled():
-        found = {v.id: PUT for v in scatters if v.params["mode"] == "set"}
+        puts = {v.id: PUT for v in scatters if v.params["mode"] == "set"}
     else:
-        found = {}
+        puts = {}
     added = [v for v in scatters if v.params["mode"] == "add" and (v.aval.is_float or v.dtype in COMPLEX)]
-    return found | {v.id: ADDED for v in added}
+    return puts | {v.id: ADDED for v in added}
 
 
 class _Refusal(Exception):
@@ -164,8 +166,8 @@ def _kernels_at(
 
 def _refused_alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:
     """The nodes that the generator would refuse for the same reason; all of them where none is found."""
-    left = [v for v in graph.order() if v.id not in apart]
-    fusible = [v for v in left if PRIMS[v.prim].family not in ("extern", "contract", "pick")]
+    remaining = [v for v in graph.order() if v.id not in apart]
+    fusible = [v for v in remaining if PRIMS[v.prim].family not in ("extern", "contract", "pick")]
     alike = frozenset(v.id for v in fusible if v.prim == refused.prim and v.dtype == refused.dtype)
     return alike or frozenset(v.id for v in fusible)
 
@@ -194,21 +196,21 @@ def group_names(name: str, steps: Sequence[Step]) -> list[str]:
     return [f"{name}_{next(numbers)}" if isinstance(s, Group) else "" for s in steps]
 
 
-def log_division(graph: Graph, made: Generated) -> None:
+def log_division(graph: Graph, generated: Generated) -> None:
     """A graph became groups and calls."""
     if not logs.fusion.isEnabledFor(logging.INFO):
         return
     from ...ir.passes.fuse import Extern
     from .fusion_report import fusion_breaks_of, groups_of  # a report of what is made here, for who asked for it
 
-    groups = groups_of(made)
-    calls = sum(isinstance(s, Extern) for s in made.steps)
+    groups = groups_of(generated)
+    calls = sum(isinstance(s, Extern) for s in generated.steps)
     logs.fusion.info("%s: fused groups: %d, library calls: %d", graph.name, len(groups), calls)
     for group in groups:
         logs.fusion.info("  %s: %s; reads %s; writes %s", ", ".join(group.kernels), " ".join(group.operations),
                          ", ".join(group.reads), ", ".join(group.writes))  # fmt: skip
         logs.fusion.debug("    of %s", ", ".join(group.lines))
-    for cut in fusion_breaks_of(graph, made):
+    for cut in fusion_breaks_of(graph, generated):
         logs.fusion.info("  %s", cut)
 
 

@@ -29,8 +29,8 @@ class SourceWriter:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.bound: dict[str, Any] = {}
-        self._known: dict[int, str] = {}
-        self._taken: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._counts: dict[str, int] = {}
         self._depth = 1
 
     def add(self, line: str) -> None:
@@ -39,7 +39,7 @@ class SourceWriter:
 
     def name(self, hint: str) -> str:
         """Return a name that nothing else has."""
-        self._taken[hint] = number = self._taken.get(hint, 0) + 1
+        self._counts[hint] = number = self._counts.get(hint, 0) + 1
         return f"{hint}_{number}"
 
     def let(self, hint: str, expression: str) -> str:
@@ -48,7 +48,7 @@ class SourceWriter:
         self.add(f"{name} = {expression}")
         return name
 
-    def assigned(self, first: int) -> list[str]:
+    def assigned_names(self, first: int) -> list[str]:
         """The names that the lines from `first` on assign to."""
         matches = (re.match(r"\s*(\w+) = ", line) for line in self.lines[first:])
         return list(dict.fromkeys(match[1] for match in matches if match))
@@ -57,10 +57,10 @@ class SourceWriter:
         """The name of an object; one object has one name."""
         if value is None or value is True or value is False:
             return repr(value)
-        if id(value) not in self._known:
-            name = self._known[id(value)] = self.name(hint)
+        if id(value) not in self._names:
+            name = self._names[id(value)] = self.name(hint)
             self.bound[name] = value  # which keeps it alive, so that its id stays its own
-        return self._known[id(value)]
+        return self._names[id(value)]
 
     def bind(self, function: Callable[..., Any], *known: Any, hint: str) -> str:
         """Return the name of a function whose first arguments are known."""

@@ -43,5 +43,5 @@ def _target_for(backend: str, device: torch.device) -> Target:
 
 
 def is_tuned(backend: str) -> bool:
-    """Whether kernels are timed at the sizes that they meet first."""
+    """True where kernels are timed at the sizes that they meet first."""
     return backend.startswith("triton") and (settings().tune or autotune.is_tuning())

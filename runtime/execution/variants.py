@@ -37,16 +37,16 @@ class Variant:
 
     @property
     def aligned(self) -> bool:
-        """Whether it is for sizes that are multiples only."""
+        """True where it is for sizes that are multiples only."""
         return are_for_multiples(self.guards)
 
     def admits(self, sizes: Sizes) -> bool:
-        """Whether it may run at these sizes."""
+        """True where it may run at these sizes."""
         return all(sizes[s] == v for s, v in self.pinned.items()) and all(bool(g.xreplace(sizes)) for g in self.guards)
 
 
 def are_for_multiples(guards: Iterable[sympy.Basic]) -> bool:
-    """Whether kernels under these guards are for sizes that are multiples of ALIGNED only."""
+    """True where kernels under these guards are for sizes that are multiples of ALIGNED only."""
     return any(g.has(sympy.Mod) for g in guards)
 
 
@@ -138,8 +138,8 @@ def log_admission(variants: Variants, variant: Variant) -> None:
     """Kernels of a group are ready, for these sizes."""
     if logs.guards.isEnabledFor(logging.INFO):
         pinned = [f"{symbol} = {value}" for symbol, value in variant.pinned.items()]
-        held = ", ".join([*pinned, *map(str, variant.guards)]) or "every size"
-        logs.guards.info("%s holds for %s", variants.name, _with_names(variants.group, held))
+        conditions = ", ".join([*pinned, *map(str, variant.guards)]) or "every size"
+        logs.guards.info("%s holds for %s", variants.name, _with_names(variants.group, conditions))
 
 
 def log_generated_again(variants: Variants, sizes: Sizes) -> None:

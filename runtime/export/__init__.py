@@ -1,1 +1,1 @@
-"""What a class became, for other programs: modules, bundles, graphs."""
+"""A compiled class written for other programs: modules, bundles, graphs."""

@@ -14,7 +14,7 @@ from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
 from .cpp.module import as_pair, pair
-from .gather.gathered import gathered
+from .gather.gathered import gather_function
 from .graphs.data import as_dot, as_graphml, as_json
 from .graphs.page import as_html, as_svg
 from .python.module import DERIVED, module_text, module_with
@@ -31,18 +31,18 @@ Writer = Callable[[Any, tuple[Any, ...], "str | None"], str]
 """(class, arguments, target) -> the text"""
 
 
-def explained(draw: Callable[[Explanation], str]) -> Writer:
+def from_explanation(draw: Callable[[Explanation], str]) -> Writer:
     """A format that is drawn from an explanation."""
     return lambda target_class, args, target: draw(explain(target_class, *args, target=target))
 
 
 FORMATS: dict[str, Writer] = {
-    "py": lambda target_class, args, target: module_text(gathered(target_class, args, target)),
-    "json": explained(as_json),
-    "graphml": explained(as_graphml),
-    "dot": explained(as_dot),
-    "svg": explained(as_svg),
-    "html": explained(as_html),
+    "py": lambda target_class, args, target: module_text(gather_function(target_class, args, target)),
+    "json": from_explanation(as_json),
+    "graphml": from_explanation(as_graphml),
+    "dot": from_explanation(as_dot),
+    "svg": from_explanation(as_svg),
+    "html": from_explanation(as_html),
     "cpp": lambda target_class, args, target: pair(target_class, args, target)["cpp"],
     "h": lambda target_class, args, target: pair(target_class, args, target)["h"],
 }

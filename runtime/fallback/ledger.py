@@ -80,7 +80,7 @@ class Ledger:
         if method not in self.records or self.records[method].status != "opaque":
             self.records[method] = record
             count("fallbacks")
-            logs.expand_names(f"{name}.{method}", reason, where)
+            logs.log_opaque_method(f"{name}.{method}", reason, where)
             warn(f"{name}.{method} falls back to eager: {reason} ({where}) [{record.code}]")
 
     def refuse_derivative(self, error: CaptureError) -> None:
@@ -135,7 +135,7 @@ class Ledger:
         outcome = "falls back to eager" if status == "opaque" else "goes another way"
         warn(f"{name}.{method} {outcome}: {reason} [{code_of(reason)}]", stack_level())
         count("fallbacks")
-        logs.expand_names(f"{name}.{method}", reason, where)
+        logs.log_opaque_method(f"{name}.{method}", reason, where)
 
     def note_graph_break(self, compiler: str, reason: str, where: str) -> None:
         """A call breaks a graph of another compiler, and runs between two: on record."""

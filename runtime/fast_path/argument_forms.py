@@ -39,38 +39,40 @@ MISS = _Miss()
 def positional(
     signature: inspect.Signature, count: int, keywords: Sequence[str], method: Callable[[], Any]
 ) -> Form | None:
-    """What puts `count` positional arguments and these keywords into the order of the signature, defaults filled in.
+    """The form that puts `count` arguments and these keywords into the signature's order, defaults filled in.
 
     None where that is not all there is to binding them, errors included; the form gives None where the method, which
     is asked for at each call, is another by then, or has another signature.
     """
     parameters = list(signature.parameters.values())
-    rest = parameters[count:]
-    known = {p.name for p in rest} >= set(keywords) and len(parameters) >= count
-    given = all(p.name in keywords or p.default is not p.empty for p in rest)
-    if not known or not given or any(p.kind is not BY_EITHER for p in parameters):
+    unbound = parameters[count:]
+    fits = {p.name for p in unbound} >= set(keywords) and len(parameters) >= count
+    has_defaults = all(p.name in keywords or p.default is not p.empty for p in unbound)
+    if not fits or not has_defaults or any(p.kind is not BY_EITHER for p in parameters):
         return None
-    text, now = SourceWriter(), signature_objects(method())
+    text, identity = SourceWriter(), signature_objects(method())
+    # The method may be exchanged, or its code and defaults: the form asks each time, by identity.
     text.add(f"method = {text.constant(method, 'present')}()")
-    same = [f"method is {text.constant(now[0], 'method')}"]
-    inner = inspect.unwrap(now[0])
-    for name, value in zip(("__code__", "__defaults__", "__kwdefaults__"), now[1:], strict=True):
+    same = [f"method is {text.constant(identity[0], 'method')}"]
+    inner = inspect.unwrap(identity[0])
+    for name, value in zip(("__code__", "__defaults__", "__kwdefaults__"), identity[1:], strict=True):
         if hasattr(inner, name):
             same.append(f"{text.constant(inner, 'inner')}.{name} is {text.constant(value, 'signed')}")
     with text.block(f"if not ({' and '.join(same)}):"):
         text.add("return None")
+    # Keywords in the order of the parameters, defaults as they were.
     values = [
-        f"kwargs[{p.name!r}]" if p.name in keywords else text.constant(p.default, "default") for p in rest
+        f"kwargs[{p.name!r}]" if p.name in keywords else text.constant(p.default, "default") for p in unbound
     ]
     text.add(f"return (*args, {row(values)})")
     return text.function("positional", ("args", "kwargs"))
 
 
 # ------------------------------------------------------------------ containers
-def inside(name: str, value: Any) -> Iterator[tuple[Hole, str]] | None:
+def named_holes(name: str, value: Any) -> Iterator[tuple[Hole, str]] | None:
     """(hole, expression) for every hole of a container of this name; None where one cannot be named."""
-    found = list(_named(name, value))
-    return iter(found) if len(found) == len(holes(value)) else None
+    pairs = list(_named(name, value))
+    return iter(pairs) if len(pairs) == len(holes(value)) else None
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[Hole, str]]:
@@ -80,14 +82,14 @@ def _named(name: str, value: Any) -> Iterator[tuple[Hole, str]]:
         yield from _named(place, inner)
 
 
-def formed(text: SourceWriter, name: str, value: Any, depth: int = DEPTH) -> Iterator[str]:
+def form_conditions(text: SourceWriter, name: str, value: Any, depth: int = DEPTH) -> Iterator[str]:
     """The conditions under which what has this name is of the form of a value, tensors in its holes apart."""
     if isinstance(value, Hole):
         return
     condition, parts = _container(name, value) if depth else ("", [])
     yield condition or guard_value(text, name, value, depth)
     for place, inner in parts:
-        yield from formed(text, place, inner, depth - 1)
+        yield from form_conditions(text, place, inner, depth - 1)
 
 
 def _container(name: str, value: Any) -> tuple[str, list[tuple[str, Any]]]:
@@ -133,7 +135,7 @@ def _tree_conditions(name: str, value: Any, leaves: list[str], atoms: frozenset[
 
 
 def builder(model: Any, is_leaf: Callable[[Any], bool]) -> Callable[[Any], Any] | None:
-    """What puts leaves into a structure like the model's; None where that is not of lists, tuples and dicts alone."""
+    """The function that builds a structure like the model's of leaves; None for more than lists, tuples and dicts."""
     count = itertools.count()
     expression = _built(model, is_leaf, count)
     if expression is None:

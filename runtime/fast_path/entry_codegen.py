@@ -20,7 +20,6 @@ from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method, takes_boxed_gradients
-from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     WITHOUT_TANGENTS,
     dict_of_context,
@@ -44,7 +43,7 @@ from ..specialize.residuals import ResidualPlan, executable_key
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
-from .argument_forms import MISS, formed, inside
+from .argument_forms import MISS, form_conditions, named_holes
 from .guard_codegen import (
     ABSENT,
     DERIVATIVES,
@@ -71,26 +70,29 @@ ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
 
 
 def write_entry(
-    compiler: Compiled, spec: Specialization, key: Any, args: tuple[Any, ...], given: Sequence[Any]
+    compiler: Compiled, spec: Specialization, key: Any, args: tuple[Any, ...], complete: Sequence[Any]
 ) -> Entry | None:
     """The function for calls like this one, of which there were some; None where there can be none.
 
-    key: of the node that serves them. given: the arguments with defaults filled in.
+    key: of the node that serves them. complete: the arguments with defaults filled in.
     """
     captured = spec.captured
     if captured.opaque or captured.unversioned_inputs or function_modes():
         return None
-    text, call = SourceWriter(), EntryCall(compiler, spec, key, given)
-    asked = [f"a{i}" for i in range(len(args))]
-    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : captured.count])])
+    # Names for all that is given, then a condition on each; without one that can be written there is no entry.
+    text, call = SourceWriter(), EntryCall(compiler, spec, key, complete)
+    parameters = [f"a{i}" for i in range(len(args))]
+    defaults = [text.constant(a, "default") for a in complete[len(args) : captured.count]]
+    names = call.with_contents([*parameters, *defaults])
     if not captured.slots or names is None:
         return None
-    alike = guard_tensors(text, _tensors(names, given), captured.reads)
+    alike = guard_tensors(text, _tensors(names, complete), captured.reads)
     if alike is None:
         return None
-    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *guard_state(text)]
+    conditions = [*call.guard_forms(text, names), *alike, *call.conditions(text, names), *guard_state(text)]
+    # A call that misses any of them goes the general way.
     with text.block(f"if len(args) == {len(args)}:"):
-        text.add(f"{row(asked)}= args")
+        text.add(f"{row(parameters)}= args")
         with _write_guarded(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
             call.write_result(text, names, len(args))
     text.add(f"return {text.constant(MISS, 'MISS')}")
@@ -123,38 +125,38 @@ class ServedCall:
     spec: Specialization
     backend: str
     sizes: BoundSizes
-    chosen: ResidualPlan | None
+    residual_plan: ResidualPlan | None
     saved: int
 
 
 class EntryCall:
     """The facts of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
-    def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
+    def __init__(self, compiler: Compiled, spec: Specialization, key: Any, arguments: Sequence[Any]) -> None:
         captured = spec.captured
-        self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
+        self.compiler, self.spec, self.key, self.arguments = compiler, spec, key, arguments
         self.backend, self.observed, self.own = key
-        self.sizes = captured.sizes(given)
-        self.chosen = compiler.prepare(spec, key, self.sizes)
-        self.executable = spec.executable(self.backend, self.chosen)
-        self.saved = captured.forward.saved if self.chosen is None else self.chosen.places
+        self.sizes = captured.sizes(arguments)
+        self.residual_plan = compiler.prepare(spec, key, self.sizes)
+        self.executable = spec.executable(self.backend, self.residual_plan)
+        self.saved = captured.forward.saved if self.residual_plan is None else self.residual_plan.places
         self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
         """The names of the user's arguments, then those of the tensors in their containers; None where one has none."""
-        count, held = self.spec.captured.count, dict[int, str]()
-        for name, value in zip(names, self.given[:count], strict=True):
+        count, inner = self.spec.captured.count, dict[int, str]()
+        for name, value in zip(names, self.arguments[:count], strict=True):
             if not isinstance(value, Tensor):
-                if (found := inside(name, value)) is None:
+                if (pairs := named_holes(name, value)) is None:
                     return None
-                held.update({hole.key: expression for hole, expression in found})
-        return [*names, *(held[at] for at in range(count, len(self.given)))]
+                inner.update({hole.key: expression for hole, expression in pairs})
+        return [*names, *(inner[at] for at in range(count, len(self.arguments)))]
 
-    def formed(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
+    def guard_forms(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """Guard what is no tensor: values are what they were, containers by their form."""
-        for name, value in zip(names, self.given[: self.spec.captured.count], strict=False):
+        for name, value in zip(names, self.arguments[: self.spec.captured.count], strict=False):
             if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
-                yield from formed(text, name, value, ARGUMENT_DEPTH)
+                yield from form_conditions(text, name, value, ARGUMENT_DEPTH)
 
     def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
@@ -162,7 +164,7 @@ class EntryCall:
         yield from guard_reads(text, captured.reads)
         yield from guard_methods(text, self.compiler.user.original)
         yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.custom_attributes)
-        if self.observed or self.chosen is not None:
+        if self.observed or self.residual_plan is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
             yield f"not {text.constant(self.spec.backward, 'backward')}.failed"
@@ -172,25 +174,25 @@ class EntryCall:
             yield f"not {text.constant(share_memory, 'share_memory')}(({row(names)}))"
 
     # ------------------------------------------------------------------ forward
-    def write_result(self, text: SourceWriter, names: Sequence[str], asked: int) -> None:
+    def write_result(self, text: SourceWriter, names: Sequence[str], count: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
         spec, captured = self.spec, self.spec.captured
         marks = captured.writes_inputs or captured.skip or captured.forward.tensor_attributes or captured.draws
         if self.needs_node or marks or self._is_recorded():
-            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.captured.count])})")
+            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[count : spec.captured.count])})")
             return
         outputs, hidden = self._write_forward(text, names)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
 
     def _is_recorded(self) -> bool:
-        """Whether autograd would follow what is read from outside; within a node it does not."""
+        """True where autograd would follow what is read from outside; within a node it does not."""
         lifted = self.spec.captured.lifted
         return torch.is_grad_enabled() and any(r.get().requires_grad for r in lifted if r is not None)
 
     def _write_forward(self, text: SourceWriter, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """The user's tensor outputs and the hidden ones, as names."""
         spec = self.spec
-        inputs = [(names[i], self.given[i]) for i in spec.captured.slots]
+        inputs = [(names[i], self.arguments[i]) for i in spec.captured.slots]
         with _as_captured(text, spec):
             present = [r for r in spec.captured.lifted if r is not None]
             lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
@@ -203,7 +205,7 @@ class EntryCall:
         return self._write_inner_views(text, outputs), hidden
 
     def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
-        """As autograd has them: an output of a kernel that is a view of a value in between."""
+        """Make views, as autograd has them, of outputs of kernels that are views of values in between."""
         views = self.spec.captured.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
@@ -217,8 +219,8 @@ class EntryCall:
         objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
         if not all(type(value) in ATOMS or isinstance(value, Unchanging) for value in objects):
             inputs, sizes = [names[i] for i in self.spec.captured.slots], text.constant(self.sizes, "sizes")
-            given = ", ".join(f"({row(part)})" for part in (outputs, inputs, hidden))
-            return f"{text.constant(partial(rebuild_output, self.spec.captured), 'returned')}({given}, {sizes})"
+            pools = ", ".join(f"({row(part)})" for part in (outputs, inputs, hidden))
+            return f"{text.constant(partial(rebuild_output, self.spec.captured), 'returned')}({pools}, {sizes})"
         tensors, plain = iter(outputs), iter(objects)
         parts = [text.constant(next(plain)) if o.kind == "object" else next(tensors) for o in captured.outputs]
         return f"({row(parts)})" if captured.is_tuple else parts[0]
@@ -233,7 +235,7 @@ class EntryCall:
         write_context(text, self.spec, self.saved, self.own, lambda p: pools[p.kind][p.index], sizes, arguments)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
         forward = text.function("forward", ("ctx", *own))
-        node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
+        node = make_node(self.compiler, self.spec, self.backend, self.residual_plan, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
         return with_effects_noted(direct_apply(node), self.spec.captured)
 
@@ -247,10 +249,9 @@ class EntryCall:
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
         backward._fusegrad_patch = handed_over()  # a guard of the entry
         if not _is_delicate(self.compiler.user.cls):
-            backward._fusegrad_learns = BackwardLearner(self._served(), backward)
-
-    def _served(self) -> ServedCall:
-        return ServedCall(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
+            plan, count = self.residual_plan, len(self.saved)
+            call = ServedCall(self.compiler, self.spec, self.backend, self.sizes, plan, count)
+            backward._fusegrad_learns = BackwardLearner(call, backward)
 
 
 @contextmanager
@@ -264,7 +265,7 @@ def _as_captured(text: SourceWriter, spec: Specialization) -> Iterator[None]:
 
 
 def _is_delicate(cls: Any) -> bool:
-    """Whether torch calls the class's backward in another way than by its gradients, or refuses to."""
+    """True where torch calls the class's backward in another way than by its gradients, or refuses to."""
     both = cls.backward is not Function.backward and cls.vjp is not Function.vjp
     clears = getattr(cls, "clear_saved_tensors_on_access", False)
     return backward_method(cls) is None or both or clears or takes_boxed_gradients(cls)
@@ -275,22 +276,22 @@ class BackwardLearner:
 
     def __init__(self, call: ServedCall, backward: Any) -> None:
         self.call, self.backward = call, backward
-        self.seen: Counter[Any] = Counter()
-        self.written = 0
+        self.counts: Counter[Any] = Counter()
+        self.written_count = 0
 
     def __call__(self, residuals: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Sees what the general backward was given, after it ran."""
-        if torch.is_grad_enabled() or self.written >= LAYOUTS or len(self.seen) > 2 * LAYOUTS:
+        if torch.is_grad_enabled() or self.written_count >= LAYOUTS or len(self.counts) > 2 * LAYOUTS:
             return
         layout = tuple(None if g is None else g.stride() for g in gradients)
-        self.seen[layout] += 1
-        if self.seen[layout] != TWICE:
+        self.counts[layout] += 1
+        if self.counts[layout] != TWICE:
             return
         with capture_lock:
-            written = _write_backward(self.call, self.backward.apply, residuals, gradients)
-            if written is not None:
-                self.backward.apply = written
-                self.written += 1
+            function = _write_backward(self.call, self.backward.apply, residuals, gradients)
+            if function is not None:
+                self.backward.apply = function
+                self.written_count += 1
 
 
 def _write_backward(
@@ -301,60 +302,62 @@ def _write_backward(
     entry = next(iter(spec.backward.other_entries(tuple(map(layout_class, gradients)))), None)
     if entry is None or entry.opaque or entry.unversioned_inputs or entry.draws or not entry.admits(sizes):
         return None
-    executable = entry.executables.get(executable_key(call.backend, call.chosen))
+    executable = entry.executables.get(executable_key(call.backend, call.residual_plan))
     if executable is None or any(canonical_layout(g) is not g for g in gradients):
         return None
+    # Tensors first: what cannot be asked of them leaves nothing to write.
     text = SourceWriter()
-    given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
-    alike = guard_tensors(text, _tensors(given, gradients), spec.captured.reads, tracked=False)
-    present = _tensors(kept, residuals)
+    gradient_names, residual_names = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
+    alike = guard_tensors(text, _tensors(gradient_names, gradients), spec.captured.reads, tracked=False)
+    present = _tensors(residual_names, residuals)
     kept_alike = guard_tensors(text, present, tracked=False) if present else []
     if alike is None or kept_alike is None:
         return None
-    absent = [f"{name} is None" for name, g in zip(given, gradients, strict=True) if g is None]
+    # Then what stands around the call, each as it was when the general way served it.
+    absent = [f"{name} is None" for name, g in zip(gradient_names, gradients, strict=True) if g is None]
     still = f"{text.constant(entry, 'entry')}.guards is {text.constant(entry.guards, 'guards')}"
     untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
     outside = [*guard_reads(text, spec.captured.reads), *guard_methods(text, spec.captured.cls, DERIVATIVES)]
     outside += guard_lasting_state(text)
+    # Objects that forward and backward share are looked at anew: the user may have changed them in between.
     if spec.captured.sharing is not None:
         changed = text.constant(spec.captured.sharing.changed_attribute, "changed")
         outside.append(f"{changed}(ctx._fusegrad_shared) is None")
     if spec.captured.reads.custom_attributes or spec.captured.reads.compares_identity:
-        kept_alike += _guard_backward_tensors(text, spec.captured.reads, kept, given)
-    users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
+        unasked = f"{text.constant(backward_guard_failure, 'unasked')}({text.constant(spec.captured.reads, 'reads')}"
+        kept_alike.append(f"{unasked}, ({row(residual_names)}), ({row(gradient_names)})) is None")
+    # Residuals are unpacked once and for all, since hooks count it: whatever comes after works on those.
+    users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(gradient_names)})"
     with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
-        _write_unpacked(text, call, kept)
+        _write_unpacked(text, call, residual_names)
         with text.block("try:"):
             with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
                 numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.captured.backward_symbols]
-                inputs = [*present, *numbers, *_tensors(given, gradients)]
-                _write_gradients(text, call, entry, executable, inputs, given)
-            again = text.constant(_General(call), "general")
-            text.add(f"return {again}(ctx, [{row(kept)}], ({row(given)}))")
+                inputs = [*present, *numbers, *_tensors(gradient_names, gradients)]
+                _write_gradients(text, call, entry, executable, inputs, gradient_names)
+            # Residuals of another layout, which a hook may have handed back, take the general way.
+            again = text.bind(_run_general, call, hint="general")
+            text.add(f"return {again}(ctx, [{row(residual_names)}], ({row(gradient_names)}))")
         with text.block("except Exception as error:"):
             text.add(f"fault = {text.constant(_fault_of, 'fault_of')}(error)")
-        recovered = text.constant(_Recovered(call), "recovered")
-        text.add(f"return {recovered}(ctx, fault, [{row(kept)}], ({row(given)}))")
+        # Out of the block above, so that the error and the memory that it held are gone.
+        recovered = text.bind(_recover, call, hint="recovered")
+        text.add(f"return {recovered}(ctx, fault, [{row(residual_names)}], ({row(gradient_names)}))")
     text.add(users)
-    return text.function("apply", ("ctx", *given))
+    return text.function("apply", ("ctx", *gradient_names))
 
 
-def _guard_backward_tensors(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
-    """backward asks nothing of these tensors that its capture does not know."""
-    asked = f"{text.constant(backward_guard_failure, 'unasked')}({text.constant(reads, 'reads')}"
-    return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
-
-
-def _write_unpacked(text: SourceWriter, call: ServedCall, kept: Sequence[str]) -> None:
+def _write_unpacked(text: SourceWriter, call: ServedCall, residual_names: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
     saved = call.saved
-    shown = "ctx.saved_tensors" if call.chosen is None else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
+    own = call.residual_plan is None
+    saved_tensors = "ctx.saved_tensors" if own else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
     if saved:
-        text.add(f"{row(kept[:saved])}= {shown}")
-    if kept[saved:]:
-        text.add(f"{row(kept[saved:])}= ctx._fusegrad_tensors")
+        text.add(f"{row(residual_names[:saved])}= {saved_tensors}")
+    if residual_names[saved:]:
+        text.add(f"{row(residual_names[saved:])}= ctx._fusegrad_tensors")
 
 
 def _write_gradients(
@@ -363,14 +366,14 @@ def _write_gradients(
     entry: Any,
     executable: Any,
     inputs: Sequence[tuple[str, Any]],
-    given: Sequence[str],
+    gradient_names: Sequence[str],
 ) -> None:
     present = [r for r in entry.lifted if r is not None]
     with _as_captured(text, call.spec):
         lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
     view = lambda fake, gradient: write_view(text, gradient, fake, call.sizes)  # noqa: E731
-    text.add(f"return ({row(entry.with_passed_gradients(results, given, executable.backend, view))})")
+    text.add(f"return ({row(entry.with_passed_gradients(results, gradient_names, executable.backend, view))})")
 
 
 def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:
@@ -383,16 +386,10 @@ def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tens
     return f"{name}.as_strided({', '.join(parts)}, {start})"
 
 
-class _General:
+def _run_general(call: ServedCall, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
     """The general way for gradients whose residuals are not as forward left them (a hook's, or changed since)."""
-
-    def __init__(self, call: ServedCall) -> None:
-        self.call = call
-
-    def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
-        call = self.call
-        run = BackwardCall(call.backend, residuals, call.sizes, gradients, call.chosen, ctx)
-        return run_backward(call.compiler, call.spec, run)
+    run = BackwardCall(call.backend, residuals, call.sizes, gradients, call.residual_plan, ctx)
+    return run_backward(call.compiler, call.spec, run)
 
 
 def _fault_of(error: Exception) -> Fault:
@@ -402,14 +399,8 @@ def _fault_of(error: Exception) -> Fault:
     return Fault.of(error)
 
 
-class _Recovered:
+def _recover(call: ServedCall, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
     """The user's own backward, on residuals that are unpacked already, after a fault of ours."""
-
-    def __init__(self, call: ServedCall) -> None:
-        self.call = call
-
-    def __call__(self, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
-        compiler, spec = self.call.compiler, self.call.spec
-        results = users_backward(compiler, spec, self.call.chosen, ctx, residuals, gradients)
-        backward_failed(compiler, spec, fault, gradients)
-        return results
+    results = users_backward(call.compiler, call.spec, call.residual_plan, ctx, residuals, gradients)
+    backward_failed(call.compiler, call.spec, fault, gradients)
+    return results

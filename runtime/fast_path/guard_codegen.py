@@ -46,7 +46,8 @@ def guard_tensors(
     loose = () if tracked else {name for name, _ in named}
     named = [*named, *outside]
     first: dict[int, str] = {}
-    twice = [f"{name} is {seen}" for name, t in named if (seen := first.setdefault(id(t), name)) is not name]
+    firsts = [(name, first.setdefault(id(t), name)) for name, t in named]
+    twice = [f"{name} is {first_name}" for name, first_name in firsts if first_name is not name]
     tensors = {first[id(t)]: t for _, t in named}
     check = tensor_check(list(tensors.values()))
     if check is None:
@@ -81,7 +82,7 @@ def guard_value(text: SourceWriter, expression: str, value: Any, depth: int = DE
 
 
 def _never_changes(value: Any) -> bool:
-    """Whether an object has the picture that it has for good."""
+    """True for an object that has the picture that it has for good."""
     return type(value) in SCALARS or (type(value) is tuple and all(map(_never_changes, value)))
 
 
@@ -91,8 +92,8 @@ def _is_frozen(picture: Any, depth: int, value: Any) -> bool:
 
 def read_tensors(text: SourceWriter, reads: Reads) -> list[tuple[str, Tensor]]:
     """The tensors that are read from outside: how to get each, and what it is at present."""
-    kept = [r for r in reads.entries.values() if r.kind == "tensor" and isinstance(_present(r), Tensor)]
-    return [(read_expression(text, r), _present(r)) for r in kept]
+    entries = [r for r in reads.entries.values() if r.kind == "tensor" and isinstance(_present(r), Tensor)]
+    return [(read_expression(text, r), _present(r)) for r in entries]
 
 
 def _present(read: Read) -> Any:
@@ -120,11 +121,11 @@ def guard_reads(text: SourceWriter, reads: Reads) -> Iterable[str]:
         present = _present(read)
         if read.kind == "tensor" and isinstance(present, Tensor):
             continue
-        written = _UNCHANGED.get(read.kind)
-        if written is None or present is None:
+        write_guards = _UNCHANGED.get(read.kind)
+        if write_guards is None or present is None:
             yield f"{text.constant(read.fact, 'fact')}() == {text.constant(read.fact(), 'value')}"
         else:
-            yield from written(text, read, present)
+            yield from write_guards(text, read, present)
 
 
 def same_object(text: SourceWriter, expression: str, value: Any, name: str) -> str:
@@ -140,7 +141,7 @@ def _same_object(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
 
 
 def _same_code(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    """Of a function: its code, and its defaults, which may be changed in place."""
+    """Guard a function's code, and its defaults, which may be changed in place."""
     function = text.constant(present, "function")
     yield f"{function}.__code__ is {text.constant(present.__code__, 'code')}"
     for name in ("__defaults__", "__kwdefaults__"):
@@ -148,15 +149,15 @@ def _same_code(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
 
 
 def _same_names(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    """The objects under names of a library's module or class; numbers by value."""
+    """Guard the objects under names of a library's module or class; numbers by value."""
     owner, *names = read.steps
     for name, value in zip(names, present, strict=False):
-        where = f"{text.constant(owner, 'library')}.{name}"
-        yield guard_value(text, where, value) if type(value) in SCALARS else same_object(text, where, value, name)
+        place = f"{text.constant(owner, 'library')}.{name}"
+        yield guard_value(text, place, value) if type(value) in SCALARS else same_object(text, place, value, name)
 
 
 def _same_builtin(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    """A name of Python's own, which a global may hide."""
+    """Guard a name of Python's own, which a global may hide."""
     _, env, name = read.steps
     if name in env:
         return [f"{text.constant(env, 'of')}[{name!r}] is {text.constant(present, 'value')}"]
@@ -195,14 +196,14 @@ def guard_lasting_state(text: SourceWriter) -> Iterable[str]:
     yield f"{text.constant(deterministic, 'deterministic')}() is {text.constant(deterministic())}"
 
 
-def guard_custom_attributes(text: SourceWriter, names: Sequence[str], asked: Collection[str]) -> Iterable[str]:
-    """Nobody put attributes on these tensors that the methods ask for."""
-    if asked and names:
+def guard_custom_attributes(text: SourceWriter, names: Sequence[str], attributes: Collection[str]) -> Iterable[str]:
+    """Guard that no attributes that the methods ask for were put on these tensors."""
+    if attributes and names:
         carried = text.constant(carried_attribute, "carried")
-        yield f"{carried}(({row(names)}), {text.constant(frozenset(asked), 'asked')}) is None"
+        yield f"{carried}(({row(names)}), {text.constant(frozenset(attributes), 'asked')}) is None"
 
 
 def guard_methods(text: SourceWriter, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:
-    """Nobody has put other methods in the place of these; one that is bound to the class is made at every look."""
+    """Guard that the class has these very methods; one that is bound to the class is made at every look."""
     name = text.constant(cls, "user_class")
     return [same_object(text, f"{name}.{m}", getattr(cls, m), m) for m in methods]

@@ -37,7 +37,7 @@ def never(args: tuple[Any, ...]) -> Any:
 
 
 def shapes_of(args: tuple[Any, ...]) -> Any:
-    """What entries are looked up by."""
+    """The key by which entries are looked up."""
     return tuple([a.shape if isinstance(a, torch.Tensor) else None for a in args])
 
 
@@ -46,11 +46,11 @@ class InlineCache:
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
-        self.now: Entry = never
+        self.latest: Entry = never
         self.entries: OrderedDict[Any, tuple[Entry, ...]] = OrderedDict()
-        self.seen: OrderedDict[Any, int] = OrderedDict()
+        self.counts: OrderedDict[Any, int] = OrderedDict()
         self.forms: dict[Any, Form] = {}  # by the number of positional arguments, then the keywords
-        self.written = 0
+        self.written_count = 0
 
     def __reduce__(self) -> Any:
         return operator.attrgetter("inline_cache"), (self.owner,)
@@ -68,41 +68,41 @@ class InlineCache:
     def lookup(self, args: tuple[Any, ...]) -> Any:
         """The result of the entry that fits, where it is not the last one used; else MISS."""
         try:
-            known = self.entries.get(shapes_of(args), ())
+            candidates = self.entries.get(shapes_of(args), ())
         except (RuntimeError, TypeError):  # tensors without a shape, or with a symbolic one
             return MISS
-        for entry in known:
+        for entry in candidates:
             if (result := entry(args)) is not MISS:
-                self.now = entry
+                self.latest = entry
                 return result
         return MISS
 
     def should_compile(self, key: Any) -> bool:
         """Counts a call that no entry fitted; whether one is to be written now."""
         with _lock:
-            count = self.seen.pop(key, 0) + 1
-            due = count >= FIRST << (self.written // TABLE)
-            self.seen[key] = 0 if due else count
-            if len(self.seen) > COUNTED:
-                self.seen.popitem(last=False)
+            count = self.counts.pop(key, 0) + 1
+            due = count >= FIRST << (self.written_count // TABLE)
+            self.counts[key] = 0 if due else count
+            if len(self.counts) > COUNTED:
+                self.counts.popitem(last=False)
             return due
 
     def add(self, key: Any, args: tuple[Any, ...], entry: Entry | None) -> None:
         """Keeps an entry for calls like this one; None: none can be written."""
         with _lock:
-            self.written += 1
+            self.written_count += 1
             if entry is None:
-                self.seen[key] = HOPELESS
+                self.counts[key] = HOPELESS
                 return
             shapes = shapes_of(args)
             self.entries[shapes] = (entry, *self.entries.pop(shapes, ())[: VARIANTS - 1])
             if len(self.entries) > SHAPES:
                 self.entries.popitem(last=False)
-            self.now = entry
+            self.latest = entry
 
     def forget(self) -> None:
         """Drops all entries: what the methods read is not what it was."""
         with _lock:
             self.entries.clear()
-            self.seen.clear()
-            self.now = never
+            self.counts.clear()
+            self.latest = never

@@ -43,8 +43,8 @@ def write_run(
     tensors = [(n, v) for n, v in (*inputs, *lifted) if isinstance(v, Tensor)]
     plan = executable.plans.get(tensors[0][1].device) if tensors else None
     if plan is not None and is_straight(plan, [v for _, v in tensors], sizes):
-        written = AsText(text, plan.device, sizes, tensors)
-        return [result or "None" for result in plan.walk(written, [n for n, _ in tensors])]
+        operations = AsText(text, plan.device, sizes, tensors)
+        return [result or "None" for result in plan.walk(operations, [n for n, _ in tensors])]
     if executable.is_replay:
         replay = executable.replay_of([v for _, v in (*inputs, *lifted)])
         results = text.let("results", f"{text.constant(replay, 'replay')}({names}{captured})")
@@ -55,7 +55,7 @@ def write_run(
 
 
 def is_straight(plan: KernelPlan, tensors: Sequence[Tensor], sizes: BoundSizes) -> bool:
-    """Whether every group was launched at these sizes before, and the inputs are laid out as they were captured."""
+    """True where every group was launched at these sizes before, and the inputs are laid out as they were captured."""
     if plan.steps is None or not all(runner.is_launched(sizes.key) for runner in plan.runners.values()):
         return False
     pairs = zip(plan.graph.inputs, tensors, strict=True)
@@ -84,7 +84,7 @@ class AsText:
         return f"{self.text.bind(_expected, layout, hint='laid_out')}({value})"
 
     def _has(self, name: str, strides: tuple[int, ...]) -> bool:
-        """Whether what has this name is known to be laid out so."""
+        """True where the value of this name is known to be laid out so."""
         return name in self.layouts and same_strides(*self.layouts[name], strides)
 
     def _allocated(self, hint: str, spec: Allocation) -> str:
@@ -107,9 +107,9 @@ class AsText:
         return f"{results}[{index}]"
 
     def allocate_concat(self, place: Place) -> str:
-        whole = place.whole
-        shape, strides = (numbers(n, self.sizes) for n in (whole.shape, contiguous_strides(whole.shape)))
-        name = self._allocated("whole", (shape, strides, TO_TORCH[whole.dtype]))
+        concat = place.whole
+        shape, strides = (numbers(n, self.sizes) for n in (concat.shape, contiguous_strides(concat.shape)))
+        name = self._allocated("whole", (shape, strides, TO_TORCH[concat.dtype]))
         self.fresh.add(name)
         return name
 
@@ -127,7 +127,7 @@ class AsText:
             for launch in bound.launches:
                 self._launch(bound, launch, memory)
             self.text.add("pass")
-        _write_recovery(self.text, runner, self.sizes, inputs, outputs, self.text.assigned(first))
+        _write_recovery(self.text, runner, self.sizes, inputs, outputs, self.text.assigned_names(first))
         self.fresh.update(outputs)
         return outputs
 
@@ -159,8 +159,8 @@ class AsText:
         distinct = len(set(results)) == len(results) and self.fresh.issuperset(results)
         if distinct and all(map(self._has, results, layouts)):
             return results
-        call, known = self.text.constant(own_results, "own_results"), self.text.constant(layouts, "layouts")
-        owned = self.text.let("results", f"{call}(({row(results)}), {known}, ({row(inputs)}))")
+        call, expected = self.text.constant(own_results, "own_results"), self.text.constant(layouts, "layouts")
+        owned = self.text.let("results", f"{call}(({row(results)}), {expected}, ({row(inputs)}))")
         return [f"{owned}[{i}]" for i in range(len(results))]
 
     def copy_if_shared(self, value: str, inputs: Sequence[str]) -> str:

@@ -63,15 +63,15 @@ class Everywhere:
         self.backend = valid_backend(backend)
 
     def turn_on(self) -> None:
-        """From now on a Function class that is defined outside torch has an `apply` of its own."""
+        """Give every Function class that is defined outside torch from now on an `apply` of its own."""
         self._hook = Function.__dict__.get("__init_subclass__")
 
-        def met(cls: Any, /, **kwargs: Any) -> None:
+        def init_subclass(cls: Any, /, **kwargs: Any) -> None:
             _above(Function, cls).__init_subclass__(**kwargs)
             if (place := _defined_by_a_user()) is not None and "apply" not in cls.__dict__:
                 self._redirect(cls, place)
 
-        type.__setattr__(Function, _HOOK, classmethod(met))
+        type.__setattr__(Function, _HOOK, classmethod(init_subclass))
         self.on = True
 
     def turn_off(self) -> None:
@@ -88,33 +88,33 @@ class Everywhere:
                     delattr(cls, name)
 
     def _redirect(self, cls: Any, place: str) -> None:
-        seen = self._met(cls, place)
+        record = self._record_class(cls, place)
 
         def apply(own: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.on:
                 return _above(cls, own).apply(*args, **kwargs)
-            return self._twin(own, seen if own is cls else None).apply(*args, **kwargs)
+            return self._twin(own, record if own is cls else None).apply(*args, **kwargs)
 
         cls.apply = classmethod(apply)
 
-    def _met(self, cls: type, place: str) -> Seen:
+    def _record_class(self, cls: type, place: str) -> Seen:
         self.seen.append(Seen(f"{cls.__module__}.{cls.__qualname__}", place))
         self._changed.append(weakref.ref(cls))
         return self.seen[-1]
 
-    def _twin(self, own: type, seen: Seen | None) -> Any:
+    def _twin(self, own: type, record: Seen | None) -> Any:
         twin = own.__dict__.get("_fusegrad_twin")
         if twin is None:
             with _lock:
-                twin = own.__dict__.get("_fusegrad_twin") or self._compiled(own, seen)
+                twin = own.__dict__.get("_fusegrad_twin") or self._compiled(own, record)
         return twin
 
-    def _compiled(self, own: type, seen: Seen | None) -> type:
+    def _compiled(self, own: type, record: Seen | None) -> type:
         twin = compile_class(own, Options(self.backend), below=True)
-        if seen is None:  # it has an `apply` of its own, which calls this one
-            seen = self._met(own, "its own apply")
+        if record is None:  # it has an `apply` of its own, which calls this one
+            record = self._record_class(own, "its own apply")
         compiler = twin._fusegrad  # type: ignore[attr-defined]
-        seen.records, seen.calls, seen.called = compiler.ledger.records, compiler.ledger.opaque_calls, True
+        record.records, record.calls, record.called = compiler.ledger.records, compiler.ledger.opaque_calls, True
         own._fusegrad_twin = twin  # type: ignore[attr-defined]
         return twin
 
@@ -149,13 +149,14 @@ def every_function(backend: str = "auto") -> Iterator[Everywhere]:
 
 
 def summary(everywhere: Everywhere) -> str:
-    """How many classes were compiled, and which methods run as written, with reason and place."""
+    """The number of classes that were compiled, and the methods that run as written, with reason and place."""
     called = [s for s in everywhere.seen if s.called]
     compiled = [s for s in called if any(r.status == "compiled" for r in s.records.values())]
     lines = [
         f"fusegrad: {len(everywhere.seen)} Function classes defined, {len(called)} called, {len(compiled)} compiled "
         f"in whole or in part"
     ]
+    # Each reason once, however many classes share it.
     reasons: dict[str, None] = {}
     for s in called:
         for method, record in s.opaque.items():

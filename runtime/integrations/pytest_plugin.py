@@ -39,7 +39,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
-    """What was compiled, and what ran as written and why."""
+    """Print what was compiled, and what ran as written and why."""
     if config.getoption("--fusegrad") is not None:
         terminalreporter.section("fusegrad")
         terminalreporter.write_line(summary(_everywhere))

@@ -1,4 +1,4 @@
-"""Where captures are on disk: under a key that holds everything that they depend on, or nowhere.
+"""The store of captures on disk, each under a key that holds everything that it depends on.
 
     key  ->  forward 0, 1, ..  (one per guard on sizes)  ->  backward, per layout of gradients
 
@@ -71,7 +71,7 @@ def lookup(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | No
 
 
 class NullStore:
-    """What is captured is not kept."""
+    """The store of captures that are not kept, with the reason."""
 
     def __init__(self, why: str) -> None:
         self.why: str | None = why
@@ -79,7 +79,7 @@ class NullStore:
 
     @property
     def status(self) -> str:
-        """What became of a capture on disk; "" where nothing was to be expected."""
+        """The state of a capture on disk; "" where nothing was to be expected."""
         if self.why in (OFF, NO_KERNELS):
             return ""
         if self.is_found:
@@ -117,7 +117,7 @@ def _key(compiler: Compiled, args: Sequence[Any], backend: str, device: torch.de
 
 
 def _require_plain(compiler: Compiled, backend: str) -> None:
-    """What is left out on purpose: it is captured in each process."""
+    """Raise NotKeyed for what is left out on purpose: it is captured in each process."""
     state = global_state()
     reasons = {
         OFF: not settings().store,
@@ -158,7 +158,7 @@ def _argument(index: int, value: Any) -> str:
 
 
 def _layout(tensor: Tensor) -> str:
-    """What captures often assume: which sizes are 0 and 1, and the order of the axes in memory."""
+    """The facts that captures often assume: which sizes are 0 and 1, and the order of the axes in memory."""
     sizes = "".join(str(n) if n < 2 else "n" for n in tensor.shape)
     order = sorted(range(tensor.dim()), key=lambda i: (-tensor.stride()[i], i))
     return f"{sizes} {order} {tensor.is_contiguous()} {[i for i, s in enumerate(tensor.stride()) if s == 0]}"
@@ -175,7 +175,7 @@ class CaptureStore(NullStore):
         self.reserved: FileLock | None = None  # of the backward that is expected next
         self.place: str | None = None  # the next free one, or that of the forward in use
         self.stored: Stored | None = None
-        self.kept: set[str] = set()  # layouts of gradients
+        self.kept_kinds: set[str] = set()  # layouts of gradients
         self.is_done = False
 
     def forward(self, args: Sequence[Any]) -> Specialization | None:
@@ -198,7 +198,7 @@ class CaptureStore(NullStore):
         return None
 
     def _read_when_claimed(self, place: str) -> Any:
-        """What another process captured while this one waited for it; else it is for this one to capture."""
+        """The document that another process wrote while this one waited for it; None: this process is to capture."""
         self.claim = _claimed(place)
         document = _read(place)
         if document is not None:
@@ -206,9 +206,9 @@ class CaptureStore(NullStore):
         return document
 
     def release(self) -> None:
-        held, self.claim = self.claim, None
-        if held is not None:
-            held.release()
+        claim, self.claim = self.claim, None
+        if claim is not None:
+            claim.release()
 
     def _stored(self, document: Any, args: Sequence[Any]) -> Stored | None:
         compiler = self.compiler
@@ -234,18 +234,18 @@ class CaptureStore(NullStore):
         except FAULTS:
             cache.drop(name)
             return None
-        self.kept.add(kinds_text(kinds))
+        self.kept_kinds.add(kinds_text(kinds))
         return entry
 
     def claim_backward(self, gradients: Sequence[Any]) -> FileLock | None:
-        held, self.reserved = self.reserved, None
+        reserved, self.reserved = self.reserved, None
         if self.place is None or not self.is_done:
             return None
         place = cache.key_of(self.place, kinds_text(_kinds(gradients)))
-        if held is not None and held.name == place:
-            return held
-        if held is not None:
-            held.release()
+        if reserved is not None and reserved.name == place:
+            return reserved
+        if reserved is not None:
+            reserved.release()
         return _claimed(place)
 
     def _reserve_backward(self, spec: Specialization) -> None:
@@ -281,12 +281,12 @@ class CaptureStore(NullStore):
     def keep_backward(self, spec: Specialization, gradients: Sequence[Any]) -> None:
         """Writes backward after its first run for gradients of these layouts."""
         kinds = _kinds(gradients)
-        if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
+        if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept_kinds:
             return
         # The key holds the state at forward's capture: backward's trace under another state is not what it names.
         if spec.captured.outside_state() != spec.captured.outside_at_capture:
             return
-        self.kept.add(name)
+        self.kept_kinds.add(name)
         entry = next(iter(spec.backward.other_entries(kinds)), None)
         if entry is None:
             return
@@ -299,9 +299,9 @@ class CaptureStore(NullStore):
         _publish(cache.key_of(self.place, name), document)
 
     def _require_nothing_said(self) -> None:
-        said = [record.reason for record in self.compiler.ledger.records.values() if record.reason]
-        if said:
-            raise NotKept(said[0])
+        reasons = [record.reason for record in self.compiler.ledger.records.values() if record.reason]
+        if reasons:
+            raise NotKept(reasons[0])
 
     def _give_up(self, error: Exception) -> None:
         self.why, self.place = str(error), None

@@ -75,10 +75,10 @@ def _float(inner: Any, at: str, each: Each, symbols: Symbols) -> float:
 
 
 def _dtype(inner: Any, at: str, each: Each, symbols: Symbols) -> torch.dtype:
-    found = getattr(torch, text_from(inner, at, 30), None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, text_from(inner, at, 30), None)
+    if not isinstance(dtype, torch.dtype):
         raise document_error("there is no such dtype", at)
-    return found
+    return dtype
 
 
 _KINDS: dict[str, Callable[[Any, str, Each, Symbols], Any]] = {
@@ -94,7 +94,7 @@ _KINDS: dict[str, Callable[[Any, str, Each, Symbols], Any]] = {
 
 
 def places_document(places: Sequence[ValueRef | None]) -> list[Any]:
-    """Where tensors are, as pairs of kind and index."""
+    """The places of tensors, as pairs of kind and index."""
     return [None if p is None else list(p) for p in places]
 
 
@@ -102,23 +102,23 @@ class Shape(tuple[Any, ...]):
     """A torch.Size whose numbers may be expressions still."""
 
 
-def settled(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
+def with_sizes(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     """The constant with its expressions computed."""
     if isinstance(value, Shape):
-        return torch.Size([settled(v, sizes) for v in value])
+        return torch.Size([with_sizes(v, sizes) for v in value])
     if isinstance(value, tuple | list):
-        return type(value)(settled(v, sizes) for v in value)
+        return type(value)(with_sizes(v, sizes) for v in value)
     if isinstance(value, dict):
-        return {k: settled(v, sizes) for k, v in value.items()}
+        return {k: with_sizes(v, sizes) for k, v in value.items()}
     return evaluate_exactly(value, sizes)
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two constants are the same: 1, 1.0 and True differ, NaN is itself."""
+def same_constant(a: Any, b: Any) -> bool:
+    """True for the same constants: 1, 1.0 and True differ, NaN is itself."""
     if type(a) is not type(b) and {type(a), type(b)} != {Shape, torch.Size}:
         return False
     if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(same_constant, a, b))
     if isinstance(a, dict):
-        return list(map(repr, a)) == list(map(repr, b)) and all(map(same, a.values(), b.values()))
+        return list(map(repr, a)) == list(map(repr, b)) and all(map(same_constant, a.values(), b.values()))
     return repr(a) == repr(b)

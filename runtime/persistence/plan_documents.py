@@ -70,11 +70,11 @@ def _plain(expr: Any) -> Any:
 
 def conditions(exprs: Sequence[Any], symbols: Symbols) -> list[Any]:
     """All of them; raises NotKept where one would come back as another."""
-    written = [condition(e) for e in exprs]
-    again = [condition_of(w, symbols) for w in written]
+    documents = [condition(e) for e in exprs]
+    again = [condition_of(w, symbols) for w in documents]
     if again != [_plain(e) for e in exprs] or any(isinstance(a, bool) for a in again):
         raise NotKept("a condition on sizes has no text")
-    return written
+    return documents
 
 
 # ------------------------------------------------------------------ kernels
@@ -115,10 +115,10 @@ _FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] =
 """Fields of a Kernel: how each is written and read."""
 
 
-def kernels(made: Kernels) -> dict[str, Any]:
+def kernels(generated: Kernels) -> dict[str, Any]:
     """Kernels as plain data."""
-    each = [{name: write(getattr(k, name)) for name, (write, _) in _FIELDS.items()} for k in made.kernels]
-    return {"kernels": each, "temporaries": list(map(_buffer, made.temporaries))}
+    each = [{name: write(getattr(k, name)) for name, (write, _) in _FIELDS.items()} for k in generated.kernels]
+    return {"kernels": each, "temporaries": list(map(_buffer, generated.temporaries))}
 
 
 def kernels_of(data: Any, symbols: Symbols) -> Kernels:
@@ -128,26 +128,27 @@ def kernels_of(data: Any, symbols: Symbols) -> Kernels:
 
 
 # ------------------------------------------------------------------ plans
-def plan(made: KernelPlan) -> dict[str, Any]:
+def plan(kernel_plan: KernelPlan) -> dict[str, Any]:
     """A plan that ran, as plain data. Raises NotKept where it would not come back as it is."""
-    if made.steps is None or any(r.one_by_one for r in made.runners.values()):
+    if kernel_plan.steps is None or any(r.one_by_one for r in kernel_plan.runners.values()):
         raise NotKept("its kernels were refused")
-    if made.places:
+    if kernel_plan.places:
         raise NotKept("a library call writes into a part of a result")
-    symbols = {s.name: s for s in _symbols(made)}
-    number = {v.id: i for i, v in enumerate(_nodes(made.graph))}
+    symbols = {s.name: s for s in _symbols(kernel_plan)}
+    number = {v.id: i for i, v in enumerate(_nodes(kernel_plan.graph))}
     try:
-        steps = [_step(step, made.runners.get(at), number, symbols) for at, step in enumerate(made.steps)]
-        return {"symbols": symbols_document(symbols.values()), "graph": _graph(made.graph), "steps": steps}
+        steps = [_step(step, kernel_plan.runners.get(at), number, symbols) for at, step in enumerate(kernel_plan.steps)]
+        return {"symbols": symbols_document(symbols.values()), "graph": _graph(kernel_plan.graph), "steps": steps}
     except (ValueError, KeyError, StopIteration) as error:
         raise NotKept(str(error)) from error
 
 
-def _symbols(made: KernelPlan) -> set[sympy.Symbol]:
-    graphs = [made.graph, *(r.group.graph for r in made.runners.values())]
-    found = {s for g in graphs for v in g for a in v.avals for n in a.shape for s in getattr(n, "free_symbols", ())}
-    stored = [k for r in made.runners.values() for v in r.variants for k in v.kernels.kernels]
-    return found | {s for k in stored for e in (k.grid, *k.pinned, *k.guards) for s in getattr(e, "free_symbols", ())}
+def _symbols(kernel_plan: KernelPlan) -> set[sympy.Symbol]:
+    graphs = [kernel_plan.graph, *(r.group.graph for r in kernel_plan.runners.values())]
+    of_graphs = {s for g in graphs for v in g for a in v.avals for n in a.shape for s in getattr(n, "free_symbols", ())}
+    stored = [k for r in kernel_plan.runners.values() for v in r.variants for k in v.kernels.kernels]
+    exprs = [e for k in stored for e in (k.grid, *k.pinned, *k.guards)]
+    return of_graphs | {s for e in exprs for s in getattr(e, "free_symbols", ())}
 
 
 def _nodes(graph: Graph) -> list[Value]:
@@ -155,14 +156,14 @@ def _nodes(graph: Graph) -> list[Value]:
 
 
 def _graph(graph: Graph) -> dict[str, Any]:
-    written = document(graph)
+    data = document(graph)
     try:
-        again = graph_from(written)
+        again = graph_from(data)
     except ParseError as error:
         raise NotKept(f"a graph would not come back: {error.facts['detail']}") from error
     if show(again) != show(graph) or [v.id for v in _nodes(again)] != list(range(len(again))):
         raise NotKept("a graph would come back as another")
-    return written
+    return data
 
 
 def _step(step: Step, runner: GroupRunner | None, number: Mapping[int, int], symbols: Symbols) -> dict[str, Any]:
@@ -179,17 +180,17 @@ def _step(step: Step, runner: GroupRunner | None, number: Mapping[int, int], sym
     }
 
 
-def _variant(made: Variant, symbols: Symbols) -> dict[str, Any]:
-    written = kernels(made.kernels)
-    if kernels_of(written, symbols) != made.kernels:
+def _variant(variant: Variant, symbols: Symbols) -> dict[str, Any]:
+    data = kernels(variant.kernels)
+    if kernels_of(data, symbols) != variant.kernels:
         raise NotKept("a kernel would come back as another")
-    return {**written, "proved": made.proved is True and not made.assumed}
+    return {**data, "proved": variant.proved is True and not variant.assumed}
 
 
 def _variant_of(data: Any, runner: GroupRunner, symbols: Symbols) -> Variant:
-    made = runner.variants.with_launchers(kernels_of(data, symbols))
-    made.proved = True if data.get("proved") is True else None  # what was left open is asked again
-    return made
+    variant = runner.variants.with_launchers(kernels_of(data, symbols))
+    variant.proved = True if data.get("proved") is True else None  # what was left open is asked again
+    return variant
 
 
 def plan_of(
@@ -198,15 +199,15 @@ def plan_of(
     """The plan that `plan` wrote: cut into steps, with its kernels."""
     symbols = symbols_from(data["symbols"], "symbols")
     graph = graph_from(data["graph"])
-    made = KernelPlan(graph, name, backend, device, report)
+    kernel_plan = KernelPlan(graph, name, backend, device, report)
     nodes = _nodes(graph)
-    made.steps = []
+    kernel_plan.steps = []
     for at, step in enumerate(data["steps"]):
-        made.steps.append(_step_of(step, nodes))
+        kernel_plan.steps.append(_step_of(step, nodes))
         if step["kind"] == "Group":
-            made.runners[at] = _runner_of(step, made, made.steps[-1], symbols)
-    made.last_use = last_uses(made.steps)
-    return made
+            kernel_plan.runners[at] = _runner_of(step, kernel_plan, kernel_plan.steps[-1], symbols)
+    kernel_plan.last_use = last_uses(kernel_plan.steps)
+    return kernel_plan
 
 
 def _step_of(data: Any, nodes: Sequence[Value]) -> Step:
@@ -217,7 +218,8 @@ def _step_of(data: Any, nodes: Sequence[Value]) -> Step:
     return Group(graph_from(data["graph"]), inputs, outputs)
 
 
-def _runner_of(data: Any, made: KernelPlan, step: Any, symbols: Symbols) -> GroupRunner:
-    runner = runner_of(step, data["name"], made.backend, made.target, made.device, made.report)
+def _runner_of(data: Any, kernel_plan: KernelPlan, step: Any, symbols: Symbols) -> GroupRunner:
+    place = (kernel_plan.backend, kernel_plan.target, kernel_plan.device)
+    runner = runner_of(step, data["name"], *place, kernel_plan.report)
     runner.variants.ordered = [_variant_of(v, runner, symbols) for v in data["variants"]]
     return runner

@@ -37,7 +37,7 @@ from ..specialize.pipeline import choose_residuals
 from ..specialize.residuals import ResidualPlan, executable_key
 from ..specialize.specialization import Specialization
 from ..values.sizes import Binder, BoundSizes, traced_numbers
-from .literals import NoLiteral, constant_document, constant_from, places_document, settled
+from .literals import NoLiteral, constant_document, constant_from, places_document, with_sizes
 from .plan_documents import NotKept, condition_of, conditions, plan, plan_of
 
 Tensor = torch.Tensor
@@ -46,10 +46,11 @@ Doc = dict[str, Any]
 
 # ------------------------------------------------------------------ write
 def outline(captured: CapturedFunction) -> Doc:
-    """What a capture found out about forward. Raises NotKept where a table cannot say it."""
+    """The facts that a capture found out about forward. Raises NotKept where a table cannot say them."""
+    # What a table cannot say is refused here; what it can, a second capture is compared with.
     forward = captured.forward
-    beyond = forward.trace.lifted or captured.opaque or captured.written_inputs or captured.skip
-    if beyond or captured.restrided or captured.returns_input_memory:
+    is_beyond = forward.trace.lifted or captured.opaque or captured.written_inputs or captured.skip
+    if is_beyond or captured.restrided or captured.returns_input_memory:
         raise NotKept("it reads tensors from outside, calls what is opaque, writes to arguments or returns views")
     if any(o.kind != "tensor" for o in forward.outputs):
         raise NotKept("it returns more than tensors of its own")
@@ -58,7 +59,7 @@ def outline(captured: CapturedFunction) -> Doc:
         "slots": captured.slots,
         "names": captured.names,
         "example": [example_of(f, captured) for f in forward.fakes],
-        "sources": [[s.name, *where] for s, where in captured.binder.sources.items()],
+        "sources": [[s.name, *source] for s, source in captured.binder.sources.items()],
         "outputs": [bool(o.value) for o in forward.outputs],
         "hidden": forward.hidden_count,
         "is_tuple": forward.is_tuple,
@@ -84,16 +85,16 @@ def _shared(shared: Sequence[Shared]) -> list[Any]:
 
 
 def _constants(captured: CapturedFunction) -> Doc | None:
-    """What is on ctx and no tensor; None where a table cannot say it: then it is captured again when it is wanted."""
-    known = set(captured.symbols)
+    """The constants on ctx; None where a table cannot say them: then they are captured again when they are wanted."""
+    symbols = set(captured.symbols)
     try:
-        constants = captured.forward.constants
-        found = {k: constant_document(v, lambda n: expression_at_forward(n, known)) for k, v in constants.items()}
-        for value in found.values():
-            constant_from(value, {s.name: s for s in known}, "constants")
+        constants = captured.forward.constants.items()
+        documents = {k: constant_document(v, lambda n: expression_at_forward(n, symbols)) for k, v in constants}
+        for value in documents.values():
+            constant_from(value, {s.name: s for s in symbols}, "constants")
     except (NoLiteral, ParseError):
         return None
-    return found
+    return documents
 
 
 def operations(trace: Trace) -> str:
@@ -125,8 +126,8 @@ def kinds_text(kinds: tuple[Any, ...]) -> str:
 
 def forward_document(spec: Specialization, backend: str, device: torch.device) -> Doc:
     """forward on one backend. Raises NotKept."""
-    chosen = spec.residual_plan
-    executable = spec.executables[executable_key(backend, chosen)]
+    residual_plan = spec.residual_plan
+    executable = spec.executables[executable_key(backend, residual_plan)]
     guard: Any = spec.captured.current_guard()
     conditions = list(guard.conditions)
     if not compare_sizes_only(conditions):
@@ -134,18 +135,18 @@ def forward_document(spec: Specialization, backend: str, device: torch.device) -
     return {
         "outline": outline(spec.captured),
         "guard": conditions,
-        "chosen": None if chosen is None else _choice(chosen),
+        "chosen": None if residual_plan is None else _choice(residual_plan),
         "plan": plan(executable.plans[device]),
     }
 
 
-def _choice(chosen: ResidualPlan) -> Doc:
-    if type(chosen) is not ResidualPlan:
+def _choice(residual_plan: ResidualPlan) -> Doc:
+    if type(residual_plan) is not ResidualPlan:
         raise NotKept("its backward is derived")
     return {
-        "places": places_document(chosen.places),
-        "residuals": places_document(chosen.residuals),
-        "rebuild": document(chosen.rebuilding()),
+        "places": places_document(residual_plan.places),
+        "residuals": places_document(residual_plan.residuals),
+        "rebuild": document(residual_plan.rebuilding()),
     }
 
 
@@ -159,7 +160,7 @@ def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, 
     return {
         "guards": conditions(entry.guards, {s.name: s for s in spec.captured.symbols}),
         "passed": [list(pair) for pair in entry.passed_gradients.items()],
-        "sources": [[s.name, *where] for s, where in executable.binder.sources.items()],
+        "sources": [[s.name, *source] for s, source in executable.binder.sources.items()],
         "operations": operations(entry.trace),
         "plan": plan(executable.plans[device]),
     }
@@ -174,43 +175,43 @@ class Stored:
     """A specialization out of a document: forward of one key on one backend, and backwards as they are asked for."""
 
     def __init__(
-        self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool, report: Report, found: Doc, backend: str
+        self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool, report: Report, data: Doc, backend: str
     ) -> None:
         """Raises ValueError, KeyError, ParseError where the document is not what it should be."""
-        if not compare_sizes_only(found["guard"]):
+        if not compare_sizes_only(data["guard"]):
             raise ValueError("the guard asks for more than sizes")
-        self.table, self.backend = found["outline"], backend
+        self.table, self.backend = data["outline"], backend
         self.symbols = symbols_from(self.table["symbols"], "symbols")
         binder = _binder(self.table["sources"], self.symbols)
         forward = _forward_of(self.table, self.capture_again)
         self.captured = CapturedFunction(cls, args, reads, dynamic, report, forward, binder)
-        self._complete(found["guard"])
+        self._complete(data["guard"])
         self.spec = Specialization(self.captured)
         self.then = self._present()
-        self._add_forward(found, next(a.device for a in args if isinstance(a, Tensor)))
+        self._add_forward(data, next(a.device for a in args if isinstance(a, Tensor)))
 
     def _complete(self, guard: Sequence[str]) -> None:
-        """What `capture_function` reads off a trace, out of the table."""
+        """Fill in from the table what `capture_function` reads off a trace."""
         captured, table = self.captured, self.table
         captured.guard, captured.assumed_conditions = guard_from(guard), guard
         captured.backward_symbols = [self.symbols[name] for name in table["backward_symbols"]]
         captured.stored_kinds = tuple(ast.literal_eval(table["kinds"]))
         if (constants := table["constants"]) is not None:
             read = {k: constant_from(v, self.symbols, "constants") for k, v in constants.items()}
-            captured.read_constants = lambda sizes: {name: settled(value, sizes) for name, value in read.items()}
+            captured.read_constants = lambda sizes: {name: with_sizes(value, sizes) for name, value in read.items()}
 
-    def _add_forward(self, found: Doc, device: torch.device) -> None:
+    def _add_forward(self, data: Doc, device: torch.device) -> None:
         spec, captured = self.spec, self.captured
         name, report = f"{captured.name}_forward", partial(captured.report, "forward")
-        plan = plan_of(found["plan"], name, self.backend, device, report)
-        spec.decide(None if found["chosen"] is None else self._chosen(found["chosen"]))
+        plan = plan_of(data["plan"], name, self.backend, device, report)
+        spec.decide(None if data["chosen"] is None else self._residual_plan_from(data["chosen"]))
         executable = Executable.planned(plan, lambda: captured.forward.trace, captured.skip, captured.binder)
         spec.executables[executable_key(self.backend, spec.residual_plan)] = executable
         captured.draws = _may_draw(plan)
 
-    def _chosen(self, found: Doc) -> ResidualPlan:
-        rebuild = graph_from(found["rebuild"])
-        return ResidualPlan(_places_of(found["residuals"]), _places_of(found["places"]), self._choose_again, rebuild)
+    def _residual_plan_from(self, data: Doc) -> ResidualPlan:
+        rebuild = graph_from(data["rebuild"])
+        return ResidualPlan(_places_of(data["residuals"]), _places_of(data["places"]), self._choose_again, rebuild)
 
     def _choose_again(self) -> tuple[Program, Program]:
         stored, again = self.spec.residual_plan, choose_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
@@ -220,7 +221,7 @@ class Stored:
         return again.programs
 
     def _present(self) -> Any:
-        """What a capture depends on, at present."""
+        """The present values of what a capture depends on."""
         return self.captured.reads.facts(), global_state(), methods_now(self.captured.cls)
 
     def capture_again(self) -> ForwardTrace:
@@ -250,52 +251,52 @@ class Stored:
         return self.captured.with_tensors(tensors)
 
     def is_current(self) -> bool:
-        """Whether what the capture read is still what it was at the call."""
+        """True where all that the capture read is still as it was at the call."""
         return bool(self.then == self._present())
 
-    def entry_from(self, kinds: tuple[Any, ...], found: Doc, device: torch.device) -> BackwardEntry:
+    def entry_from(self, kinds: tuple[Any, ...], data: Doc, device: torch.device) -> BackwardEntry:
         """backward for gradients of these layouts. It was compared with the user's own when it was stored."""
-        captured, passed = self.captured, {result: gradient for result, gradient in found["passed"]}
-        guards = tuple(condition_of(g, self.symbols) for g in found["guards"])
+        captured, passed = self.captured, {result: gradient for result, gradient in data["passed"]}
+        guards = tuple(condition_of(g, self.symbols) for g in data["guards"])
         plan = plan_of(
-            found["plan"], f"{captured.name}_backward", self.backend, device, partial(captured.report, "backward")
+            data["plan"], f"{captured.name}_backward", self.backend, device, partial(captured.report, "backward")
         )
-        trace = partial(self._backward_again, kinds, found["operations"], passed)
+        trace = partial(self._backward_again, kinds, data["operations"], passed)
         entry = BackwardEntry(trace, guards, passed_gradients=passed, is_checked=True, stored_guards=guards)
-        binder = _binder(found["sources"], self.symbols)
+        binder = _binder(data["sources"], self.symbols)
         executable = Executable.planned(plan, lambda: entry.trace, frozenset(passed), binder)
         entry.executables[executable_key(self.backend, self.spec.residual_plan)] = executable
         entry.draws = _may_draw(plan)
         return entry
 
-    def _backward_again(self, kinds: tuple[Any, ...], known: str, passed: dict[int, int]) -> BackwardTrace:
+    def _backward_again(self, kinds: tuple[Any, ...], digest: str, passed: dict[int, int]) -> BackwardTrace:
         with capture_lock, plain_tensors(), torch.no_grad():
             again = capture_backward(self.captured, kinds)
-        if operations(again.trace) != known or again.passed_gradients != passed:
+        if operations(again.trace) != digest or again.passed_gradients != passed:
             raise self._differs("a second trace of backward finds something else than the first")
         return again.traced
 
 
-def _may_draw(made: KernelPlan) -> bool:
-    """Whether a plan calls operations of torch's, of which some draw random numbers."""
-    return any(PRIMS[v.prim].family == "extern" for v in made.graph.order())
+def _may_draw(kernel_plan: KernelPlan) -> bool:
+    """True where a plan calls operations of torch's, of which some draw random numbers."""
+    return any(PRIMS[v.prim].family == "extern" for v in kernel_plan.graph.order())
 
 
-def _forward_of(known: Doc, trace: Callable[[], ForwardTrace]) -> ForwardCapture:
-    """What forward's capture found out, but for its trace, which is made again where it is asked for."""
+def _forward_of(table: Doc, trace: Callable[[], ForwardTrace]) -> ForwardCapture:
+    """The result of forward's capture, but for its trace, which is made again where it is asked for."""
     return ForwardCapture(
         source=trace,
-        outputs=[Output("tensor", value=is_view) for is_view in known["outputs"]],
-        is_tuple=known["is_tuple"],
-        tensor_outputs=list(range(len(known["outputs"]))),
-        hidden_count=int(known["hidden"]),
-        saved=_places_of(known["saved"]),
-        saved_for_forward=_places_of(known["saved_for_forward"]),
+        outputs=[Output("tensor", value=is_view) for is_view in table["outputs"]],
+        is_tuple=table["is_tuple"],
+        tensor_outputs=list(range(len(table["outputs"]))),
+        hidden_count=int(table["hidden"]),
+        saved=_places_of(table["saved"]),
+        saved_for_forward=_places_of(table["saved_for_forward"]),
         dirty=[],
-        non_differentiable=_places_of(known["non_differentiable"]),
-        materialize_grads=known["materialize_grads"],
-        materialize_non_diff_grads=known["materialize_non_diff_grads"],
-        needs_input_grad=tuple(known["needs_input_grad"]),
-        tensor_attributes={name: ValueRef(kind, index) for name, kind, index in known["tensor_attributes"]},
-        shared=tuple(Shared(name, argument, tuple(keys)) for name, argument, keys in known["shared"]),
+        non_differentiable=_places_of(table["non_differentiable"]),
+        materialize_grads=table["materialize_grads"],
+        materialize_non_diff_grads=table["materialize_non_diff_grads"],
+        needs_input_grad=tuple(table["needs_input_grad"]),
+        tensor_attributes={name: ValueRef(kind, index) for name, kind, index in table["tensor_attributes"]},
+        shared=tuple(Shared(name, argument, tuple(keys)) for name, argument, keys in table["shared"]),
     )

@@ -60,57 +60,58 @@ def settings() -> Settings:
 
 
 def handed_over() -> tuple[Settings, switches.SwitchState] | None:
-    """What a patch has put in force here, for a thread that knows nothing of it: backward's; None without a patch."""
+    """The settings that a patch has put in force here, for backward's thread, which has no patch; None without one."""
     patched = _patched.get()
     return None if patched is None else (patched, switches.switch_state())
 
 
 @contextlib.contextmanager
-def taken_over(given: tuple[Settings, switches.SwitchState] | None) -> Iterator[None]:
+def taken_over(handed: tuple[Settings, switches.SwitchState] | None) -> Iterator[None]:
     """Within the block what was handed over is in force, unless a patch is already."""
-    if given is None or _patched.get() is not None:
+    if handed is None or _patched.get() is not None:
         yield
         return
-    token = _patched.set(given[0])
+    token = _patched.set(handed[0])
     try:
-        with switches.use_switch_state(given[1]):
+        with switches.use_switch_state(handed[1]):
             yield
     finally:
         _patched.reset(token)
 
 
-def backend_name(asked: str) -> str:
-    """The backend to use where `compile` was asked for `asked`."""
-    return settings().backend or asked
+def backend_name(requested: str) -> str:
+    """The backend to use where `compile` was asked for `requested`."""
+    return settings().backend or requested
 
 
-def with_numerics(backend: str, asked: str) -> str:
-    """The backend with the numerics in force, where `compile` was asked for `asked`."""
-    return FAST.get(backend, backend) if numerics(asked) == "fast" else backend
+def with_numerics(backend: str, requested: str) -> str:
+    """The backend with the numerics in force, where `compile` was asked for `requested`."""
+    return FAST.get(backend, backend) if numerics(requested) == "fast" else backend
 
 
 def is_interpreted(backend: str) -> bool:
-    """Whether its kernels run under Triton's interpreter."""
+    """True where its kernels run under Triton's interpreter."""
     return backend in ("interpret", FAST["interpret"])
 
 
-def numerics(asked: str) -> str:
-    """The numerics to use where `compile` was asked for `asked`."""
-    return settings().numerics or asked
+def numerics(requested: str) -> str:
+    """The numerics to use where `compile` was asked for `requested`."""
+    return settings().numerics or requested
 
 
 @contextlib.contextmanager
 def patch(**changes: Any) -> Iterator[Settings]:
     """`with fusegrad.config.patch(backend="interpret"): ...`, for this thread or task only."""
-    known = {f.name for f in fields(Settings)}
-    for name in changes.keys() - known:
-        raise ConfigError(f"config.patch: there is no setting {name!r}", fix=f"use one of {', '.join(sorted(known))}")
+    names = {f.name for f in fields(Settings)}
+    for name in changes.keys() - names:
+        raise ConfigError(f"config.patch: there is no setting {name!r}", fix=f"use one of {', '.join(sorted(names))}")
     if changes.get("backend") is not None:
         valid_backend(changes["backend"])
     if "disable" in changes:
         changes["disable"] = valid_switches(changes["disable"])
     if changes.get("numerics") is not None:
         valid_numerics(changes["numerics"])
+    # Valid as a whole before anything is changed.
     token = _patched.set(replace(settings(), **changes))
     dropped = False
     try:
@@ -133,13 +134,13 @@ def valid_backend(name: Any) -> str:
 
 def valid_switches(names: str | Iterable[str]) -> tuple[str, ...]:
     """Names of steps, sorted; "a,b" is taken for two. Raises ConfigError for one that does not exist."""
-    asked = {n.strip() for n in (names.split(",") if isinstance(names, str) else names)} - {""}
-    for name in sorted(asked - switches.SWITCHES.keys()):
+    requested = {n.strip() for n in (names.split(",") if isinstance(names, str) else names)} - {""}
+    for name in sorted(requested - switches.SWITCHES.keys()):
         near = difflib.get_close_matches(name, switches.SWITCHES, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(switches.SWITCHES)
-        raise ConfigError(f"disable: there is no step {name!r}", fix=f"{meant}use some of {known}")
-    return tuple(sorted(asked))
+        steps = ", ".join(switches.SWITCHES)
+        raise ConfigError(f"disable: there is no step {name!r}", fix=f"{meant}use some of {steps}")
+    return tuple(sorted(requested))
 
 
 def valid_numerics(name: Any) -> str:
@@ -159,8 +160,8 @@ def recycle_memory(on: bool = True) -> None:
 
 
 def _warn_of_recycling(option: str, stacklevel: int) -> None:
-    what = f"{option} does nothing any more, and will be removed: start the process with {KEEPS_MEMORY}"
-    warnings.warn(what, DeprecationWarning, stacklevel=stacklevel)
+    message = f"{option} does nothing any more, and will be removed: start the process with {KEEPS_MEMORY}"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
 
 
 def logs(wanted: str | None = None) -> None:
@@ -173,7 +174,7 @@ def logs(wanted: str | None = None) -> None:
 
 
 def warns() -> bool:
-    """Whether a method that runs in eager says so once; FUSEGRAD_WARN=0 leaves it to `explain`."""
+    """True where a method that runs in eager says so once; FUSEGRAD_WARN=0 leaves it to `explain`."""
     return os.environ.get("FUSEGRAD_WARN") != "0"
 
 
@@ -183,20 +184,20 @@ def _from_environment() -> Settings:
 
 def in_force() -> list[tuple[str, Any, Any]]:
     """The sources of the settings at present, as conditions on two objects: how to ask, and the answer."""
-    asked = [("{}() is {}", _patched.get, _patched.get())]
+    conditions = [("{}() is {}", _patched.get, _patched.get())]
     variables, key = getattr(os.environ, "_data", None), getattr(os.environ, "encodekey", None)
     if isinstance(variables, dict) and key is not None:  # a look-up here takes a thirtieth of one in os.environ
         get = functools.partial(variables.get, key("FUSEGRAD_BACKEND"))
     else:
         get = functools.partial(os.environ.get, "FUSEGRAD_BACKEND")
-    return [*asked, ("{}() == {}", get, get())]
+    return [*conditions, ("{}() == {}", get, get())]
 
 
 @functools.lru_cache(maxsize=16)
 def _settings_of(backend: str | None) -> Settings:
-    chosen = valid_backend(backend) if backend else None
+    valid = valid_backend(backend) if backend else None
     rounding = valid_numerics(_NUMERICS) if _NUMERICS else None
-    return Settings(chosen, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=_DISABLE, numerics=rounding)
+    return Settings(valid, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=_DISABLE, numerics=rounding)
 
 
 _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")

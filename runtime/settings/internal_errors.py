@@ -16,7 +16,7 @@ ONE_BY_ONE = "no kernels, the traced ATen operations run one by one"
 
 
 def is_internal(error: Exception) -> bool:
-    """Whether an exception is no message for the user, no lack of memory, and nothing that a caller settles."""
+    """True for an exception that is no message for the user, no lack of memory, and nothing that a caller settles."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | CaptureError | LoweringError):
         return False
     return not isinstance(error, FusegradError) or error.speaks == "inside"

@@ -1,4 +1,4 @@
-"""What the compiler does while it does it: `FUSEGRAD_LOGS="trace,fusion,+codegen,-guards"`, `config.logs(...)`.
+"""Logs of what the compiler does: `FUSEGRAD_LOGS="trace,fusion,+codegen,-guards"`, `config.logs(...)`.
 
 name: one message for each event; +name: with every detail; -name: nothing; all: every name; help: what there is. The
 loggers are Python's own, `fusegrad.trace` and so on. Only traces, generations and look-ups on disk are told, nothing
@@ -51,19 +51,19 @@ class LogsError(FusegradError, ValueError):
 
 
 # ------------------------------------------------------------------ turning them on
-def set_logs(wanted: str | None = None) -> None:
+def set_logs(words: str | None = None) -> None:
     """Turn logs on and off for the process: "trace,+codegen"; "" for none; None for what the environment says.
 
     Raises LogsError for an unknown name.
     """
-    asked = "config.logs" if wanted is not None else VARIABLE
-    levels = levels_of(os.environ.get(VARIABLE, "") if wanted is None else wanted, asked)
+    source = "config.logs" if words is not None else VARIABLE
+    levels = levels_of(os.environ.get(VARIABLE, "") if words is None else words, source)
     for name, logger in _loggers.items():
         logger.setLevel(levels.get(name, logging.NOTSET))
     _print_to_stderr(bool(levels))
 
 
-def levels_of(text: str, asked: str = VARIABLE) -> dict[str, int]:
+def levels_of(text: str, source: str = VARIABLE) -> dict[str, int]:
     """ "trace,+codegen" -> {"trace": INFO, "codegen": DEBUG}; later words win."""
     levels: dict[str, int] = {}
     for word in filter(None, (w.strip() for w in text.split(","))):
@@ -76,8 +76,8 @@ def levels_of(text: str, asked: str = VARIABLE) -> dict[str, int]:
         elif name in NAMES:
             levels[name] = LEVELS[sign]
         else:
-            place = {"where": "the environment"} if asked == VARIABLE else {}
-            raise LogsError(asked=asked, name=name, fix=_instead(name), **place)
+            place = {"where": "the environment"} if source == VARIABLE else {}
+            raise LogsError(asked=source, name=name, fix=_instead(name), **place)
     return levels
 
 
@@ -89,7 +89,7 @@ def _instead(name: str) -> str:
 def help_text() -> str:
     """The text that FUSEGRAD_LOGS=help prints."""
     wide = max(map(len, NAMES))
-    lines = (f"  {name:<{wide}}  {told}" for name, told in {**NAMES, EVERY: "every one of them"}.items())
+    lines = (f"  {name:<{wide}}  {meaning}" for name, meaning in {**NAMES, EVERY: "every one of them"}.items())
     return "\n".join([f'{VARIABLE}="name,+name,-name": what is told on stderr', *lines])
 
 
@@ -108,14 +108,14 @@ class _Stderr(logging.StreamHandler[Any]):
         pass
 
 
-def _print_to_stderr(wanted: bool) -> None:
+def _print_to_stderr(is_on: bool) -> None:
     """Our handler, while a log is turned on through us; users of `logging` have handlers of their own."""
     global _handler
     root = logging.getLogger(ROOT)
     if _handler is not None:
         root.removeHandler(_handler)
         root.propagate, _handler = True, None
-    if wanted:
+    if is_on:
         _handler = _Stderr()
         _handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
         root.addHandler(_handler)
@@ -124,38 +124,38 @@ def _print_to_stderr(wanted: bool) -> None:
 
 # ------------------------------------------------------------------ what is told
 @contextmanager
-def capturing(name: str, made: Callable[[], Trace], place: str | None = None) -> Iterator[None]:
-    """A trace, with its time and its lines. made: what came of it."""
+def capturing(name: str, result: Callable[[], Trace], place: str | None = None) -> Iterator[None]:
+    """Log a trace, with its time and its lines. result: what came of it."""
     began = time.perf_counter()
     yield
     if trace.isEnabledFor(logging.INFO):
         milliseconds = (time.perf_counter() - began) * 1e3
-        operations = [n for n in made().graph_module.graph.nodes if n.op == "call_function"]
-        where = f" ({place})" if place else ""
-        trace.info("%s traced in %.1f ms: %d operations%s", name, milliseconds, len(operations), where)
+        operations = [n for n in result().graph_module.graph.nodes if n.op == "call_function"]
+        suffix = f" ({place})" if place else ""
+        trace.info("%s traced in %.1f ms: %d operations%s", name, milliseconds, len(operations), suffix)
         for node in operations:
             trace.debug("  %s", _line_of(node))
 
 
 def _line_of(node: torch.fx.Node) -> str:
-    _, where, line = node.meta.get("fusegrad_origin") or (None, None, None)
+    _, place, line = node.meta.get("fusegrad_origin") or (None, None, None)
     value: Any = node.meta.get("val")
     kind = f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}" if hasattr(value, "dtype") else ""
-    return f"{node.name:<16} {node.target!s:<32} {kind:<24} {where or ''}  {(line or '').strip()}".rstrip()
+    return f"{node.name:<16} {node.target!s:<32} {kind:<24} {place or ''}  {(line or '').strip()}".rstrip()
 
 
-def expand_names(name: str, reason: str | None, where: str | None) -> None:
-    """A method falls back to eager."""
-    trace.info("%s runs in eager: %s (%s) [%s]", name, reason, where, code_of(reason))
+def log_opaque_method(name: str, reason: str | None, place: str | None) -> None:
+    """Log that a method falls back to eager."""
+    trace.info("%s runs in eager: %s (%s) [%s]", name, reason, place, code_of(reason))
 
 
-def split(call: str) -> None:
-    """Lines of a method, or a call in it, fall back to eager between compiled parts."""
+def log_split(call: str) -> None:
+    """Log that lines of a method, or a call in it, fall back to eager between compiled parts."""
     trace.info("%s", call)
 
 
 def _from_environment() -> None:
-    """At import, where a mistake must not keep the program from running."""
+    """Turn on at import what the environment names; a mistake there must not keep the program from running."""
     try:
         set_logs()
     except LogsError as error:

@@ -42,30 +42,31 @@ def _signature_misfit(module: nn.Module, own: type) -> str | None:
     return signature_misfit(type(module).forward, forward, is_method=True)
 
 
-def signature_misfit(old: Any, new: Any, is_method: bool = False) -> str | None:
-    """The reason why `new` cannot be called in every way in which `old` can, or None."""
-    wanted, offered = inspect.signature(old), inspect.signature(new)
-    parameters = (list(s.parameters.values())[is_method:] for s in (wanted, offered))  # without self
+def signature_misfit(original: Any, new: Any, is_method: bool = False) -> str | None:
+    """The reason why `new` cannot be called in every way in which `original` can, or None."""
+    expected, offered = inspect.signature(original), inspect.signature(new)
+    parameters = (list(s.parameters.values())[is_method:] for s in (expected, offered))  # without self
     reason = next(_call_misfits(*parameters), None)
-    return reason and f"{reason}; it is {_qualified_name(new)}{offered}, in the place of {_qualified_name(old)}{wanted}"
+    place = f"in the place of {_qualified_name(original)}{expected}"
+    return reason and f"{reason}; it is {_qualified_name(new)}{offered}, {place}"
 
 
 def _qualified_name(function: Any) -> str:
     return str(getattr(function, "__qualname__", function))
 
 
-def _call_misfits(old: list[inspect.Parameter], new: list[inspect.Parameter]) -> Iterator[str]:
+def _call_misfits(original: list[inspect.Parameter], new: list[inspect.Parameter]) -> Iterator[str]:
     kinds = {p.kind for p in new}
     named = {p.name: p for p in new if p.kind not in (ANY_POSITIONAL, ANY_NAMED)}
     places = [p.name for p in new if p.kind in POSITIONAL]
-    for i, p in enumerate(old):
+    for i, p in enumerate(original):
         if p.kind in POSITIONAL and places[i : i + 1] != [p.name] and ANY_POSITIONAL not in kinds:
             yield f"it takes no `{p.name}` in place {i}"
         if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in named and ANY_NAMED not in kinds:
             yield f"it takes no `{p.name}`"
         if p.kind in (ANY_POSITIONAL, ANY_NAMED) and p.kind not in kinds:
             yield f"it takes no further arguments, as `{p}` does"
-    required = {p.name for p in old if p.default is NONE}
+    required = {p.name for p in original if p.default is NONE}
     yield from (f"it needs `{name}`" for name, p in named.items() if p.default is NONE and name not in required)
 
 

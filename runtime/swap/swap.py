@@ -107,7 +107,7 @@ class Swapped:
 def _replacement_name(module: nn.Module) -> str:
     original, replacement, exchanges = type(module)._fusegrad_swapped  # type: ignore[attr-defined]
     parts = [] if replacement is None else [replacement.__name__]
-    parts += [f"{_name(old)} -> {_name(new)}" for old, new in exchanges]
+    parts += [f"{_name(exchanged)} -> {_name(new)}" for exchanged, new in exchanges]
     return f"{original.__name__} by {', '.join(parts)}"
 
 
@@ -118,15 +118,15 @@ def _plan_swaps(model: nn.Module, replacements: Mapping[Any, Any]) -> list[tuple
         detail = "there is nothing to replace" if isinstance(model, nn.Module) else "it is no torch.nn.Module"
         raise _swap_error(model, detail, "give a model and a dict of replacements.")
     names = _names_of(model)
-    chosen: dict[nn.Module, tuple[Any, Any]] = {}
+    by_module: dict[nn.Module, tuple[Any, Any]] = {}
     exchanges: dict[Any, Any] = {}
     for key, replacement in replacements.items():
         matching = [module for module, called in names.items() if _matches(key, module, called)]
         if matching:
-            _choose(model, names, chosen, key, replacement, matching)
+            _choose(model, names, by_module, key, replacement, matching)
         else:
             exchanges[key] = _exchange_for(model, key, replacement)
-    return list(_classes(model, names, chosen, tuple(exchanges.items())))
+    return list(_classes(model, names, by_module, tuple(exchanges.items())))
 
 
 def _names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -144,15 +144,15 @@ def _matches(key: Any, module: nn.Module, names: list[str]) -> bool:
     return any(len(name) == len(pattern) and all(map(fnmatchcase, name, pattern)) for name in parts)
 
 
-def _choose(model: Any, names: Any, chosen: dict[Any, Any], key: Any, replacement: Any, matching: list[Any]) -> None:
+def _choose(model: Any, names: Any, by_module: dict[Any, Any], key: Any, replacement: Any, matching: list[Any]) -> None:
     if not _is_replacement(replacement):
         detail = f"{_name(key)} is to be replaced by {_name(replacement)}, {_what_is_wrong_with(replacement)}"
         raise _swap_error(model, detail, "give a class with a `forward`, or a function that serves as one.")
     for module in matching:
-        if module in chosen:
-            detail = f"`{names[module][0]}` is matched by {_name(chosen[module][0])} and by {_name(key)}"
+        if module in by_module:
+            detail = f"`{names[module][0]}` is matched by {_name(by_module[module][0])} and by {_name(key)}"
             raise _swap_error(model, detail, "let one key match it: name what you mean.")
-        chosen[module] = key, replacement
+        by_module[module] = key, replacement
 
 
 def _is_replacement(replacement: Any) -> bool:
@@ -193,10 +193,10 @@ def _types(model: nn.Module) -> list[Any]:
     return list(dict.fromkeys(type(module) for module in model.modules()))
 
 
-def _classes(model: Any, names: Any, chosen: dict[Any, Any], exchanges: Any) -> Iterator[Any]:
+def _classes(model: Any, names: Any, by_module: dict[Any, Any], exchanges: Any) -> Iterator[Any]:
     concerned = {cls: tuple(e for e in exchanges if any(rebound_methods(cls, (e,)))) for cls in _types(model)}
     for module, called in names.items():
-        key, replacement = chosen.get(module, (None, None))
+        key, replacement = by_module.get(module, (None, None))
         if replacement is None and not concerned[type(module)]:
             continue
         if (reason := misfit(module, replacement)) is not None:

@@ -58,15 +58,15 @@ def rebound_methods(cls: type, exchanges: Exchanges) -> Iterator[tuple[str, Func
             yield name, replacement
 
 
-def rebound(function: Any, exchanges: Exchanges, seen: tuple[Any, ...] = ()) -> Any:
+def rebound(function: Any, exchanges: Exchanges, visited: tuple[Any, ...] = ()) -> Any:
     """The function where it, or one that it wraps, means something else by a name; itself where neither does.
 
     A copy, with a copy of its globals: what is assigned to them later is not seen.
     """
-    if not isinstance(function, FunctionType) or function in seen:
+    if not isinstance(function, FunctionType) or function in visited:
         return function
     names, cells = _exchanged_names(function, exchanges), function.__closure__ or ()
-    filled = tuple(_rebound_cell(cell, exchanges, (*seen, function)) for cell in cells)
+    filled = tuple(_rebound_cell(cell, exchanges, (*visited, function)) for cell in cells)
     if not names and filled == cells:
         return function
     scope = {**function.__globals__, **names} if names else function.__globals__
@@ -77,7 +77,7 @@ def rebound(function: Any, exchanges: Exchanges, seen: tuple[Any, ...] = ()) -> 
     if inner is _NOTHING:
         del copy.__wrapped__  # type: ignore[attr-defined]
     else:
-        copy.__wrapped__ = rebound(inner, exchanges, (*seen, function))  # type: ignore[attr-defined]
+        copy.__wrapped__ = rebound(inner, exchanges, (*visited, function))  # type: ignore[attr-defined]
     return copy
 
 
@@ -86,7 +86,7 @@ _NOTHING = object()
 
 def _exchanged_names(function: FunctionType, exchanges: Exchanges) -> dict[str, Any]:
     meant = {name: function.__globals__.get(name) for name in _names(function.__code__)}
-    return {name: new for name, found in meant.items() for old, new in exchanges if found is old}
+    return {name: new for name, value in meant.items() for target, new in exchanges if value is target}
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -96,10 +96,10 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _rebound_cell(cell: CellType, exchanges: Exchanges, seen: tuple[Any, ...]) -> CellType:
+def _rebound_cell(cell: CellType, exchanges: Exchanges, visited: tuple[Any, ...]) -> CellType:
     try:
-        held = cell.cell_contents
+        content = cell.cell_contents
     except ValueError:  # not filled yet
         return cell
-    replacement = rebound(held, exchanges, seen)
-    return cell if replacement is held else CellType(replacement)
+    replacement = rebound(content, exchanges, visited)
+    return cell if replacement is content else CellType(replacement)

@@ -69,7 +69,7 @@ def test_pictures_are_whole_and_ask_for_nothing(known: dict[str, Any]) -> None:
 def test_lanes_of_values_that_live_at_once_are_apart() -> None:
     nodes = [{"name": str(i), "operands": [str(j) for j in range(max(0, i - 3), i)]} for i in range(40)]
     found = lanes(nodes)
-    spans = {n: (lane.made, lane.read[-1], lane.column) for n, lane in found.items()}
+    spans = {n: (lane.row, lane.read[-1], lane.column) for n, lane in found.items()}
     for a, (first, last, column) in spans.items():
         for b, (start, end, other) in spans.items():
             assert a == b or column != other or last <= start or end <= first

@@ -32,41 +32,41 @@ APART = frozenset(
 
 @dataclass(frozen=True)
 class ReusedBuffer:
-    """Where the result of a node is written: the node whose memory it is, and how to call the operation for that.
+    """The memory that a node's result is written to: whose it is, and how to call the operation for that.
 
-    in_place: as a method of that memory, which is the first argument; else with `out=`. kept: a result of the graph
-    looks at it.
+    in_place: as a method of that memory, which is the first argument; else with `out=`. is_result: a result of
+    the graph looks at it.
     """
 
     memory: Node
     call: Operation
     in_place: bool
-    kept: bool
+    is_result: bool
 
 
 def reusable_buffers(gm: GraphModule) -> dict[Node, ReusedBuffer]:
     """The nodes that need no memory of their own."""
     lives = _Lives(gm)
-    wanted = dict(_wanted(lives))
-    ways = writing_overloads([*wanted.items()])
-    return {n: ReusedBuffer(wanted[n], *way, lives.is_kept(n)) for n, way in ways.items()}
+    targets = dict(_reusable_memory(lives))
+    ways = writing_overloads([*targets.items()])
+    return {n: ReusedBuffer(targets[n], *way, lives.is_kept(n)) for n, way in ways.items()}
 
 
 class _Lives:
-    """Per node the memory that it may look at, and when that is read for the last time."""
+    """The memory that each node may look at, and the last reading of it."""
 
     def __init__(self, gm: GraphModule) -> None:
         self.nodes = list(gm.graph.nodes)
         self.shared: dict[Node, Node] = {}
         self.last: dict[Node, int] = {}
-        self.held: set[Node] = set()
+        self.escaping: set[Node] = set()
         for node in self.nodes:
             self._add(node)
         for at, node in enumerate(self.nodes):
             for argument in (*node.all_input_nodes, node):
                 self.last[self.root(argument)] = at
             if node.op in ("output", "placeholder", "get_attr") or _may_hold_on(node):
-                self.held.update(map(self.root, (*node.all_input_nodes, node)))
+                self.escaping.update(map(self.root, (*node.all_input_nodes, node)))
 
     def _add(self, node: Node) -> None:
         self.shared[node] = node
@@ -80,19 +80,19 @@ class _Lives:
         return node
 
     def is_kept(self, node: Node) -> bool:
-        """Whether code outside the graph may see this memory, before or after it ran."""
-        return self.root(node) in self.held
+        """True where code outside the graph may see this memory, before or after it ran."""
+        return self.root(node) in self.escaping
 
     def ends(self, node: Node) -> int:
         """The place of the node that is the last to read this memory."""
         return self.last[self.root(node)]
 
     def only(self, memory: Node, reader: Node) -> bool:
-        """Whether the reader sees that memory, if at all, through its own node alone."""
+        """True where the reader sees that memory, if at all, through its own node alone."""
         return all(a is memory or self.root(a) is not self.root(memory) for a in reader.all_input_nodes)
 
 
-def _wanted(lives: _Lives) -> Iterator[tuple[Node, Node]]:
+def _reusable_memory(lives: _Lives) -> Iterator[tuple[Node, Node]]:
     """(node, the node whose memory it may take), each memory given away once: an operand's own first."""
     free: list[Node] = []
     for at, node in enumerate(lives.nodes):
@@ -117,7 +117,7 @@ def _writes_or_views(node: Node) -> bool:
 
 
 def _owns_memory(node: Node) -> bool:
-    """Whether the result of a node shares memory with none of its arguments."""
+    """True where the result of a node shares memory with none of its arguments."""
     if not _is_aten(node) or _writes_or_views(node):
         return False
     target: Any = node.target
@@ -125,12 +125,12 @@ def _owns_memory(node: Node) -> bool:
 
 
 def _may_hold_on(node: Node) -> bool:
-    """Whether what a node calls may keep its arguments: anything but torch's own operations."""
+    """True where a call may keep its arguments, as anything but torch's own operations may."""
     return node.op == "call_function" and not _is_aten(node) and node.target is not operator.getitem
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Whether a node makes one tensor, element by element, and no random numbers."""
+    """True where a node makes one tensor, element by element, and no random numbers."""
     if node.op != "call_function" or not _owns_memory(node) or not isinstance(node.meta.get("val"), Tensor):
         return False
     tags = node.target.tags  # type: ignore[union-attr]
@@ -147,9 +147,11 @@ def _expressions(sizes: Sequence[Any]) -> tuple[str, ...]:
     return tuple(str(n.node.expr) if isinstance(n, torch.SymInt) else str(n) for n in sizes)
 
 
-def last_uses_of_memory(dying: Mapping[Node, list[Node]], found: Mapping[Node, ReusedBuffer]) -> dict[Node, list[Node]]:
-    """When each name is let go: memory that is to be taken stays until then."""
-    until = {way.memory: node for node, way in found.items()}
+def last_uses_of_memory(
+    dying: Mapping[Node, list[Node]], buffers: Mapping[Node, ReusedBuffer]
+) -> dict[Node, list[Node]]:
+    """The names to let go after each node: memory that is to be taken stays until then."""
+    until = {way.memory: node for node, way in buffers.items()}
     later = {at: [n for n in dead if n not in until] for at, dead in dying.items()}
     for memory, node in until.items():
         later.setdefault(node, []).append(memory)

@@ -17,15 +17,15 @@ def room_for(place: Place, sizes: Sizes, device: torch.device) -> Tensor:
     return torch.empty(numbers(place.whole.shape, sizes), dtype=to_torch(place.whole.dtype), device=device)
 
 
-def product_into(value: Value, place: Place, sizes: Sizes, whole: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """A product of two matrices, computed into its slice of `whole`; the slice."""
+def product_into(value: Value, place: Place, sizes: Sizes, concat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """A product of two matrices, computed into its slice of `concat`; the slice."""
     shape = numbers(value.shape, sizes)
-    part = whole.view(-1).narrow(0, number(place.start, sizes), shape[0] * shape[1]).view(shape)
+    part = concat.view(-1).narrow(0, number(place.start, sizes), shape[0] * shape[1]).view(shape)
     x_axes, y_axes, out_axes = (value.params[p] for p in ("x_axes", "y_axes", "out_axes"))
     (k,) = set(x_axes) & set(y_axes)
-    left, right = x if x_axes[1] == k else x.t(), y if y_axes[0] == k else y.t()
+    lhs, rhs = x if x_axes[1] == k else x.t(), y if y_axes[0] == k else y.t()
     if out_axes[0] in y_axes:
-        left, right = right.t(), left.t()
+        lhs, rhs = rhs.t(), lhs.t()
     with torch.no_grad():
-        torch.mm(left, right, out=part)
+        torch.mm(lhs, rhs, out=part)
     return part

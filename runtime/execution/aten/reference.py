@@ -84,8 +84,8 @@ def _extreme(of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def run(node: Node, x: torch.Tensor) -> torch.Tensor:
         if all(x.shape[a] for a in node["axes"]):
             return of(x, node["axes"]) if node["axes"] else x
-        left = [n for a, n in enumerate(x.shape) if a not in node["axes"]]
-        return x.new_full(left, _identity_of(x.dtype, of is torch.amax))
+        shape = [n for a, n in enumerate(x.shape) if a not in node["axes"]]
+        return x.new_full(shape, _identity_of(x.dtype, of is torch.amax))
 
     return run
 
@@ -144,10 +144,10 @@ def _low(f: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 # ---------------------------------------------------------------------------------------------- nodes that call torch
 def find_op(name: str) -> Any:
     """ "aten.sort.default" -> torch.ops.aten.sort.default"""
-    found: Any = torch.ops
+    target: Any = torch.ops
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 _WORDS: dict[str, Callable[[str, torch.device | None], Any]] = {
@@ -244,11 +244,11 @@ class Order:
 
     def __init__(self, graph: Graph) -> None:
         self.steps: list[tuple[Value, tuple[int, ...], tuple[int, ...]]] = []
-        kept = {v.id for v in graph.results}
+        living = {v.id for v in graph.results}
         for value in reversed(graph.order()):
             args = tuple(a.id for a in value.args)
-            dead = tuple({a for a in args if a not in kept})
-            kept.update(args)
+            dead = tuple({a for a in args if a not in living})
+            living.update(args)
             self.steps.append((value, args, dead))
         self.steps.reverse()
 
@@ -259,10 +259,10 @@ _orders: weakref.WeakKeyDictionary[Graph, tuple[Any, Order]] = weakref.WeakKeyDi
 def order_of(graph: Graph) -> Order:
     """Memoised; a graph that has grown, or has other results, is ordered again."""
     state = (len(graph), tuple(v.id for v in graph.results))
-    known = _orders.get(graph)
-    if known is None or known[0] != state:
-        known = _orders[graph] = (state, Order(graph))
-    return known[1]
+    memo = _orders.get(graph)
+    if memo is None or memo[0] != state:
+        memo = _orders[graph] = (state, Order(graph))
+    return memo[1]
 
 
 def run(

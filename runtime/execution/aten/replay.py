@@ -27,35 +27,35 @@ def compile_fx(gm: GraphModule, name: str = "", reusing: bool = False) -> Callab
 
 def step_by_step(gm: GraphModule, *values: Any) -> Any:
     """The results of `gm`, which no text is written for: for a graph that runs once."""
-    supply, known = iter(values), dict[Node, Any]()
+    supply, values_of = iter(values), dict[Node, Any]()
     dying = last_uses_of_memory(_last_uses(gm), {})
     for node in gm.graph.nodes:
         if node.op == "output":
-            return map_arg(node.args[0], known.__getitem__)
-        known[node] = _result(gm, node, known, supply)
+            return map_arg(node.args[0], values_of.__getitem__)
+        values_of[node] = _result(gm, node, values_of, supply)
         for dead in dying.get(node, ()):
-            del known[dead]
+            del values_of[dead]
 
 
-def _result(gm: GraphModule, node: Node, known: dict[Node, Any], supply: Iterator[Any]) -> Any:
+def _result(gm: GraphModule, node: Node, values_of: dict[Node, Any], supply: Iterator[Any]) -> Any:
     if node.op == "placeholder":
         return next(supply)
     if node.op == "get_attr":
         return getattr(gm, str(node.target))
     target: Any = node.target
-    return target(*map_arg(node.args, known.__getitem__), **map_arg(node.kwargs, known.__getitem__))
+    return target(*map_arg(node.args, values_of.__getitem__), **map_arg(node.kwargs, values_of.__getitem__))
 
 
 class _Writer:
     """Writes one line per node; operations, and constants without a literal, are globals of the function."""
 
-    def __init__(self, gm: GraphModule, taken: dict[Node, ReusedBuffer], unboxed: bool) -> None:
-        self.gm, self.taken = gm, taken
+    def __init__(self, gm: GraphModule, buffers: dict[Node, ReusedBuffer], unboxed: bool) -> None:
+        self.gm, self.buffers = gm, buffers
         self.names: dict[Node, str] = {}
         self.bound: dict[str, Any] = {}
         self.parameters: list[str] = []
         self.lines: list[str] = []
-        self.dying = last_uses_of_memory(_last_uses(gm), taken)
+        self.dying = last_uses_of_memory(_last_uses(gm), buffers)
         calls = [n for n in gm.graph.nodes if n.op == "call_function"]
         self.calls = bind_operations(calls) if unboxed else {n: operation(n.target) for n in calls}
 
@@ -75,12 +75,12 @@ class _Writer:
             self.lines.append(" = ".join(dead) + " = None")
 
     def called(self, node: Node) -> str:
-        way = self.taken.get(node)
+        way = self.buffers.get(node)
         if way is None:
             return f"{self.constant(self.calls[node])}({self.arguments(node)})"
         into = [] if way.in_place else [f"out={self.names[way.memory]}"]
-        written = f"{self.constant(way.call)}({self.arguments(node, into)})"
-        return f"{written}.data" if way.kept else written  # a result is as if it had never been written to
+        text = f"{self.constant(way.call)}({self.arguments(node, into)})"
+        return f"{text}.data" if way.is_result else text  # a result is as if it had never been written to
 
     def arguments(self, node: Node, more: Sequence[str] = ()) -> str:
         keywords = (f"{key}={self.text(value)}" for key, value in node.kwargs.items())
@@ -110,12 +110,12 @@ class _Writer:
 
 
 def _last_uses(gm: GraphModule) -> dict[Node, list[Node]]:
-    seen: set[Node] = set()
+    read_later: set[Node] = set()
     last: dict[Node, list[Node]] = {}
     for node in reversed(gm.graph.nodes):
-        dying = [a for a in dict.fromkeys(node.all_input_nodes) if a not in seen and a.op != "get_attr"]
-        if node.op == "call_function" and not node.users and node not in seen:
+        dying = [a for a in dict.fromkeys(node.all_input_nodes) if a not in read_later and a.op != "get_attr"]
+        if node.op == "call_function" and not node.users and node not in read_later:
             dying.append(node)
-        seen.update(dying)
+        read_later.update(dying)
         last[node] = dying
     return last

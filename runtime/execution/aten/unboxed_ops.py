@@ -66,10 +66,10 @@ def _unboxed(node: Node) -> Operation | None:
     try:
         return _known[key]
     except (KeyError, TypeError):
-        found = _method(node, target, args, kwargs)
+        method = _method(node, target, args, kwargs)
     if key is not None and len(_known) < MOST:
-        _known[key] = found
-    return found
+        _known[key] = method
+    return method
 
 
 MOST = 8192
@@ -83,8 +83,8 @@ def _kinds(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.dim() == 0, value.requires_grad
     if isinstance(value, list | tuple):
-        found = tuple(map(_kinds, value))
-        return None if None in found else (type(value), found)
+        kinds = tuple(map(_kinds, value))
+        return None if None in kinds else (type(value), kinds)
     if isinstance(value, dict):
         return _kinds(tuple(value.items()))
     return (type(value), value) if type(value) in _PLAIN or isinstance(value, torch._ops.OpOverload) else None
@@ -92,8 +92,8 @@ def _kinds(value: Any) -> Any:
 
 def _method(node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
     name = _name_of(node)
-    found: list[Any] = [getattr(place, name, None) for place in (Tensor, *functions_of_torch)]
-    calls = [c for c in found if type(c) in (types.MethodDescriptorType, types.BuiltinFunctionType)]
+    candidates: list[Any] = [getattr(place, name, None) for place in (Tensor, *functions_of_torch)]
+    calls = [c for c in candidates if type(c) in (types.MethodDescriptorType, types.BuiltinFunctionType)]
     return next((c for c in calls if _leads_to(c, target, args, kwargs)), None)
 
 
@@ -101,8 +101,8 @@ def _leads_to(method: Operation, target: Any, args: tuple[Any, ...], kwargs: dic
     reached = _reached(method, args, kwargs)
     if reached is None or reached.target is not target:
         return False
-    asked, got = _filled(target, args, kwargs), _filled(target, reached.args, reached.kwargs)
-    return len(asked) == len(got) and all(map(_same, asked, got))
+    expected, actual = _filled(target, args, kwargs), _filled(target, reached.args, reached.kwargs)
+    return len(expected) == len(actual) and all(map(_same, expected, actual))
 
 
 def _reached(call: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> _About | None:
@@ -151,7 +151,7 @@ def _name_of(node: Node) -> str:
 
 
 def _writes(node: Node, call: Operation, name: str, out: dict[str, Any]) -> bool:
-    """Whether the call leads to the operation of that name that writes, with the arguments of the node."""
+    """True where the call leads to the writing operation of that name, with the arguments of the node."""
     target: Any = node.target
     try:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -160,10 +160,10 @@ def _writes(node: Node, call: Operation, name: str, out: dict[str, Any]) -> bool
     reached = _reached(call, args, {**kwargs, **out})
     if reached is None or reached.target._schema.name != name or torch.Tag.generated in reached.target.tags:
         return False
-    asked, got = _by_name(target, args, kwargs), _by_name(reached.target, reached.args, reached.kwargs)
-    written = [got.pop(a.name) for a in reached.target._schema.arguments if a.is_out]
-    same = asked.keys() == got.keys() and all(_same(value, got[key]) for key, value in asked.items())
-    return same and len(written) == len(out) and all(map(operator.is_, written, out.values()))
+    expected, actual = _by_name(target, args, kwargs), _by_name(reached.target, reached.args, reached.kwargs)
+    outs = [actual.pop(a.name) for a in reached.target._schema.arguments if a.is_out]
+    same = expected.keys() == actual.keys() and all(_same(value, actual[key]) for key, value in expected.items())
+    return same and len(outs) == len(out) and all(map(operator.is_, outs, out.values()))
 
 
 def _by_name(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -174,12 +174,12 @@ def _by_name(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
 def _filled(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """All arguments in the schema's order, with its defaults."""
     schema = target._schema.arguments
-    rest = [kwargs.get(a.name, a.default_value if a.has_default_value() else None) for a in schema[len(args) :]]
-    return [*args, *rest]
+    defaults = [kwargs.get(a.name, a.default_value if a.has_default_value() else None) for a in schema[len(args) :]]
+    return [*args, *defaults]
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same; sizes by what they are, so that nothing is assumed of them."""
+    """True for equal arguments; sizes by their expressions, so that nothing is assumed of them."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):

@@ -112,8 +112,8 @@ _NUMBERS: dict[str, Any] = {"parse_int": _integer, "parse_float": _finite, "pars
 def seal(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
     """All files of a bundle: these, and a manifest that lists them."""
     table = {name: {"sha256": sha256(content), "bytes": len(content)} for name, content in files.items()}
-    whole = {"format": FORMAT, "schema": SCHEMA, **manifest, "files": table}
-    return {**files, MANIFEST: canonical({**whole, "seal": sha256(canonical(whole))})}
+    unsealed = {"format": FORMAT, "schema": SCHEMA, **manifest, "files": table}
+    return {**files, MANIFEST: canonical({**unsealed, "seal": sha256(canonical(unsealed))})}
 
 
 def _manifest(content: bytes, path: Any) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def _manifest(content: bytes, path: Any) -> dict[str, Any]:
         raise bundle_error(
             path, MANIFEST, fact, "load it with the version that it was exported with, or export it again."
         )
-    rest = {k: v for k, v in manifest.items() if k != "seal"}
-    if manifest.get("seal") != sha256(canonical(rest)) or canonical(manifest) != content:
+    unsealed = {k: v for k, v in manifest.items() if k != "seal"}
+    if manifest.get("seal") != sha256(canonical(unsealed)) or canonical(manifest) != content:
         raise bundle_error(path, MANIFEST, "it was altered: its seal does not fit")
     return manifest
 
@@ -154,31 +154,31 @@ def read_bundle(path: Any) -> tuple[dict[str, Any], dict[str, bytes], list[str]]
     for extra in sorted(set(contents) - set(table)):
         raise bundle_error(path, extra, "the manifest does not list it")
     # Damage to binaries alone is no reason to refuse: these can be made again.
-    faults = {name: reason for name, said in table.items() if (reason := _fault(contents.get(name), said)) is not None}
+    faults = {name: reason for name, sums in table.items() if (reason := _fault(contents.get(name), sums)) is not None}
     for name in sorted(n for n in faults if not n.endswith(BINARIES)):
         raise bundle_error(path, name, faults[name])
-    whole = {name: c for name, c in contents.items() if isinstance(c, bytes) and name not in faults}
-    return manifest, whole, sorted(faults)
+    verified = {name: c for name, c in contents.items() if isinstance(c, bytes) and name not in faults}
+    return manifest, verified, sorted(faults)
 
 
 def _table(manifest: dict[str, Any], path: Any) -> dict[str, dict[str, Any]]:
     table = manifest.get("files")
     if not isinstance(table, dict) or not all(map(_is_a_name, table)) or MANIFEST in table:
         raise bundle_error(path, MANIFEST, "its list of files is none")
-    for name, said in table.items():
-        if not isinstance(said, dict) or set(said) != {"sha256", "bytes"}:
+    for name, sums in table.items():
+        if not isinstance(sums, dict) or set(sums) != {"sha256", "bytes"}:
             raise bundle_error(path, name, "the manifest gives no sum and length of it")
     return table
 
 
-def _fault(content: Content | None, said: Mapping[str, Any]) -> str | None:
+def _fault(content: Content | None, sums: Mapping[str, Any]) -> str | None:
     if content is None:
         return "it is missing"
     if isinstance(content, str):
         return content
-    if len(content) != said["bytes"]:
-        return f"it has {len(content)} bytes, and the manifest says {str(said['bytes'])[:20]}"
-    return None if sha256(content) == said["sha256"] else "its SHA-256 is not the one in the manifest"
+    if len(content) != sums["bytes"]:
+        return f"it has {len(content)} bytes, and the manifest says {str(sums['bytes'])[:20]}"
+    return None if sha256(content) == sums["sha256"] else "its SHA-256 is not the one in the manifest"
 
 
 def _is_a_name(name: str) -> bool:
@@ -269,7 +269,7 @@ def _entry_fault(entry: zipfile.ZipInfo) -> str | None:
 
 
 def _inflated(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Content:
-    """At most as many bytes as the entry says that it has."""
+    """The bytes of an entry, at most as many as it says that it has."""
     try:
         with archive.open(entry) as file:
             content = file.read(entry.file_size + 1)
@@ -291,7 +291,7 @@ def zip_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Through a neighbour and one rename: a reader sees the old file or the new one."""
+    """Write a file through a neighbour and one rename: a reader sees the old file or the new one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -327,15 +327,15 @@ def write_directory(path: Path, files: Mapping[str, bytes], mark: str = MANIFEST
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _exchange(new: Path, path: Path, old: Path) -> None:
-    """`made` becomes `path`; what was there is at `old`, and goes back where that fails."""
+def _exchange(new: Path, path: Path, backup: Path) -> None:
+    """`new` becomes `path`; what was there is at `backup`, and goes back where that fails."""
     if path.exists():
-        os.rename(path, old)
+        os.rename(path, backup)
     try:
         os.rename(new, path)
     except OSError:
-        if old.exists():
-            os.rename(old, path)
+        if backup.exists():
+            os.rename(backup, path)
         raise
 
 

@@ -14,7 +14,7 @@ from ....ir.text.document import size_document, sizes_document
 from ....ir.text.relations import relation_document, relations
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ...kernels.triton_module import TRITON_DTYPE
-from ..gather.gathered import Gathered, Part, apart, gathered
+from ..gather.gathered import Gathered, Part, export_error, gather_function
 from .archive import BINARIES, canonical
 
 NOTE = (
@@ -26,9 +26,10 @@ NOTE = (
 
 def target_files(target_class: Any, args: Sequence[Any], target: str) -> dict[str, bytes]:
     """The files below `targets/<name>`: kernels.py, launch.json, and the binaries. Raises ExportError."""
-    exported = gathered(target_class, args, target)
+    exported = gather_function(target_class, args, target)
     folder = f"targets/{target.replace(':', '_')}"
     steps = list(_steps(exported))
+    # All kernels of the Function are compiled together: one text, one module.
     kernels = list({k.name: k for _, _, _, version in steps for k in version.kernels}.values())
     text = module_of(kernels)
     binaries = compile_for(kernels, text, [target])
@@ -38,6 +39,7 @@ def target_files(target_class: Any, args: Sequence[Any], target: str) -> dict[st
     steps_data = [
         _step(exported, *step, binaries={k.name: binaries[k.name][target] for k in step[3].kernels}) for step in steps
     ]
+    # The rest of what a host needs: memory, arguments and the calls that are no kernels.
     launch = {
         "target": target,
         "note": NOTE,
@@ -71,11 +73,11 @@ def _steps(exported: Gathered) -> Iterator[Step]:
 def _binaries(exported: Gathered, folder: str, kernel: Kernel, binary: Binary) -> dict[str, bytes]:
     if binary.error is not None:
         reason = f"its kernel {kernel.name} does not compile for {exported.target}: {binary.error.splitlines()[0]}"
-        raise apart(exported.compiler, reason)
-    wanted = {kind: content for kind, content in binary.asm.items() if f".{kind}" in BINARIES}
+        raise export_error(exported.compiler, reason)
+    published = {kind: content for kind, content in binary.asm.items() if f".{kind}" in BINARIES}
     return {
         f"{folder}/{kernel.name}.{kind}": content if isinstance(content, bytes) else content.encode()
-        for kind, content in wanted.items()
+        for kind, content in published.items()
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...report.explain import compiler_of
-from ..gather.gathered import ExportError, apart, gathered
+from ..gather.gathered import ExportError, export_error, gather_function
 from ..python.module import module_text
 from .archive import MANIFEST, BundleError, seal, write_directory, write_file, zip_of
 from .binaries import target_files
@@ -36,13 +36,13 @@ def _require_readable(target_class: Any, captured: CapturedBundle) -> None:
         contents(captured.manifest["function"], captured.graphs, "the bundle")
     except BundleError as error:
         reason = f"a bundle cannot hold it: {error.facts['file']}: {error.facts['fact']}"
-        raise apart(compiler_of(target_class), reason) from error
+        raise export_error(compiler_of(target_class), reason) from error
 
 
 def _module(target_class: Any, args: Sequence[Any], target: str | None) -> tuple[dict[str, bytes], str | None]:
     """The Triton module, or why there is none."""
     try:
-        return {MODULE: module_text(gathered(target_class, args, target)).encode()}, None
+        return {MODULE: module_text(gather_function(target_class, args, target)).encode()}, None
     except ExportError as error:
         return {}, str(error.facts.get("reason", error))
 

@@ -16,6 +16,7 @@ from ....ir.program import ValueRef
 from ....ir.text.document import (
     Symbols,
     document_error,
+    fields_from,
     index_from,
     list_from,
     size_document,
@@ -175,9 +176,8 @@ _PLACES = ("saved", "attributes", "dirty", "non_differentiable")
 # ------------------------------------------------------------------ read
 def function_from(data: Any) -> Function:
     """The Function that `Function.data` wrote. Raises ParseError."""
-    values = fields(
-        data, "function", "name", "doc", "style", "derive_jvp", "autocast", "flags", "arguments", "defaults", "variants"
-    )
+    names = ("name", "doc", "style", "derive_jvp", "autocast", "flags", "arguments", "defaults", "variants")
+    values = fields_from(data, *names, at="function")
     arguments = tuple(_argument(a) for a in list_from(values["arguments"], "arguments", MOST_ARGUMENTS))
     name, doc = identifier(values["name"], "name"), values["doc"]
     if doc is not None and (not isinstance(doc, str) or len(doc) > 10_000):
@@ -195,17 +195,10 @@ def function_from(data: Any) -> Function:
     )  # fmt: skip
 
 
-def fields(data: Any, at: str, *names: str) -> dict[str, Any]:
-    """The data, which has to be a dict with exactly these fields."""
-    if not isinstance(data, dict) or set(data) != set(names):
-        raise document_error(f"expected the fields {', '.join(names)}", at)
-    return data
-
-
-def one_of(data: Any, known: Sequence[Any], at: str) -> Any:
+def one_of(data: Any, choices: Sequence[Any], at: str) -> Any:
     """The data, which has to be one of these values."""
-    if not any(type(data) is type(k) and data == k for k in known):
-        raise document_error(f"{str(data)[:40]!r} is none of {', '.join(map(str, known))}", at)
+    if not any(type(data) is type(k) and data == k for k in choices):
+        raise document_error(f"{str(data)[:40]!r} is none of {', '.join(map(str, choices))}", at)
     return data
 
 
@@ -228,18 +221,18 @@ def _autocast(data: Any) -> tuple[str | None, str | None]:
 
 def _argument(data: Any) -> Argument:
     if isinstance(data, dict) and "constant" in data:
-        values = fields(data, "arguments", "name", "constant")
+        values = fields_from(data, "name", "constant", at="arguments")
         name = identifier(values["name"], "arguments")
         return Argument(name, constant=constant_from(values["constant"], {}, "arguments"))
-    values = fields(data, "arguments", "name", "dtype", "rank")
+    values = fields_from(data, "name", "dtype", "rank", at="arguments")
     dtype = one_of(values["dtype"], list(ITEMSIZE), "arguments")
     return Argument(identifier(values["name"], "arguments"), dtype, index_from(values["rank"], 65, "arguments"))
 
 
 def _variant(data: Any, arguments: Sequence[Argument]) -> Variant:
     at = "variants"
-    values = fields(data, at, "needs_input_grad", "forward", "tensors", "symbols", "ranges", "assumptions", "outputs",
-                   "returns_tuple", "materialize_grads", *_PLACES, "backward")  # fmt: skip
+    values = fields_from(data, "needs_input_grad", "forward", "tensors", "symbols", "ranges", "assumptions", "outputs",
+                         "returns_tuple", "materialize_grads", *_PLACES, "backward", at=at)  # fmt: skip
     symbols = symbols_from(values["symbols"], at)
     tensors = sum(a.dtype is not None for a in arguments)
     outputs = tuple(_output(o, symbols, tensors) for o in list_from(values["outputs"], at, MOST_ARGUMENTS))
@@ -282,7 +275,7 @@ def _output(data: Any, symbols: Symbols, tensors: int) -> Output:
     at = "outputs"
     kind = one_of(data.get("kind") if isinstance(data, dict) else None, KINDS, at)
     extra = {"object": ("value",), **dict.fromkeys(VIEWS, ("view",))}.get(kind, ())
-    values = fields(data, at, "kind", "index", *extra)
+    values = fields_from(data, "kind", "index", *extra, at=at)
     index = index_from(values["index"], tensors if kind in ("input", "view") else MOST_ARGUMENTS, at)
     if kind == "object":
         return Output(kind, index, value=constant_from(values["value"], symbols, at))
@@ -312,7 +305,7 @@ def _present(places: tuple[ValueRef | None, ...], at: str) -> tuple[ValueRef, ..
 
 
 def _entry(data: Any, outputs: int, arguments: int) -> Entry:
-    values = fields(data, "backward", "gradients", "graph", "passed")
+    values = fields_from(data, "gradients", "graph", "passed", at="backward")
     gradients = tuple(_flag(g, "backward") for g in list_from(values["gradients"], "backward", MOST_ARGUMENTS))
     if len(gradients) != outputs:
         raise document_error("not every output is said to have a gradient or not", "backward")
@@ -333,6 +326,7 @@ def require_fitting(function: Function, graphs: Mapping[str, Graph]) -> None:
 
 
 def _require_forward(function: Function, variant: Variant, graph: Graph) -> None:
+    # Inputs: just the tensors, whose layouts tell every size.
     tensors = [function.arguments[i] for i in function.slots]
     inputs = [(v.dtype, v.ndim) for v in graph.inputs]
     if inputs != [(a.dtype, a.rank) for a in tensors]:
@@ -340,6 +334,7 @@ def _require_forward(function: Function, variant: Variant, graph: Graph) -> None
     symbols = {s for layout in variant.tensors for part in layout for s in part if isinstance(s, sympy.Symbol)}
     if symbols != set(variant.symbols.values()):
         raise document_error("a size is not told by any argument", variant.graph)
+    # Outputs: each is made by the graph, or shows memory of something that is.
     visible = variant.tensor_outputs
     hidden = len(graph.outputs) - len(visible)
     if any(o.kind == "tensor" and v is None for o, v in zip(visible, graph.outputs, strict=False)):
@@ -350,6 +345,7 @@ def _require_forward(function: Function, variant: Variant, graph: Graph) -> None
     limits: dict[str, Collection[int]] = {"part of output": own, "part of hidden": range(hidden)}
     if any(o.index not in limits[o.kind] for o in visible if o.kind in limits):
         raise document_error("an output is part of something that is not made", variant.graph)
+    # Places last, since they count among these.
     counts = {"input": len(tensors), "output": len(visible), "hidden": hidden}
     places = [p for name in _PLACES for p in getattr(variant, name) if p is not None]
     if hidden < 0 or any(not p.index < counts[p.kind] for p in places) or None in graph.outputs[len(visible) :]:

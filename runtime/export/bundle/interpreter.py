@@ -21,7 +21,7 @@ from ....tracer.dtypes import to_torch
 from ....tracer.torch_private import memory_of, no_autocast
 from ...execution.aten.reference import call_node, final_values
 from ...execution.layouts import same_strides
-from ...persistence.literals import same, settled
+from ...persistence.literals import same_constant, with_sizes
 from ...values.exact_sizes import evaluate_exactly
 from .contents import Argument, Entry, Function, Layout, Output, Variant
 from .write import autocast_now
@@ -74,7 +74,7 @@ class Result:
         """The user's return value of forward."""
         supply = iter(self.outputs)
         outputs = self.variant.outputs
-        full = tuple(settled(o.value, self.sizes) if o.kind == "object" else next(supply) for o in outputs)
+        full = tuple(with_sizes(o.value, self.sizes) if o.kind == "object" else next(supply) for o in outputs)
         return full if self.variant.is_tuple else full[0]
 
 
@@ -177,9 +177,9 @@ class BundleInterpreter:
 
     def _require_shape(self, name: str, shape: Sequence[Any], tensor: Tensor, sizes: Sizes) -> None:
         if not all(evaluate_exactly(a, sizes) == b for a, b in zip(shape, tensor.shape, strict=True)):
-            actual, wanted = _row(tensor.shape), _row(shape)
+            actual, exported = _row(tensor.shape), _row(shape)
             raise self.call_error(
-                f"{name} has the shape {actual}; it was exported for {wanted}, where {_values(sizes)}"
+                f"{name} has the shape {actual}; it was exported for {exported}, where {_values(sizes)}"
             )
 
     def _require_layout(self, name: str, layout: Layout, tensor: Tensor, sizes: Sizes) -> None:
@@ -190,11 +190,11 @@ class BundleInterpreter:
             raise self.call_error(fact, f"give {name}.contiguous(), or export it with {name} in this layout.")
 
     def _own_memory(
-        self, graph: Graph, results: Sequence[Any], sizes: Sizes, memory: set[int], which: range
+        self, graph: Graph, results: Sequence[Any], sizes: Sizes, memory: set[int], places: range
     ) -> list[Any]:
         """Results with eager's strides, each in memory of its own; None stays None."""
         own: list[Any] = []
-        for at in which:
+        for at in places:
             strides = [evaluate_exactly(s, sizes) for s in graph.output_strides[at] or ()]
             own.append(results[at] if results[at] is None else laid_out(results[at], strides, memory))
             if own[-1] is not None:
@@ -210,8 +210,8 @@ class BundleInterpreter:
         sizes = dict(zip(self.symbols[number], values, strict=True))
         present = [g is not None for g in gradients]
         entry = self._entry(variant, present)
-        given = [g for g, has_gradient in zip(gradients, entry.gradients, strict=True) if has_gradient]
-        inputs = [r for r in residuals if r is not None] + given
+        supplied = [g for g, has_gradient in zip(gradients, entry.gradients, strict=True) if has_gradient]
+        inputs = [r for r in residuals if r is not None] + supplied
         graph, memory = self.graphs[entry.graph], {memory_of(t) for t in inputs}
         with no_autocast():
             results, _ = run(graph, inputs, sizes)
@@ -238,7 +238,7 @@ class BundleInterpreter:
 def _kind_difference(argument: Argument, value: Any) -> str | None:
     """The difference of a value from the exported argument, or None."""
     if argument.dtype is None:
-        if not isinstance(value, Tensor) and same(argument.constant, value):
+        if not isinstance(value, Tensor) and same_constant(argument.constant, value):
             return None
         return f"was exported as the constant {argument.constant!r}, not as {_type_text(value)}"
     if not isinstance(value, Tensor) or value.layout is not torch.strided:

@@ -56,10 +56,10 @@ def contents(data: Any, files: Mapping[str, bytes], path: Any) -> tuple[Function
     except BundleError:
         raise
     except FAULTS as error:
-        said = str(getattr(error, "facts", {}).get("detail", error))
+        detail = str(getattr(error, "facts", {}).get("detail", error))
         place = getattr(error, "facts", {}).get("line", "")
         raise bundle_error(
-            path, file, f"{place}: {said}" if place else f"{type(error).__name__}: {said}"[:300]
+            path, file, f"{place}: {detail}" if place else f"{type(error).__name__}: {detail}"[:300]
         ) from error
     return function, graphs
 

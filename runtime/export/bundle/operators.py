@@ -1,4 +1,4 @@
-"""Which calls of torch a bundle may hold: functions of tensors, of torch's own operators, that check what they read.
+"""The calls of torch that a bundle may hold: functions of tensors, of torch's own operators, that check what they read.
 
 A stranger's graph names operators. One that opens files, writes in place, trusts its caller about sizes, or belongs to
 a library outside torch is refused, when a bundle is written and when it is read.

@@ -25,7 +25,7 @@ from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...specialize.specialization import Specialization
 from ...values.tensor_specs import fake_tensor
-from ..gather.gathered import apart, require_closed
+from ..gather.gathered import export_error, require_closed
 from .archive import canonical
 from .contents import Entry, Layout, Output, Variant
 from .operators import why_not_portable
@@ -49,11 +49,11 @@ class GraphFiles:
         """The name of the file that holds a graph."""
         for value in graph.order():
             if (reason := why_not_portable(value)) is not None:
-                raise apart(self.compiler, reason, value.origin.where)
+                raise export_error(self.compiler, reason, value.origin.where)
         try:
             content = canonical(document(graph))
         except ValueError as error:
-            raise apart(self.compiler, f"its {role} has no form as JSON: {error}") from error
+            raise export_error(self.compiler, f"its {role} has no form as JSON: {error}") from error
         if content not in self.names:
             count = sum(name.startswith(f"graphs/{role}") for name in self.files)
             self.names[content] = f"graphs/{role}{f'_{count + 1}' if count else ''}.json"
@@ -167,7 +167,8 @@ def _require_indifferent(compiler: Compiled, spec: Specialization, backwards: di
         except (CaptureError, LoweringError):
             continue
         if key(_without_strides(for_layout)) != key(_without_strides(backwards[predicted])):
-            raise apart(compiler, "its backward depends on the layout of its gradients", captured.backward_place())
+            refusal = "its backward depends on the layout of its gradients"
+            raise export_error(compiler, refusal, captured.backward_place())
 
 
 def _layout(layout: str, like: Any) -> Any:
@@ -206,11 +207,11 @@ def _assumptions(compiler: Compiled, spec: Specialization, symbols: set[sympy.Sy
     for condition in captured.session.conditions(captured.symbols):
         settled = condition if condition.free_symbols <= symbols else captured.session.env.replace(condition)
         if not settled.free_symbols <= symbols:
-            raise apart(compiler, f"it assumes {condition}, which its arguments do not tell")
+            raise export_error(compiler, f"it assumes {condition}, which its arguments do not tell")
         try:
             yield from relations([settled])
         except ValueError as error:
-            raise apart(compiler, f"it assumes {condition}: {error}") from error
+            raise export_error(compiler, f"it assumes {condition}: {error}") from error
 
 
 def _outputs(compiler: Compiled, spec: Specialization) -> Iterator[Output]:
@@ -224,7 +225,7 @@ def _outputs(compiler: Compiled, spec: Specialization) -> Iterator[Output]:
         fake, view = next(tensors), None
         if described.kind in bases:
             if not is_as_strided(fake, bases[described.kind][described.index]):
-                raise apart(compiler, "it returns a view with another dtype, or a lazily conjugated one")
+                raise export_error(compiler, "it returns a view with another dtype, or a lazily conjugated one")
             view = (*map(_expressions, (fake.shape, fake.stride())), _offset(fake), bool(described.value))
         yield Output(described.kind, described.index, view)
 
@@ -233,7 +234,7 @@ def _literal(compiler: Compiled, value: Any) -> Any:
     try:
         constant_document(value)
     except NoLiteral as error:
-        raise apart(compiler, f"it returns {error}, which cannot be written down") from error
+        raise export_error(compiler, f"it returns {error}, which cannot be written down") from error
     return value
 
 

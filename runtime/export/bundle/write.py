@@ -24,7 +24,7 @@ from ...compiled.compiled import Compiled
 from ...persistence.literals import NoLiteral
 from ...report.explain import compiler_of
 from ...values.tensor_specs import fake_argument, with_gradients_asked
-from ..gather.gathered import apart, refused
+from ..gather.gathered import capture_refusal, export_error
 from .archive import canonical
 from .contents import FLAGS, Argument, Function
 from .variant import GraphFiles, subsets, variant_of
@@ -52,20 +52,20 @@ def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
     """Capture everything that a bundle holds. Raises ExportError."""
     compiler = compiler_of(target_class)
     if hasattr(target_class, "_fusegrad_flat"):
-        raise apart(compiler, "it is compiled with pytree=True, and a bundle holds plain arguments")
+        raise export_error(compiler, "it is compiled with pytree=True, and a bundle holds plain arguments")
     complete = compiler.user.complete(tuple(args))
     if len(complete) != (len(compiler.user.signature().parameters) if compiler.user.setup_style else len(args)):
-        raise apart(compiler, "it takes tensors inside a container; make them arguments")
+        raise export_error(compiler, "it takes tensors inside a container; make them arguments")
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
         graphs = GraphFiles(compiler)
         return CapturedBundle(_function(compiler, stand_ins, graphs), graphs.files)
     except CaptureError as error:
-        raise refused(compiler, error) from error
+        raise capture_refusal(compiler, error) from error
     except LoweringError as error:
-        raise apart(compiler, f"it cannot be written as a graph: {error}") from error
+        raise export_error(compiler, f"it cannot be written as a graph: {error}") from error
     except NoLiteral as error:
-        raise apart(compiler, f"it depends on {error}, which cannot be written down") from error
+        raise export_error(compiler, f"it depends on {error}, which cannot be written down") from error
 
 
 # ------------------------------------------------------------------ the Function
@@ -75,7 +75,7 @@ def _function(compiler: Compiled, args: Sequence[Any], graphs: GraphFiles) -> Fu
     cls = compiler.user.cls
     method = backward_method(cls)
     if cls.backward is not TorchFunction.backward and cls.vjp is not TorchFunction.vjp:  # type: ignore[attr-defined]
-        raise apart(compiler, "it has both backward and vjp, which autograd refuses")
+        raise export_error(compiler, "it has both backward and vjp, which autograd refuses")
     arguments = tuple(_arguments(compiler, args))
     for argument in arguments:
         _require_literal(compiler, argument)
@@ -116,7 +116,7 @@ def _require_literal(compiler: Compiled, argument: Argument) -> None:
     try:
         argument.data()
     except NoLiteral as error:
-        raise apart(compiler, f"its argument {argument.name} is {error}") from error
+        raise export_error(compiler, f"its argument {argument.name} is {error}") from error
 
 
 def _defaults(compiler: Compiled) -> tuple[Any, ...]:
@@ -127,10 +127,10 @@ def _defaults(compiler: Compiled) -> tuple[Any, ...]:
 
 
 def _gradient_subsets(args: Sequence[Any]) -> list[tuple[bool, ...]]:
-    """Which tensors may need a gradient together: all first. One that was given without never does."""
+    """The sets of tensors that may need a gradient together: all first. One that was given without never does."""
     asking = [a.requires_grad for a in args if isinstance(a, Tensor)]
-    chosen = [*subsets([i for i, asks in enumerate(asking) if asks]), set()]
-    return [tuple(i in on for i in range(len(asking))) for on in dict.fromkeys(map(frozenset, chosen))]
+    candidates = [*subsets([i for i, asks in enumerate(asking) if asks]), set()]
+    return [tuple(i in on for i in range(len(asking))) for on in dict.fromkeys(map(frozenset, candidates))]
 
 
 def autocast_now() -> tuple[str | None, str | None]:

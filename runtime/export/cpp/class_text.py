@@ -50,8 +50,8 @@ def _apart(signature: Signature, name: str) -> str:
 def _forward(signature: Signature) -> Iterator[str]:
     scopes, outputs = signature.scopes, _outputs(signature)
     for name, value in signature.numbers.items():
-        said = f'"{signature.function} was exported for {name} = {value}, not "'
-        yield f"TORCH_CHECK_VALUE({name} == {literal(value)}, {said}, {name});"
+        prefix = f'"{signature.function} was exported for {name} = {value}, not "'
+        yield f"TORCH_CHECK_VALUE({name} == {literal(value)}, {prefix}, {name});"
     yield "at::AutoDispatchBelowADInplaceOrView below;  // what follows is forward itself, not recorded"
     results = [_apart(signature, scopes.forward.name_of(o)) for o in scopes.forward.outputs]
     yield from _launched(signature, scopes.forward, scopes.tensors, results)

@@ -10,7 +10,7 @@ from ....ir import Value
 from ....ir.text.printable import in_line_comment
 from ..gather.gathered import Gathered, Part
 from ..text.expressions import CPP
-from ..text.scope import Scope, Symbols, folded, snake
+from ..text.scope import Scope, Symbols, fold_words, snake
 from ..text.steps import Memory, Syntax, argument_text, has_its_strides, step_lines
 from .calls import CppCall, kind, options
 
@@ -47,10 +47,10 @@ def schema(scope: Scope) -> str:
     return f"({', '.join(parameters)}) -> ({results})"
 
 
-def _function(scope: Scope, suffix: str, lines: Sequence[str], said: str) -> str:
+def _function(scope: Scope, suffix: str, lines: Sequence[str], remark: str) -> str:
     parameters = ", ".join([*(f"at::Tensor {n}" for n in scope.inputs), *(f"int64_t {n}" for n in scope.sizes)])
     head = f"{result_type(scope)} {scope.function}_{suffix}({parameters}) {{"
-    comment = [f"// {in_line_comment(line.strip())}" for line in said.splitlines() if line.strip()]
+    comment = [f"// {in_line_comment(line.strip())}" for line in remark.splitlines() if line.strip()]
     return "\n".join([*comment, head, *(f"  {line}" for line in lines), "}"])
 
 
@@ -106,8 +106,8 @@ def _conditions(scope: Scope) -> list[str]:
     texts = [scope.expressions.text(c) for c in scope.assumed()]
     if not texts:
         return []
-    whole = " && ".join(t if len(texts) == 1 or " || " not in t else f"({t})" for t in texts)
-    return [f'TORCH_CHECK_VALUE({whole}, "{scope.function} was exported for sizes with {whole}");']
+    conjunction = " && ".join(t if len(texts) == 1 or " || " not in t else f"({t})" for t in texts)
+    return [f'TORCH_CHECK_VALUE({conjunction}, "{scope.function} was exported for sizes with {conjunction}");']
 
 
 # ------------------------------------------------------------------ steps
@@ -141,11 +141,11 @@ class CppSyntax(Syntax):
 
     def launch(self, kernel: Kernel, memory: Memory) -> Iterator[str]:
         arguments = [argument_text(self.scope, a, memory) for a in kernel.arguments]
-        grid, (first, *rest) = self.scope.expressions.text(kernel.grid), folded(arguments, 80)
+        grid, (first, *further) = self.scope.expressions.text(kernel.grid), fold_words(arguments, 80)
         head = f"launch({kernel.name}, {grid}, {self.device}, {{"
-        yield head + first.rstrip(",") + ("," if rest else "});")
-        for i, line in enumerate(rest):
-            yield f"    {line.rstrip(',')}" + ("," if i < len(rest) - 1 else "});")
+        yield head + first.rstrip(",") + ("," if further else "});")
+        for i, line in enumerate(further):
+            yield f"    {line.rstrip(',')}" + ("," if i < len(further) - 1 else "});")
 
     def on_device(self, lines: Iterator[str]) -> list[str]:
         return list(lines)

@@ -21,18 +21,18 @@ from ...cache.entry_files import versions
 from ...execution.pipeline import text_of
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ..bundle.archive import write_file
-from ..gather.gathered import gathered
+from ..gather.gathered import gather_function
 from ..text.function import FunctionScopes
-from ..text.scope import folded, reached, symbol_names
+from ..text.scope import fold_words, reachable_versions, symbol_names
 from .boilerplate import COUNTERS, DRIVER, HELPERS
 from .class_text import FULL, function_texts, marked, operators
 from .launchers import WORDS, launch_scope, shapes, with_aten, with_kernels
-from .signature import Signature, refused, require_plain
+from .signature import Signature, cpp_refusal, require_plain
 
 
 def pair(target_class: Any, args: tuple[Any, ...], target: str | None, stem: str | None = None) -> dict[str, str]:
     """The texts by suffix."""
-    exported = gathered(target_class, args, target)
+    exported = gather_function(target_class, args, target)
     symbols = symbol_names(exported, Names([*WORDS, *exported.names]))
     signature = Signature(FunctionScopes(exported, symbols, launch_scope))
     require_plain(signature)
@@ -64,7 +64,7 @@ def _header(signature: Signature) -> Iterator[str]:
 
 
 def _is_traceable(signature: Signature) -> bool:
-    """As the class declares; marks are more than compiled autograd takes of a C++ node that is traceable."""
+    """True where the class declares it and marks nothing: compiled autograd takes no marks of a traceable C++ node."""
     return getattr(signature.scopes.exported.cls, "is_traceable", None) is True and not marked(signature)
 
 
@@ -92,10 +92,10 @@ def source_text(signature: Signature, stem: str) -> str:
     traced = [shapes(launch_scope(exported, s.part, s.symbols)) for s in scopes]
     parts = [*(_kernel(k, b) for k, b in kernels), launching, *(t for t in plain if t is not None), *traced]
     # Helpers and headers are those that the text calls.
-    used = "\n".join(parts)
-    helpers = [text for name, text in HELPERS if re.search(rf"\b{name}\(", used) or name == "laid_out"]
+    rendered = "\n".join(parts)
+    helpers = [text for name, text in HELPERS if re.search(rf"\b{name}\(", rendered) or name == "laid_out"]
     capability = f"constexpr int CAPABILITY = {exported.target.partition(':')[2]};"
-    inside = [*helpers, capability, DRIVER, *([COUNTERS] if "counters(" in used else []), *parts]
+    inside = [*helpers, capability, DRIVER, *([COUNTERS] if "counters(" in rendered else []), *parts]
     texts = [*inside, "}  // namespace", *function_texts(signature), operators(signature, plain)]
     body = "\n\n".join(text.strip("\n") for text in texts)
     images = "\n\n".join(_image(k, b) for k, b in kernels)
@@ -123,13 +123,13 @@ def _kernels(signature: Signature) -> list[tuple[Kernel, Binary]]:
     """The kernels with their machine code. Raises ExportError for one that does not compile."""
     exported = signature.scopes.exported
     launched = [(s, vs) for s in signature.scopes.all for vs in s.part.kernels.values()]
-    unique = tuple({k.name: k for s, vs in launched for v in reached(s, vs) for k in v.kernels}.values())
+    unique = tuple({k.name: k for s, vs in launched for v in reachable_versions(s, vs) for k in v.kernels}.values())
     compiled = compile_for(unique, text_of(Kernels(unique)), [exported.target]) if unique else {}
     binaries = [(k, compiled[k.name][exported.target]) for k in unique]
     for kernel, binary in binaries:
         if binary.error:
             reason = f"{kernel.name} does not compile for {exported.target}: {binary.error}"
-            raise refused(exported, reason, "name another target.")
+            raise cpp_refusal(exported, reason, "name another target.")
     return binaries
 
 
@@ -142,5 +142,5 @@ def _kernel(kernel: Kernel, binary: Binary) -> str:
 def _image(kernel: Kernel, binary: Binary) -> str:
     content = binary.asm["cubin"]
     assert isinstance(content, bytes)
-    rows = "\n".join(f"    {line}" for line in folded(map(str, content), 112))
+    rows = "\n".join(f"    {line}" for line in fold_words(map(str, content), 112))
     return f"alignas(16) const unsigned char {kernel.name}_image[] = {{\n{rows}\n}};"

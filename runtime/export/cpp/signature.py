@@ -60,7 +60,7 @@ def _in_schema(value: Any) -> str:
 
 
 # ------------------------------------------------------------------ what has no text
-def refused(exported: Gathered, reason: str, fix: str) -> ExportError:
+def cpp_refusal(exported: Gathered, reason: str, fix: str) -> ExportError:
     """The error for a Function that a C++ file could not hold."""
     place = method_place(exported.cls.forward)  # type: ignore[attr-defined]
     return ExportError(function=exported.name, reason=reason, where=place, fix=fix)
@@ -73,9 +73,9 @@ def require_plain(signature: Signature) -> None:
     require_nameable(exported.compiler, signature.parameters, (), ascii_only=True)
     if not exported.target.startswith("cuda:"):
         reason = f"C++ launches through the CUDA driver, not on {exported.target}"
-        raise refused(exported, reason, "name a cuda target.")
+        raise cpp_refusal(exported, reason, "name a cuda target.")
     forward = exported.specialization.captured.forward
     apart = all(o.kind in ("tensor", "object") for o in forward.outputs)
     if forward.dirty or exported.forward.graph.mutations or not apart:
         fix = "return tensors of its own, or export a Triton module (.py)."
-        raise refused(exported, "forward writes to an argument, or returns one or a view of one", fix)
+        raise cpp_refusal(exported, "forward writes to an argument, or returns one or a view of one", fix)

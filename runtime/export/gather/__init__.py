@@ -1,1 +1,1 @@
-"""What is exported, gathered from the specializations before anything is written."""
+"""The content of an export, gathered from the specializations before anything is written."""

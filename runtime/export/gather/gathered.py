@@ -1,4 +1,4 @@
-"""What an export writes down: one Function at one key, for one target, as graphs, steps and kernels."""
+"""The content of an export: one Function at one key, for one target, as graphs, steps and kernels."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Part:
     kernels: dict[int, list[Kernels]]
     passed: dict[int, int]
     sizes: tuple[sympy.Symbol, ...]
-    where: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class Gathered:
     @property
     def pinned(self) -> Sizes:
         """Symbols whose values are compiled into some kernel."""
-        versions = [k for p in self.parts for found in p.kernels.values() for k in found]
+        versions = [k for p in self.parts for several in p.kernels.values() for k in several]
         return {s: v for version in versions for kernel in version.kernels for s, v in kernel.pinned.items()}
 
     @property
     def guards(self) -> tuple[Any, ...]:
-        """What capturing and lowering both directions assumed about sizes."""
+        """The assumptions about sizes that capturing and lowering both directions made."""
         return self.specialization.captured.session.conditions(self.specialization.captured.symbols)
 
     @property
     def sources(self) -> dict[sympy.Symbol, Source]:
-        """Where the arguments tell the symbols."""
+        """The places in the arguments that tell the symbols."""
         return dict(self.specialization.captured.binder.sources)
 
     @property
@@ -117,30 +117,30 @@ class Gathered:
         return may_be_one(self.compiler, self.specialization, self.args, free)
 
 
-def gathered(
+def gather_function(
     target_class: Any, args: Sequence[Any], target: str | None = None, derivatives: Sequence[str] = ()
 ) -> Gathered:
     """Capture and generate. Raises ExportError where something would have to run as the user wrote it.
 
     derivatives: "jvp", for kernels of forward mode.
     """
-    compiler, given = compiler_of(target_class), arguments(target_class, tuple(args))
-    where = target or DEFAULT_TARGET
-    if where not in TARGETS:
-        raise UnknownTargetError(target=where, known=", ".join(TARGETS))
-    complete = compiler.user.complete(given)
+    compiler, opened = compiler_of(target_class), arguments(target_class, tuple(args))
+    target_name = target or DEFAULT_TARGET
+    if target_name not in TARGETS:
+        raise UnknownTargetError(target=target_name, known=", ".join(TARGETS))
+    complete = compiler.user.complete(opened)
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        return _gathered(compiler, stand_ins, where, derivatives)
+        return _gathered(compiler, stand_ins, target_name, derivatives)
     except NoTangents as error:
-        raise apart(compiler, f"it has no jvp to write down: {error}") from error
+        raise export_error(compiler, f"it has no jvp to write down: {error}") from error
     except CaptureError as error:
-        raise refused(compiler, error) from error
+        raise capture_refusal(compiler, error) from error
     except LoweringError as error:
-        raise apart(compiler, f"it cannot be written in kernels: {error}") from error
+        raise export_error(compiler, f"it cannot be written in kernels: {error}") from error
 
 
-def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
+def capture_for_export(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
     """Forward, and backward if there is one, as captured. Raises ExportError where a file could not hold it."""
     compiler = compiler_of(target_class)
     complete = compiler.user.complete(arguments(target_class, tuple(args)))
@@ -151,12 +151,12 @@ def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Speciali
         if has_backward(compiler, stand_ins):
             require_closed(compiler, spec, spec.backward.entry(predicted_kinds(spec.captured)))
     except CaptureError as error:
-        raise refused(compiler, error) from error
+        raise capture_refusal(compiler, error) from error
     return compiler, spec, stand_ins
 
 
 def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
-    """Whether there is a backward, and something for it to differentiate."""
+    """True where there is a backward, and something for it to differentiate."""
     return backward_method(compiler.user.cls) is not None and any(map(is_float, stand_ins))
 
 
@@ -165,32 +165,37 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
-    chosen = choose_residuals(spec, sizes) if differentiates else None
-    graph = forward_graph(spec, chosen)
+    # Residuals before both graphs: what forward keeps is what backward reads.
+    residual_plan = choose_residuals(spec, sizes) if differentiates else None
+    graph = forward_graph(spec, residual_plan)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
-    places = chosen.places if chosen else spec.captured.residual_places
+    places = residual_plan.places if residual_plan else spec.captured.residual_places
     forward = part_of(compiler, graph, "forward", target, sizes, {}, ())
-    backward = whole = None
+    backward = full_backward = None
+    # Backward for the gradients that a usual call has; as it came, for jvp, and without what it only passes on.
     if differentiates:
         entry = spec.backward.entry(predicted_kinds(spec.captured))
         require_closed(compiler, spec, entry)
         name = f"{spec.captured.name}_backward"
         kinds = predicted_kinds(spec.captured)
-        after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
-        whole = after.copy()
+        plan = residual_plan
+        after = graph_of(entry.trace, name) if plan is None else plan.backward_graph(kinds, entry, name)
+        full_backward = after.copy()
         after.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(after.outputs)]
         symbols = tuple(spec.captured.backward_symbols)
         backward = part_of(compiler, after, "backward", target, sizes, entry.passed_gradients, symbols)
+    # Names of the user's for the file.
     skip = 0 if uses_setup_context(compiler.user.cls) else 1
     names = tuple(parameter_names(compiler.user.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
-    kept = tuple(p for p in places if p is not None)
+    saved = tuple(p for p in places if p is not None)
     jvp: Part | None = None
     reads: Sequence[ValueRef] = ()
+    # Forward mode last: it may be the transpose of the whole backward.
     if "jvp" in derivatives:
-        pushing, reads = tangents_of(compiler, spec, whole, kept)
+        pushing, reads = tangents_of(compiler, spec, full_backward, saved)
         jvp = part_of(compiler, pushing, "jvp", target, sizes, {}, ())
     return Gathered(
-        compiler, compiler.user.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, kept, jvp,
+        compiler, compiler.user.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, saved, jvp,
         tuple(reads),
     )
 
@@ -201,18 +206,18 @@ def part_of(
 ) -> Part:  # fmt: skip
     """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
     derived = method == "jvp" and not compiler.user.overrides("jvp")
-    where = method_place(getattr(compiler.user.cls, "backward" if derived else method))
+    source = method_place(getattr(compiler.user.cls, "backward" if derived else method))
     device = named_target(target, numerics(compiler.options.numerics))
-    made = generate(graph, device, sizes, graph.name)
-    for step in made.steps:
+    generated = generate(graph, device, sizes, graph.name)
+    for step in generated.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
-            raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
+            raise export_error(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     kernels = {
-        at: _versions(step, first, device, sizes, made.names[at])
-        for at, first in made.kernels.items()
-        if isinstance(step := made.steps[at], Group)
+        at: _versions(step, first, device, sizes, generated.names[at])
+        for at, first in generated.kernels.items()
+        if isinstance(step := generated.steps[at], Group)
     }
-    return Part(method, graph, made.steps, kernels, passed, told_apart, where)
+    return Part(method, graph, generated.steps, kernels, passed, told_apart, source)
 
 
 def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: str) -> list[Kernels]:
@@ -221,10 +226,10 @@ def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: 
     hints = counterpart_sizes(sizes, pinned, aligned)
     if hints is None:
         return [first]
-    other = kernels_of(group, target, hints, f"{name}_{'any_size' if aligned else 'aligned'}")
-    if _is_aligned(other) == aligned or any(s not in pinned for k in other.kernels for s in k.pinned):
+    counterpart = kernels_of(group, target, hints, f"{name}_{'any_size' if aligned else 'aligned'}")
+    if _is_aligned(counterpart) == aligned or any(s not in pinned for k in counterpart.kernels for s in k.pinned):
         return [first]
-    return [first, other] if aligned else [other, first]
+    return [first, counterpart] if aligned else [counterpart, first]
 
 
 def _is_aligned(kernels: Kernels) -> bool:
@@ -239,31 +244,34 @@ def require_closed(compiler: Compiled, spec: Specialization, entry: BackwardEntr
     trace, lifted = (captured.forward.trace, captured.lifted) if entry is None else (entry.trace, entry.lifted)
     if trace.opaque:
         node = trace.opaque[0]
-        raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
+        raise export_error(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     if lifted:
-        raise apart(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
+        raise export_error(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
     if any(o.kind == "object" and holes(o.value) for o in captured.forward.outputs):
-        raise apart(compiler, "forward returns tensors inside a container")
+        raise export_error(compiler, "forward returns tensors inside a container")
 
 
-def apart(compiler: Compiled, reason: str, where: str | None = None) -> ExportError:
+def export_error(compiler: Compiled, reason: str, source: str | None = None) -> ExportError:
     """The error for something that a file cannot hold."""
-    place = where or method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
+    place = source or method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
     return ExportError(
         function=compiler.user.cls.__name__, reason=reason, where=place,
         fix="use the class through fusegrad, or change what the reason names.",
     )  # fmt: skip
 
 
-def require_nameable(compiler: Compiled, names: Iterable[str], taken: Container[str], ascii_only: bool = False) -> None:
+def require_nameable(
+    compiler: Compiled, names: Iterable[str], reserved: Container[str], ascii_only: bool = False
+) -> None:
     """Raise ExportError unless a file can call the class and its arguments by their names."""
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or (ascii_only and not name.isascii()):
-            raise apart(compiler, f"{name!a} is no name that the file can hold")
-        if name in taken:
-            raise apart(compiler, f"{name!r} is a name that the file has for something else")
+            raise export_error(compiler, f"{name!a} is no name that the file can hold")
+        if name in reserved:
+            raise export_error(compiler, f"{name!r} is a name that the file has for something else")
 
 
-def refused(compiler: Compiled, error: CaptureError) -> ExportError:
+def capture_refusal(compiler: Compiled, error: CaptureError) -> ExportError:
     """The error for a Function that cannot be captured."""
-    return apart(compiler, f"it cannot be traced: {error.facts.get('reason', error)}", error.facts.get("where"))
+    refusal = f"it cannot be traced: {error.facts.get('reason', error)}"
+    return export_error(compiler, refusal, error.facts.get("where"))

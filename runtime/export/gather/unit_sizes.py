@@ -38,18 +38,18 @@ def may_be_one(
     """The sizes, of those given, that may be one, each for itself and with any of the others."""
     proved: set[sympy.Symbol] = set()
     for symbol in among:
-        if len(proved) < MOST and all(_is_same(compiler, spec, args, {symbol, *others}) for others in _subsets(proved)):
+        if len(proved) < MOST and all(_is_same(compiler, spec, args, {symbol, *subset}) for subset in _subsets(proved)):
             proved.add(symbol)
     return proved
 
 
 def _subsets(items: Iterable[sympy.Symbol]) -> Iterator[tuple[sympy.Symbol, ...]]:
     listed = sorted(items, key=str)
-    return (chosen for n in range(len(listed) + 1) for chosen in combinations(listed, n))
+    return (subset for n in range(len(listed) + 1) for subset in combinations(listed, n))
 
 
 def _is_same(compiler: Compiled, spec: Specialization, args: Sequence[Any], ones: set[sympy.Symbol]) -> bool:
-    """Whether a capture with these sizes at one is what is captured, with one put in."""
+    """True where a capture with these sizes at one is the program that was captured, with one put in."""
     captured = spec.captured
     at_one = {s: sympy.Integer(1) for s in ones}
     sizes, conditions = {**captured.sizes(args), **at_one}, captured.session.conditions(captured.symbols)
@@ -67,11 +67,11 @@ def _resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any
     """The arguments with those sizes at one."""
     captured = spec.captured
     sizes = {**captured.sizes(args), **at_one}
-    found = list(args)
+    resized = list(args)
     for i, fake in zip(captured.slots, captured.forward.fakes, strict=True):
         shape, strides = (traced_numbers(ns, sizes) for ns in (fake.shape, fake.stride()))
-        found[i] = fake_tensor(shape, strides, fake.dtype, fake.device, args[i].requires_grad)
-    return found
+        resized[i] = fake_tensor(shape, strides, fake.dtype, fake.device, args[i].requires_grad)
+    return resized
 
 
 def _renaming(again: Specialization, spec: Specialization) -> dict[Any, Any]:
@@ -86,12 +86,12 @@ def _program(spec: Specialization, numbers: Numbering, putting: Mapping[Any, Any
     graphs = [graph_of(forward.trace, "forward")]
     if any(forward.needs_input_grad):
         graphs.append(graph_of(spec.backward.entry(kinds).trace, "backward"))
-    outputs = [(o.kind, o.index, _put(o.value, putting)) for o in forward.outputs]
-    layouts = [[_put(_expression(n), putting) for n in (*t.shape, *t.stride())] for t in forward.fake_outputs]
+    outputs = [(o.kind, o.index, _substituted(o.value, putting)) for o in forward.outputs]
+    layouts = [[_substituted(_expression(n), putting) for n in (*t.shape, *t.stride())] for t in forward.fake_outputs]
     places = (forward.saved, forward.saved_for_forward, forward.dirty, forward.non_differentiable)
-    constants = {k: _put(_expression(v), putting) for k, v in forward.constants.items()}
-    rest = (kinds, forward.is_tuple, outputs, layouts, places, constants, forward.tensor_attributes)
-    return (*(numbers.of(g, putting) for g in graphs), rest)
+    constants = {k: _substituted(_expression(v), putting) for k, v in forward.constants.items()}
+    facts = (kinds, forward.is_tuple, outputs, layouts, places, constants, forward.tensor_attributes)
+    return (*(numbers.of(g, putting) for g in graphs), facts)
 
 
 def _expression(size: Any) -> Any:
@@ -102,31 +102,32 @@ class Numbering:
     """Numbers for values: equal ones for what is computed alike, in whichever graph and order."""
 
     def __init__(self) -> None:
-        self.known: dict[Any, int] = {}
+        self.numbers: dict[Any, int] = {}
 
     def of(self, graph: Graph, putting: Mapping[Any, Any]) -> tuple[Any, ...]:
         """The results of a graph with other sizes put in, after the passes, and its effects in order."""
-        settled = optimize(_without_units(_with(graph, putting)))
-        found: dict[int, int] = {}
+        settled = optimize(_without_units(_substituted_graph(graph, putting)))
+        number_of: dict[int, int] = {}
         for v in (*settled.inputs, *settled.order()):
-            key = (v.prim, repr(sorted(v.params.items())), repr(v.avals), tuple(found[a.id] for a in v.args))
-            found[v.id] = self.known.setdefault(key, len(self.known))
-        results = [None if o is None else found[o.id] for o in settled.outputs]
-        written = [(i, found[v.id]) for i, v in settled.mutations.items()]
-        effects = [found[v.id] for v in settled.order() if PRIMS[v.prim].effect]
-        return results, settled.output_strides, written, effects
+            key = (v.prim, repr(sorted(v.params.items())), repr(v.avals), tuple(number_of[a.id] for a in v.args))
+            number_of[v.id] = self.numbers.setdefault(key, len(self.numbers))
+        results = [None if o is None else number_of[o.id] for o in settled.outputs]
+        writes = [(i, number_of[v.id]) for i, v in settled.mutations.items()]
+        effects = [number_of[v.id] for v in settled.order() if PRIMS[v.prim].effect]
+        return results, settled.output_strides, writes, effects
 
 
-def _with(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
+def _substituted_graph(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
     """The same nodes over other sizes."""
     out = Graph(graph.name)
     env = {}
     for v in graph.inputs:
-        env[v.id] = out.input(_put(v.aval, putting), v.params["name"], _put(v.params["strides"], putting))
+        aval, strides = (_substituted(item, putting) for item in (v.aval, v.params["strides"]))
+        env[v.id] = out.input(aval, v.params["name"], strides)
     for node in graph.order():
-        params = {k: _put(p, putting) for k, p in node.params.items()}
+        params = {k: _substituted(p, putting) for k, p in node.params.items()}
         env[node.id] = out.emit(node.prim, [env[a.id] for a in node.args], params)
-    return _finished(out, graph, env, [_put(s, putting) for s in graph.output_strides])
+    return _finished(out, graph, env, [_substituted(s, putting) for s in graph.output_strides])
 
 
 def _without_units(graph: Graph) -> Graph:
@@ -134,13 +135,13 @@ def _without_units(graph: Graph) -> Graph:
     out = Graph(graph.name)
     env: dict[int, Value] = {}
     for v in graph.inputs:
-        strides = _kept(v.shape, v.params["strides"])
-        env[v.id] = out.input(v.aval.with_shape(_kept(v.shape, v.shape)), v.params["name"], strides)
+        strides = _non_unit(v.shape, v.params["strides"])
+        env[v.id] = out.input(v.aval.with_shape(_non_unit(v.shape, v.shape)), v.params["name"], strides)
     with building(out):
         for node in graph.order():
             env[node.id] = unit_rules.get(PRIMS[node.prim].family, _with_units)(node, [env[a.id] for a in node.args])
     pairs = zip(graph.outputs, graph.output_strides, strict=True)
-    return _finished(out, graph, env, [None if o is None or s is None else _kept(o.shape, s) for o, s in pairs])
+    return _finished(out, graph, env, [None if o is None or s is None else _non_unit(o.shape, s) for o, s in pairs])
 
 
 def _finished(out: Graph, graph: Graph, env: Mapping[int, Value], strides: Sequence[Any]) -> Graph:
@@ -148,32 +149,32 @@ def _finished(out: Graph, graph: Graph, env: Mapping[int, Value], strides: Seque
     return out.returning([None if o is None else env[o.id] for o in graph.outputs], strides)
 
 
-def _kept(shape: Sequence[Any], items: Sequence[Any]) -> tuple[Any, ...]:
+def _non_unit(shape: Sequence[Any], items: Sequence[Any]) -> tuple[Any, ...]:
     """The items of the axes that are not of size one."""
     return tuple(item for n, item in zip(shape, items, strict=True) if n != 1)
 
 
 def _with_units(node: Value, args: Sequence[Value]) -> Value:
     """The node on what it is written for."""
-    whole = [a if len(a.avals) > 1 else reshape(a, was.shape) for a, was in zip(args, node.args, strict=True)]
-    made = emit(node.prim, *whole, **node.params)
-    return reshape(made, _kept(made.shape, made.shape)) if len(node.avals) == 1 else made
+    operands = [a if len(a.avals) > 1 else reshape(a, was.shape) for a, was in zip(args, node.args, strict=True)]
+    result = emit(node.prim, *operands, **node.params)
+    return reshape(result, _non_unit(result.shape, result.shape)) if len(node.avals) == 1 else result
 
 
 def _source(node: Value, args: Sequence[Value]) -> Value:
     if node.prim != "full":
         return _with_units(node, args)
-    return emit("full", **{**node.params, "shape": _kept(node.shape, node.shape)})
+    return emit("full", **{**node.params, "shape": _non_unit(node.shape, node.shape)})
 
 
 def _layout(node: Value, args: Sequence[Value]) -> Value:
     if node.prim not in ("broadcast", "reshape"):
         return _with_units(node, args)
-    shape = _kept(node.shape, node.shape)
+    shape = _non_unit(node.shape, node.shape)
     if node.prim == "reshape" or shape == args[0].shape:
         return reshape(args[0], shape)
-    places = _kept(node.shape, range(node.ndim))
-    axes = _kept(node.args[0].shape, node.params["axes"])
+    places = _non_unit(node.shape, range(node.ndim))
+    axes = _non_unit(node.args[0].shape, node.params["axes"])
     return emit("broadcast", args[0], shape=shape, axes=tuple(map(places.index, axes)))
 
 
@@ -181,7 +182,7 @@ def _reduced(node: Value, args: Sequence[Value]) -> Value:
     if "axes" not in node.params or node.dtype != args[0].dtype:
         return _with_units(node, args)
     shape = node.args[0].shape
-    places = _kept(shape, range(len(shape)))
+    places = _non_unit(shape, range(len(shape)))
     axes = tuple(places.index(a) for a in node.params["axes"] if shape[a] != 1)
     return emit(node.prim, args[0], axes=axes) if axes else _with_units(node, args)
 
@@ -194,11 +195,11 @@ unit_rules: dict[str, Callable[[Value, Sequence[Value]], Value]] = {
 }
 
 
-def _put(item: Any, putting: Mapping[Any, Any]) -> Any:
+def _substituted(item: Any, putting: Mapping[Any, Any]) -> Any:
     """A size, a type, or nested tuples of them, with other sizes put in; anything else as it is."""
     if isinstance(item, sympy.Basic):
-        found = item.xreplace(putting)
-        return int(found) if isinstance(found, sympy.Integer) else found
+        value = item.xreplace(putting)
+        return int(value) if isinstance(value, sympy.Integer) else value
     if isinstance(item, TensorType):
-        return item.with_shape(_put(item.shape, putting))
-    return tuple(_put(i, putting) for i in item) if isinstance(item, tuple) else item
+        return item.with_shape(_substituted(item.shape, putting))
+    return tuple(_substituted(i, putting) for i in item) if isinstance(item, tuple) else item

@@ -82,11 +82,11 @@ def _nodes(graph: Graph) -> list[Value]:
 def _names(graph: Graph) -> dict[int, str]:
     """The user's names, numbered where two values share one."""
     names: dict[int, str] = {}
-    used: set[str] = set()
+    assigned: set[str] = set()
     for value in _nodes(graph):
         wish = value.params["name"] if value.prim == "input" else value.origin.name or f"v{value.id}"
-        name = wish if wish not in used else f"{wish}_{value.id}"
-        used.add(name)
+        name = wish if wish not in assigned else f"{wish}_{value.id}"
+        assigned.add(name)
         names[value.id] = name
     return names
 

@@ -35,7 +35,7 @@ class Lane:
     """The line of one value: its column, the row that makes it, the rows that read it."""
 
     column: int
-    made: int
+    row: int
     read: tuple[int, ...]
 
 
@@ -63,18 +63,19 @@ def kernel_listing(explanation: Explanation) -> str:
 
 
 class _Table:
-    """One direction."""
+    """The listing of one direction."""
 
     def __init__(self, title: str, part: dict[str, Any]) -> None:
         self.title, self.part = title, part
         self.nodes: list[dict[str, Any]] = part["nodes"]
         self.cells = [self._cells(n) for n in self.nodes]
         self.lanes = lanes(self.nodes)
-        self.left = MARGIN + LANE * (1 + max((lane.column for lane in self.lanes.values()), default=0)) + 12
-        room = (ROOM - self.left - MARGIN - GAP * (len(COLUMNS) - 1)) / CHARACTER
+        self.left_edge = MARGIN + LANE * (1 + max((lane.column for lane in self.lanes.values()), default=0)) + 12
+        room = (ROOM - self.left_edge - MARGIN - GAP * (len(COLUMNS) - 1)) / CHARACTER
         longest = [max([len(head), *(len(cells[i]) for cells in self.cells)]) for i, head in enumerate(COLUMNS)]
         self.letters = column_widths(longest, int(room))
-        self.columns = self._columns()
+        steps = range(len(COLUMNS) + 1)  # the left edges of columns, and the right edge of the last
+        self.columns = [self.left_edge + sum(self.letters[:i]) * CHARACTER + GAP * i for i in steps]
         self.width = self.columns[-1] - GAP + MARGIN
         self.height = ROW * (len(self.nodes) + 2) + GAP
 
@@ -86,10 +87,6 @@ class _Table:
         name = node["name"] + " ▸ saved" * node["residual"] + " ▸ out" * (node["name"] in self.part["outputs"])
         return name, operation, node["type"], kernels, place
 
-    def _columns(self) -> list[float]:
-        """The left edges of columns, and the right edge of the last."""
-        return [self.left + sum(self.letters[:i]) * CHARACTER + GAP * i for i in range(len(COLUMNS) + 1)]
-
     def svg(self, width: float) -> str:
         return "".join([*self._bands(width), *self._heads(), *self._lines(), *self._texts()])
 
@@ -97,7 +94,7 @@ class _Table:
         return ROW * (row + 2) + ROW / 2
 
     def _bands(self, width: float) -> Iterator[str]:
-        x, length = self.left - 6, width - self.left - MARGIN + 12
+        x, length = self.left_edge - 6, width - self.left_edge - MARGIN + 12
         for row, node in enumerate(self.nodes):
             if node["steps"]:
                 fill = BANDS[node["steps"][0] % len(BANDS)]
@@ -115,13 +112,13 @@ class _Table:
                 weight = "bold" if column == 0 and (node["residual"] or node["name"] in self.part["outputs"]) else ""
                 visible = _cut(text, self.letters[column], column in MIDDLE)
                 color = GREY if column >= 3 else INK
-                yield _text(x, self._y(row) + 4, visible, color, weight, whole=text)
+                yield _text(x, self._y(row) + 4, visible, color, weight, uncut=text)
 
     def _lines(self) -> Iterator[str]:
         for number, (name, lane) in enumerate(self.lanes.items()):
-            color, x = LINES[number % len(LINES)], self.left - 10 - LANE * lane.column
-            last = max((lane.made, *lane.read))
-            start, edge = self._y(lane.made), self.left - 6
+            color, x = LINES[number % len(LINES)], self.left_edge - 10 - LANE * lane.column
+            last = max((lane.row, *lane.read))
+            start, edge = self._y(lane.row), self.left_edge - 6
             arrows = "".join(f"M{x:g} {self._y(row):g}H{edge:g}m-4 -3l4 3l-4 3" for row in lane.read)
             path = f"M{edge:g} {start:g}H{x:g}V{self._y(last):g}{arrows}"
             yield f"<g><title>{escape(name)}</title>"
@@ -165,14 +162,14 @@ def _cut(text: str, letters: int, middle: bool) -> str:
     return text[: letters - 1] + "…"
 
 
-def _file(where: str | None) -> str:
-    return (where or "").rsplit("/", 1)[-1]
+def _file(place: str | None) -> str:
+    return (place or "").rsplit("/", 1)[-1]
 
 
-def _text(x: float, y: float, text: str, color: str = INK, weight: str = "", whole: str = "") -> str:
+def _text(x: float, y: float, text: str, color: str = INK, weight: str = "", uncut: str = "") -> str:
     """A line of text; what was cut of it is its tooltip."""
     bold = f' font-weight="{weight}"' if weight else ""
-    tooltip = f"<title>{escape(whole)}</title>" if whole not in ("", text) else ""
+    tooltip = f"<title>{escape(uncut)}</title>" if uncut not in ("", text) else ""
     return f'<text x="{x:g}" y="{y:g}" fill="{color}"{bold} xml:space="preserve">{tooltip}{escape(text)}</text>'
 
 

@@ -76,7 +76,7 @@ def _elementwise(call: Call) -> str:
 
 
 def _broadcast(call: Call) -> str:
-    """Ones for the axes that are not the operand's, then expanded."""
+    """The operand with axes of size one for those that it lacks, then expanded."""
     (x,), (source,) = call.operands, call.value.args
     aligned: list[Any] = [1] * len(call.value.shape)
     for axis, size in zip(call.value.params["axes"], source.shape, strict=True):

@@ -19,7 +19,7 @@ from ..text.expressions import Expressions
 from ..text.function import FunctionScopes
 from ..text.scope import Scope, snake
 from .launchers import dtype_text
-from .literals import assigned, constant_text, docstring, indented, is_literal, unpacked
+from .literals import assignment, constant_text, docstring, indented, is_literal, unpacking
 
 _PLAIN = re.compile(r"[\w.+ -]*", re.ASCII)
 """Values that an f-string shows as they are."""
@@ -60,6 +60,7 @@ def class_lines(text: ClassText) -> Iterator[str]:
     if text.doc and text.doc != inspect.getdoc(torch.autograd.Function):
         yield from indented(docstring(text.doc))
         yield ""
+    # In the order in which autograd calls them.
     yield from indented(_forward(text))
     yield ""
     yield from indented(_setup_context(text))
@@ -82,7 +83,7 @@ def _forward(text: ClassText) -> Iterator[str]:
     yield f"def forward({', '.join(text.exported.names)}):"
     yield from indented(_constants(text))
     call = f"{scope.function}({', '.join(scope.inputs)})"
-    yield f"    {assigned([scope.name_of(o) for o in scope.outputs], call)}"
+    yield f"    {assignment([scope.name_of(o) for o in scope.outputs], call)}"
     yield f"    return {', '.join(_returned(text))}"
 
 
@@ -98,9 +99,9 @@ def _constants(text: ClassText) -> Iterator[str]:
                 where=method_place(exported.cls.forward), fix="give numbers, strings, dtypes or None.",  # type: ignore[attr-defined]
             )  # fmt: skip
         yield f"if {name} != {constant_text(value)}:"
-        said = f"{snake(exported.name)} was exported for {name} = {value}, not "
-        whole = f'f"{said}{{{name}}}"' if _PLAIN.fullmatch(str(value)) else f"{said!r} + repr({name})"
-        yield f"    raise ValueError({whole})"
+        prefix = f"{snake(exported.name)} was exported for {name} = {value}, not "
+        message = f'f"{prefix}{{{name}}}"' if _PLAIN.fullmatch(str(value)) else f"{prefix!r} + repr({name})"
+        yield f"    raise ValueError({message})"
 
 
 def _returned(text: ClassText) -> list[str]:
@@ -144,7 +145,7 @@ def _setup_context(text: ClassText) -> Iterator[str]:
     yield "def setup_context(ctx, inputs, output):"
     read = set(re.findall(r"\w+", "\n".join(lines)))
     if read & set(text.exported.names):
-        yield f"    {unpacked(list(text.exported.names))} = inputs"
+        yield f"    {unpacking(list(text.exported.names))} = inputs"
     if read & set(results):
         yield f"    {', '.join(results)} = output"
     yield from indented(lines or ["pass"])
@@ -195,11 +196,11 @@ def _backward(text: ClassText, scope: Scope) -> Iterator[str]:
     yield "@torch.autograd.function.once_differentiable"
     yield f"def backward(ctx, {', '.join([*_distinct(named), *(['*_'] if text.hidden else [])])}):"
     if saved:
-        yield f"    {unpacked(saved)} = ctx.saved_tensors"
+        yield f"    {unpacking(saved)} = ctx.saved_tensors"
     if scope.sizes:
-        yield f"    {unpacked(scope.sizes)} = ctx.sizes"
+        yield f"    {unpacking(scope.sizes)} = ctx.sizes"
     yield from indented(_materialized(text, scope, gradients))
-    yield f"    {assigned([scope.name_of(o) for o in scope.outputs], _launched(text, scope))}"
+    yield f"    {assignment([scope.name_of(o) for o in scope.outputs], _launched(text, scope))}"
     yield f"    return {', '.join(_gradients(text, scope, gradients))}"
 
 
@@ -255,9 +256,9 @@ def _jvp(text: ClassText, scope: Scope) -> Iterator[str]:
     yield "@staticmethod"
     yield f"def jvp(ctx, {', '.join(_distinct([by_argument.get(i, '_') for i in range(len(exported.names))]))}):"
     if saved:
-        yield f"    {unpacked(saved)} = ctx.saved_tensors"
+        yield f"    {unpacking(saved)} = ctx.saved_tensors"
     yield from indented(_zero_tangents(scope, reads, tangents))
-    yield f"    {assigned([scope.name_of(o) for o in scope.outputs], _launched(text, scope))}"
+    yield f"    {assignment([scope.name_of(o) for o in scope.outputs], _launched(text, scope))}"
     pushed = iter([scope.name_of(o) for o in scope.part.graph.outputs if o is not None])
     visible = [next(pushed) if moves else "None" for moves in output_moves(exported.specialization)]
     yield f"    return {', '.join([*visible, *['None'] * len(text.hidden)])}"

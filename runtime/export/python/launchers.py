@@ -12,7 +12,7 @@ from ....ir.types import FLOAT8
 from ....tracer.dtypes import TO_TORCH
 from ..gather.gathered import Gathered, Part
 from ..text.expressions import PYTHON
-from ..text.scope import WIDTH, Scope, Symbols, folded
+from ..text.scope import WIDTH, Scope, Symbols, fold_words
 from ..text.steps import Memory, Syntax, argument_text, group_of, has_its_strides, step_lines
 from .calls import call_text
 
@@ -70,14 +70,14 @@ def _conditions(scope: Scope) -> list[str]:
     if not texts:
         return []
     parts = [t if len(texts) == 1 or " and " not in t else f"({t})" for t in texts]
-    whole = " and ".join(parts)
-    if len(whole) > 60:
+    conjunction = " and ".join(parts)
+    if len(conjunction) > 60:
         lines = [f"    {'and ' * bool(i)}{part}" for i, part in enumerate(parts)]
         refusal = f'    raise ValueError("{scope.function} was exported for sizes with the relations above")'
         return ["if not (", *lines, "):", refusal]
     return [
-        f"if not ({whole}):",
-        f'    raise ValueError("{scope.function} was exported for sizes with {whole}")',
+        f"if not ({conjunction}):",
+        f'    raise ValueError("{scope.function} was exported for sizes with {conjunction}")',
     ]
 
 
@@ -113,7 +113,7 @@ class PythonSyntax(Syntax):
         constants += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         constants += [] if kernel.fast else ["**ROUNDING"]
         yield f"{kernel.name}[({self.scope.expressions.text(kernel.grid)},)]("
-        yield from (f"    {line}" for line in folded([*arguments, *constants], WIDTH - 16))
+        yield from (f"    {line}" for line in fold_words([*arguments, *constants], WIDTH - 16))
         yield ")"
 
     def on_device(self, lines: Iterator[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..text.scope import folded
+from ..text.scope import fold_words
 
 WIDTH = 120
 _REMARK = re.compile(r"^(?P<code>.*\S)  # (?P<remark>.+)$")
@@ -34,13 +34,13 @@ def _remark(indent: str, remark: str) -> Iterator[str]:
 
 
 def _folded(indent: str, code: str) -> Iterator[str]:
-    """One statement, opened at the bracket of its call or put into brackets of its own."""
+    """The lines of a statement, opened at the bracket of its call or put into brackets of its own."""
     signature, assigned = re.match(r"(def \w+\()(.*)(\):)$", code), re.match(r"(\w+ [-+*/]?= )(.*)$", code)
     to, value = (assigned[1], assigned[2]) if assigned else ("", code)
     opened = signature.groups() if signature else _opened(value)
     if opened:
         head, inside, tail = opened
-        words = folded(_arguments(inside), WIDTH - len(indent) - 6)
+        words = fold_words(_arguments(inside), WIDTH - len(indent) - 6)
         yield from (f"{indent}{to}{head}", *(f"{indent}    {w}" for w in words), f"{indent}{tail}")
     elif assigned:
         parts = _parts(value, WIDTH - len(indent) - 4)

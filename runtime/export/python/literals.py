@@ -31,12 +31,12 @@ def constant_text(value: Any) -> str:
     return str(value) if isinstance(value, torch.dtype) else repr(value)
 
 
-def unpacked(names: list[str]) -> str:
+def unpacking(names: list[str]) -> str:
     """ "a, b" or "a,": the left side of an assignment from a tuple."""
     return ", ".join(names) + "," * (len(names) == 1)
 
 
-def assigned(names: list[str], text: str) -> str:
+def assignment(names: list[str], text: str) -> str:
     """ "a, b = call()", or the call alone where it returns nothing."""
     return f"{', '.join(names)} = {text}" if names else text
 

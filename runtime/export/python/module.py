@@ -24,9 +24,9 @@ from ....ir.text.printable import in_docstring
 from ....tracer.methods import method_place
 from ...cache.entry_files import versions
 from ..gather.batched import LANES, Batched, over_lanes
-from ..gather.gathered import Gathered, gathered, require_nameable
+from ..gather.gathered import Gathered, gather_function, require_nameable
 from ..text.function import FunctionScopes
-from ..text.scope import Symbols, reached, snake, symbol_names
+from ..text.scope import Symbols, reachable_versions, snake, symbol_names
 from .boilerplate import HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING
 from .class_text import ClassText, class_lines, output_names
 from .launchers import launch_function, launch_scope
@@ -44,7 +44,7 @@ CALLS_INSIDE = "\n\n\ndef inside("
 
 def module_with(derivatives: Sequence[str], target_class: Any, args: Sequence[Any], target: str | None) -> str:
     """The text of the file with these derivatives."""
-    exported = gathered(target_class, args, target, derivatives)
+    exported = gather_function(target_class, args, target, derivatives)
     return module_text(exported, over_lanes(exported) if "vmap" in derivatives else None)
 
 
@@ -145,7 +145,7 @@ def _helpers(module: Module, body: str) -> list[str]:
 def _kernels(module: Module) -> Iterator[str]:
     """Each kernel once, after the functions that kernels call."""
     launched = [(s, vs) for scopes in module.functions for s in scopes.all for vs in s.part.kernels.values()]
-    kernels = [k for scope, vs in launched for v in reached(scope, vs) for k in v.kernels]
+    kernels = [k for scope, vs in launched for v in reachable_versions(scope, vs) for k in v.kernels]
     yield from (h.strip("\n") for h in helpers_in([k.source for k in kernels]))
     first: dict[str, Kernel] = {}
     for kernel in kernels:

@@ -32,23 +32,24 @@ def self_test(scopes: FunctionScopes, batched: Batched | None) -> list[str]:
 
 
 def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
-    found, tensors = scopes.exported, scopes.tensors
+    function, tensors = scopes.exported, scopes.tensors
     lines = ["torch.manual_seed(0)", 'device = "cuda" if torch.cuda.is_available() else "cpu"']
     exported, small = _test_sizes(scopes, batched)
     for symbol, most in exported.items():
         less = small[symbol]
         otherwise = "" if most == less else f' if device == "cuda" else {less}'
         lines.append(f"{scopes.symbols[symbol]} = {most}{otherwise}")
+    # Arguments of these sizes; what is no tensor is as it was exported.
     at = Expressions(scopes.symbols)
-    needs = [found.specialization.captured.forward.needs_input_grad[i] for i in found.slots]
-    for name, value, needed in zip(tensors, found.forward.graph.inputs, needs, strict=False):
+    needs = [function.specialization.captured.forward.needs_input_grad[i] for i in function.slots]
+    for name, value, needed in zip(tensors, function.forward.graph.inputs, needs, strict=False):
         lines.append(f"{name} = {_example(value, at, needed)}")
-    pairs = zip(found.names, found.args, strict=True)
+    pairs = zip(function.names, function.args, strict=True)
     arguments = ", ".join(n if n in tensors else constant_text(a) for n, a in pairs)
     return SELF_TEST.format(
-        name=found.name, inputs="\n".join(f"    {line}" for line in lines), arguments=arguments,
-        forward_mode=_derivative_tests(found, batched), names=", ".join(tensors), written=f"{found.name}AsWritten",
-        tensors=", ".join(tensors) + "," * (len(tensors) == 1),
+        name=function.name, inputs="\n".join(f"    {line}" for line in lines), arguments=arguments,
+        forward_mode=_derivative_tests(function, batched), names=", ".join(tensors),
+        written=f"{function.name}AsWritten", tensors=", ".join(tensors) + "," * (len(tensors) == 1),
     ).strip("\n")  # fmt: skip
 
 
@@ -61,11 +62,11 @@ def _derivative_tests(exported: Gathered, batched: Batched | None) -> str:
 
 def _test_sizes(scopes: FunctionScopes, batched: Batched | None) -> tuple[Sizes, Sizes]:
     """Sizes for a GPU, as exported, and for the interpreter: small where any size will do, and odd."""
-    found, sources = scopes.exported, scopes.forward.sources
+    function, sources = scopes.exported, scopes.forward.sources
     free = [s for s, n in scopes.symbols.items() if isinstance(n, str) and sources.get(s, "").count("shape")]
-    exported = {s: number(s, found.sizes) for s in free}
+    exported = {s: number(s, function.sizes) for s in free}
     small = {s: min(n, 37) for s, n in exported.items()}
-    assumed = [g.xreplace({**found.pinned, **small}) for g in found.guards]
+    assumed = [g.xreplace({**function.pinned, **small}) for g in function.guards]
     holds = all(bool(g) for g in assumed if not g.free_symbols)
     return exported, small if holds and not (batched and batched.constants) else exported
 

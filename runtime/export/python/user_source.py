@@ -34,9 +34,9 @@ def as_written(cls: type, name: str) -> str:
     imports = sorted(line for line in lines if line.startswith(("import ", "from ")))
     constants = [line for line in lines if "\n" not in line and line not in imports]
     functions = [line for line in lines if "\n" in line]
-    whole = "\n\n\n".join(part for part in ("\n".join([*imports, *constants]), *functions, text.rstrip()) if part)
-    _require_standing(whole, name)
-    return whole
+    module = "\n\n\n".join(part for part in ("\n".join([*imports, *constants]), *functions, text.rstrip()) if part)
+    _require_standing(module, name)
+    return module
 
 
 def _source(item: Any) -> str:
@@ -50,24 +50,24 @@ def _definition(item: Any) -> ast.stmt:
     return ast.parse(_source(item)).body[0]
 
 
-def _read_by(definition: ast.stmt, owner: Any, seen: set[str]) -> Iterator[tuple[str, Any]]:
+def _read_by(definition: ast.stmt, owner: Any, visited: set[str]) -> Iterator[tuple[str, Any]]:
     """The names that a definition reads from its module, with their values; what a function reads comes before it."""
     space, read = vars(sys.modules[owner.__module__]), _globals(symtable(ast.unparse(definition), "<source>", "exec"))
     own = [*definition.bases, *definition.body] if isinstance(definition, ast.ClassDef) else [definition]
     for node in (n for part in own for n in ast.walk(part)):
-        if not isinstance(node, ast.Name) or node.id in seen or node.id not in read & space.keys():
+        if not isinstance(node, ast.Name) or node.id in visited or node.id not in read & space.keys():
             continue
-        seen.add(node.id)
+        visited.add(node.id)
         value = space[node.id]
         if isinstance(value, FunctionType) and not _of_library(value):
-            yield from _read_by(_definition(value), value, seen)
+            yield from _read_by(_definition(value), value, visited)
         yield node.id, value
 
 
 def _globals(table: SymbolTable) -> set[str]:
     """The names that are of the module where they are read, and not of the language."""
-    whole = table.get_type() == "module"
-    own = {s.get_name() for s in table.get_symbols() if s.is_referenced() and (whole or s.is_global())}
+    is_module = table.get_type() == "module"
+    own = {s.get_name() for s in table.get_symbols() if s.is_referenced() and (is_module or s.is_global())}
     return {n for n in own.union(*map(_globals, table.get_children())) if not hasattr(builtins, n)}
 
 

@@ -100,7 +100,7 @@ class Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         self.names, self.dialect = names, dialect
 
     def _print(self, expr: Any, **settings: Any) -> str:
-        """By the first class above the expression's that has a rule here, or sympy's own."""
+        """Print by the rule of the first class above the expression's that has one here, or by sympy's own."""
         for cls in type(expr).__mro__:
             if (rule := RULES.get(cls.__name__)) is not None:
                 return rule(self, expr)
@@ -110,12 +110,12 @@ class Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
 
     def operands(self, expr: Any) -> list[str]:
         """The arguments, each closed."""
-        return [closed(self._print(a)) for a in expr.args]
+        return [bracketed(self._print(a)) for a in expr.args]
 
     def quotient(self, top: Any, bottom: Any) -> str:
         """Rounded down."""
         above, below = self._print(top), self._print(bottom)
-        return f"({closed(above)} {self.dialect.divided} {closed(below)})" if below != "1" else above
+        return f"({bracketed(above)} {self.dialect.divided} {bracketed(below)})" if below != "1" else above
 
     def quotient_up(self, top: Any, bottom: Any) -> str:
         """Rounded up."""
@@ -130,11 +130,11 @@ def _product(to: Printer, expr: Any) -> str:
     top, bottom = sympy.fraction(expr)
     if bottom != 1:
         return to.quotient(top, bottom)
-    return " * ".join(closed(to._print(f)) for f in expr.as_ordered_factors())
+    return " * ".join(bracketed(to._print(f)) for f in expr.as_ordered_factors())
 
 
 def _floor_division(to: Printer, expr: Any) -> str:
-    """In torch's own spelling, "(M//2)"."""
+    """A quotient in torch's own spelling, "(M//2)"."""
     base, divisor = (to.parenthesize(a, PRECEDENCE["Atom"] - 0.5) for a in expr.args)
     return f"({base}{to.dialect.divided}{divisor})"
 
@@ -181,10 +181,10 @@ RULES: dict[str, Callable[[Printer, Any], str]] = {
 """By the name of sympy's or torch's class; what is missing (sums, integers) is printed as sympy does."""
 
 
-def closed(text: str) -> str:
-    """In brackets, where it is more than one word or one call."""
-    whole = text.isidentifier() or text.isdigit() or (text.endswith(")") and _opens_at_first_bracket(text))
-    return text if whole else f"({text})"
+def bracketed(text: str) -> str:
+    """The text in brackets, where it is more than one word or one call."""
+    is_closed = text.isidentifier() or text.isdigit() or (text.endswith(")") and _opens_at_first_bracket(text))
+    return text if is_closed else f"({text})"
 
 
 def _opens_at_first_bracket(text: str) -> bool:

@@ -34,7 +34,7 @@ class FunctionScopes:
 
     @lazy_attribute
     def gradient_kinds(self) -> list[Any]:
-        """Of each output what backward is given; None for nothing."""
+        """The layout of each output's gradient; None for no gradient."""
         return list(predicted_kinds(self.exported.specialization.captured))
 
     def place_name(self, outputs: list[str], place: ValueRef) -> str:

@@ -97,15 +97,12 @@ class Scope:
     @lazy_attribute
     def sources(self) -> dict[sympy.Symbol, str]:
         """The text that reads each symbol off a tensor's shape or strides."""
-        places = self._places_in_arguments() if self.is_checked else self._places_in_inputs()
+        places = self.exported.sources.items() if self.is_checked else self._places_in_inputs()
         words = {"size": self.expressions.dialect.extent, "stride": "stride({})"}
         sources: dict[sympy.Symbol, str] = {}
         for symbol, (position, kind, axis) in places:
             sources.setdefault(symbol, f"{self.inputs[position]}.{words[kind].format(axis)}")
         return sources
-
-    def _places_in_arguments(self) -> Iterable[tuple[sympy.Symbol, tuple[int, str, int]]]:
-        return self.exported.sources.items()
 
     def _places_in_inputs(self) -> Iterator[tuple[sympy.Symbol, tuple[int, str, int]]]:
         """Sizes of all inputs before strides."""
@@ -155,7 +152,7 @@ def condition_of(scope: Scope, version: Kernels) -> str:
     return scope.expressions.conjunction(list(guards))
 
 
-def reached(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
+def reachable_versions(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
     """The versions up to the first whose condition always holds."""
     for i, version in enumerate(versions):
         if condition_of(scope, version) in ("", scope.expressions.text(sympy.true)):
@@ -163,7 +160,7 @@ def reached(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
     return versions
 
 
-def folded(words: Iterable[str], width: int) -> Iterator[str]:
+def fold_words(words: Iterable[str], width: int) -> Iterator[str]:
     """Words joined by commas, in lines of at most `width`."""
     line = ""
     for word in words:

@@ -11,7 +11,7 @@ from ....ir import Value
 from ....ir.passes.fuse import Extern, Group, View
 from ....ir.types import contiguous_strides
 from ..gather.gathered import ExportError
-from .scope import Scope, condition_of, reached
+from .scope import Scope, condition_of, reachable_versions
 
 Memory = Mapping[str, Sequence[str]]
 """The names of a kernel's tensors, by kind: inputs, outputs, temporaries, scratch."""
@@ -88,7 +88,7 @@ def step_lines(syntax: Syntax) -> list[str]:
 def _refused(scope: Scope, step: Extern | View) -> ExportError:
     return ExportError(
         function=scope.exported.name, reason=f"{step.value.prim} in {scope.part.method} has no text in plain torch",
-        where=step.value.origin.where or scope.part.where, fix="use the class through fusegrad.",
+        where=step.value.origin.where or scope.part.source, fix="use the class through fusegrad.",
     )  # fmt: skip
 
 
@@ -113,13 +113,13 @@ def _group(syntax: Syntax, group: Group, versions: Sequence[Kernels]) -> list[st
     lines = [line for before, _ in operands for line in before]
     # Memory for what they write.
     outputs = []
-    for whole, own, strides in zip(group.outputs, group.graph.outputs, group.graph.output_strides, strict=True):
+    for value, own, strides in zip(group.outputs, group.graph.outputs, group.graph.output_strides, strict=True):
         assert own is not None and strides is not None
-        outputs.append(scope.bind(whole, whole.origin.name))
+        outputs.append(scope.bind(value, value.origin.name))
         lines.append(syntax.bound(outputs[-1], syntax.empty(own.dtype, own.shape, strides)))
     memory = {"input": [text for _, text in operands], "output": outputs}
     # Numbers that several launches read have a name, before any launch is written.
-    versions = reached(scope, versions)
+    versions = reachable_versions(scope, versions)
     lines += _variables(scope, versions)
     launches = [list(_launches(syntax, version, memory)) for version in versions]
     conditions = [condition_of(scope, version) for version in versions[:-1]]

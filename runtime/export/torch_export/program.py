@@ -23,7 +23,7 @@ from ...capture.captured_backward import predicted_kinds
 from ...capture.outputs import rebuild_output, tensor_at
 from ...specialize.specialization import Specialization
 from ..bundle.archive import write_file
-from ..gather.gathered import ExportError, captured, has_backward
+from ..gather.gathered import ExportError, capture_for_export, has_backward
 
 Tensor = torch.Tensor
 NOTE = "fusegrad.json"
@@ -41,23 +41,25 @@ def as_program(
     target_class: Any, args: tuple[Any, ...], path: Path, target: str | None, targets: Sequence[str] = ()
 ) -> str:
     """Writes name.pt2, and name.backward.pt2 where there is a backward; says what each of them keeps."""
-    compiler, spec, stand_ins = captured(target_class, args)
-    where = spec.captured.backward_place()
+    compiler, spec, stand_ins = capture_for_export(target_class, args)
+    source = spec.captured.backward_place()
+    # Refused before torch is asked: its own error would name a line of torch's.
     reason = _refusal(spec)
     if reason is not None:
         fix = "use the class through fusegrad."
-        raise ExportError(function=spec.captured.name, reason=reason, where=where, fix=fix)
+        raise ExportError(function=spec.captured.name, reason=reason, where=source, fix=fix)
     with_backward = has_backward(compiler, stand_ins)
+    # Both programs are traced before either is written.
     with plain_tensors():
         examples = [_example(f) for f in spec.captured.forward.fakes]
         programs = {path: _program(spec, "forward", _Forward(spec), examples)}
         if with_backward:
             gradients = [_example(f) for f in _moving_outputs(spec)]
             programs[backward_path(path)] = _program(spec, "backward", _Backward(spec), [*examples, *gradients])
-    said = _statement(spec, path, with_backward)
+    statement = _statement(spec, path, with_backward)
     for place, program in programs.items():
-        write_file(place, _content(program, {"function": spec.captured.name, "source": where, "kept": said}))
-    return said
+        write_file(place, _content(program, {"function": spec.captured.name, "source": source, "kept": statement}))
+    return statement
 
 
 def backward_path(path: Path) -> Path:

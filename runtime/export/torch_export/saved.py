@@ -140,6 +140,7 @@ def _register_operator(document: Doc, path: str) -> None:
         steps = constant_from(document["steps"], {}, name)
     except (ParseError, TypeError, ValueError) as error:
         raise _program_error(path, name, f"it cannot be read: {error}", "save the program again.") from error
+    # Capturing again registers the operator, under a name that says what it computes.
     with outside_graph():
         spec = compiler.specialization(arguments)
     if spec is not None:
@@ -161,8 +162,8 @@ def _value(data: Any, at: str) -> Any:
 
 def unit_of(forward: OperatorRules, steps: Sequence[Any]) -> TransformableGraph:
     """The unit that these steps derive."""
-    unit, rest = forward.unit(steps)
-    for kind, *facts in rest:
+    unit, remaining = forward.unit(steps)
+    for kind, *facts in remaining:
         unit = unit.derive(kind, *facts)
     return unit
 

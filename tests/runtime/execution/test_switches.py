@@ -220,7 +220,7 @@ def test_no_call_is_written_out() -> None:
     def written(fast: Any) -> int:
         for _ in range(5):
             called(Rms, SQUARE, fast.apply)
-        return int(compiler_of(fast).inline_cache.written)
+        return int(compiler_of(fast).inline_cache.written_count)
 
     assert written(fusegrad.compile(Rms)) > 0
     with config.patch(disable="ready"):

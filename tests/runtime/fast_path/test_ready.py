@@ -251,7 +251,7 @@ def warmed(cls: type, make: Callable[[], tuple[Any, ...]], backend: str = "refer
     fast: Any = fusegrad.compile(cls, backend=backend)
     for _ in range(FIRST + 3):
         told(fast, make())
-    assert fast._fusegrad.inline_cache.now is not never
+    assert fast._fusegrad.inline_cache.latest is not never
     return fast
 
 
@@ -461,7 +461,7 @@ def test_many_sizes_are_not_all_written_out() -> None:
     for _ in range(3):
         for n in range(1, 40):
             fast.apply(torch.ones(n, 4))
-    assert fast._fusegrad.inline_cache.written == TABLE  # then three calls of a size are too few
+    assert fast._fusegrad.inline_cache.written_count == TABLE  # then three calls of a size are too few
     captures = fusegrad.stats()["captures"]
     for n in range(1, 40):
         torch.testing.assert_close(fast.apply(torch.ones(n, 4)), torch.ones(n, 4) / 4)

@@ -154,7 +154,7 @@ def test_often_called_it_is_written_out_as_any_other(tmp_path: Path) -> None:
         mine = results(fast.apply)
     torch.testing.assert_close(mine, results(cls.apply))
     assert fusegrad.stats()["captures"] == before
-    assert fast._fusegrad.inline_cache.now(tuple(operands())) is not None
+    assert fast._fusegrad.inline_cache.latest(tuple(operands())) is not None
 
 
 COMPOSITIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
