@@ -105,7 +105,7 @@ def sigmoid(x):
 
 @triton.jit
 def sign_bit(x):
-    """Whether the sign is a minus, of zeros and NaN too."""
+    """True if the sign is a minus, of zeros and NaN too."""
     if x.dtype == tl.float64:
         return x.to(tl.int64, bitcast=True) < 0
     else:

@@ -49,7 +49,7 @@ def _learn(met: OpaqueCallError | None) -> None:
 
 
 def _of_operators(met: OpaqueCallError | None) -> bool:
-    """Whether an operator was met that stays as it is."""
+    """True if an operator was met that stays as it is."""
     return isinstance(getattr(met, "callee", None), str) and not isinstance(met, DataReadError)
 
 

@@ -94,14 +94,14 @@ class Budget:
         self.met: OrderedDict[Any, int] = OrderedDict()
 
     def why_not_begun(self) -> str | None:
-        """Why nothing of a class is looked at yet, not even its methods, and counts the call; None where it may be."""
+        """Count a call; the reason why nothing of the class is looked at yet, not even its methods, or None."""
         if self.is_begun or not (self.is_another and self.family.work > FAMILY and is_on("patience")):
             return None
         self.calls += 1
         return AGAIN if self.calls < OFTEN else None
 
     def why_later(self, facts: Any, args: Sequence[Any]) -> str | None:
-        """Why a call with these facts is not to be captured yet, and counts it; None where it may be."""
+        """The reason why a call with these facts is not to be captured yet, and counts it; None where it may be."""
         if not is_on("patience"):
             return None
         why, calls = self._wanted(facts, args)
@@ -159,7 +159,7 @@ class Budget:
 
 
 def has_closure(args: Sequence[Any]) -> bool:
-    """Whether an argument is a function that closes over something."""
+    """True if an argument is a function that closes over something."""
     return any(type(a) is types.FunctionType and a.__closure__ is not None for a in args)
 
 

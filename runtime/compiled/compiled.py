@@ -142,11 +142,11 @@ class Compiled:
             raise Later(why)
 
     def is_patient(self) -> bool:
-        """Whether a capture may wait: not where it was asked for, nor where the class as written has no backward."""
+        """True if a capture may wait: not where it was asked for, nor where the class as written has no backward."""
         return not (self.options.fullgraph or self.user.derives_backward or self.ledger.must_capture("forward"))
 
     def why_later(self, args: Sequence[Any]) -> str | None:
-        """Why another graph for calls like this one has to wait; None where it need not."""
+        """The reason why another graph for calls like this one has to wait; None where it need not."""
         return self.budget.why_later(self.keys.facts(args), args) if self.is_patient() else None
 
     def give_up(self, args: Sequence[Any], error: CaptureError) -> None:
@@ -169,7 +169,7 @@ class Compiled:
 
     # ------------------------------------------------------------------ whether a specialization serves
     def serves(self, specialization: Specialization, args: Sequence[Any]) -> bool:
-        """Whether a specialization is for arguments that share memory as these do, and is known to be right."""
+        """True if a specialization is for arguments that share memory as these do, and is known to be right."""
         captured = specialization.captured
         if captured.writes_inputs and share_memory(args):
             return False
@@ -186,7 +186,7 @@ class Compiled:
         return True
 
     def backward_is_captured(self, specialization: Specialization) -> bool:
-        """Whether rules may be derived from backward (or there is none): where it is opaque, the user's own serve."""
+        """True if rules may be derived from backward (or there is none): where it is opaque, the user's own serve."""
         if backward_method(self.user.original) is None:
             return True
         captured = specialization.captured

@@ -17,7 +17,7 @@ from ...tracer.methods import methods
 from .traceability import Traceability
 
 in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-"""Whether Dynamo follows the code that asks: false in all that really runs."""
+"""True if Dynamo follows the code that asks: false in all that really runs."""
 
 BREAKS = (
     "fusegrad runs what it compiled outside of this graph: a subclass of a compiled class or, under compiled autograd, "
@@ -28,7 +28,7 @@ _NEEDS_RUNTIME = ("mark_dirty", "mark_non_differentiable", "set_materialize_grad
 
 
 def fits_a_graph(cls: type, promised: Traceability) -> bool:
-    """Whether Dynamo may take the user's class into its graph: it is promised traceable, and plain enough."""
+    """True if Dynamo may take the user's class into its graph: it is promised traceable, and plain enough."""
     written = methods(cls)
     plain = not written.keys() & {"jvp", "vjp", "vmap"} and not getattr(cls, "generate_vmap_rule", False)
     names = {name for method in written.values() for name in _names(getattr(method, "__code__", None))}

@@ -22,7 +22,7 @@ class Keys:
         self.reads: Reads | None = None
         """What the methods read, at the last scan; None before the first."""
         self.is_unbounded = False
-        """Whether what is compared of a call was once more than can be."""
+        """True if what is compared of a call was once more than can be."""
         self._versions: dict[Any, int] = {}
 
     def exact(self, args: Sequence[Any]) -> Any:
@@ -80,7 +80,7 @@ class Keys:
         return True
 
     def opaque(self, role: str) -> CaptureError | None:
-        """Why a role must not be captured, by declaration or by its code; None where it may be tried."""
+        """The reason why a role must not be captured, by declaration or by its code; None where it may be tried."""
         self.reads_now()
         return self.user.methods.opaque(role)
 

@@ -41,7 +41,7 @@ class Options:
 
 @functools.cache
 def is_triton_installed() -> bool:
-    """Whether triton can be imported; warns once where it cannot."""
+    """True if triton can be imported; warns once where it cannot."""
     try:
         import triton  # noqa: F401
     except ImportError:

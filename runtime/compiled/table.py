@@ -42,7 +42,7 @@ class SpecializationTable:
         return next((s for s in self.by_facts.get(facts, ()) if s.captured.guard(tensors)), None)
 
     def is_hopeless(self, is_unbounded: bool) -> bool:
-        """Whether every attempt so far failed, and there were enough: a number that changes must not mean another.
+        """True if every attempt so far failed, and there were enough: a number that changes must not mean another.
 
         is_unbounded: one is enough where more would have to be compared than can be: no call is found again then.
         """

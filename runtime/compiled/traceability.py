@@ -91,7 +91,7 @@ class Traceability:
         return next((Effect(CATCHES, place) for place in places if place is not None), None)
 
     def opaque(self, role: str) -> CaptureError | None:
-        """Why a role must not be captured; None where it may be tried."""
+        """The reason why a role must not be captured; None where it may be tried."""
         declared = self.declared[role]
         if declared.value is False:
             return CaptureError(reason=declared.how, where=method_place(next(iter(self.sources(role)), None)))
@@ -99,7 +99,7 @@ class Traceability:
         return None if effect is None else CaptureError(reason=effect.reason, where=effect.where)
 
     def is_opaque(self, role: str) -> bool:
-        """Whether `opaque` has a reason."""
+        """True if `opaque` has a reason."""
         return self.declared[role].value is False or self.effects.get(role) is not None
 
     def declared_opaque(self) -> list[str]:
@@ -108,5 +108,5 @@ class Traceability:
 
 
 def switches_grad_mode(cls: type) -> bool:
-    """Whether a class was made of a plain function that does."""
+    """True if a class was made of a plain function that does."""
     return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.is_unrecorded

@@ -128,7 +128,7 @@ class UserClass:
         return torchs_apply(self.within_capture if is_capturing() else self.uncompiled)
 
     def overrides(self, method: str) -> bool:
-        """Whether the class has a method of its own where torch has a default."""
+        """True if the class has a method of its own where torch has a default."""
         return getattr(self.cls, method) is not getattr(Function, method)
 
     def method(self, name: str) -> Any:

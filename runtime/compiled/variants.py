@@ -95,7 +95,7 @@ def _short(fact: Any) -> str:
 
 
 def _is_told(fact: Any) -> bool:
-    """Whether a read says more than an identity, which no reader knows; names of a library are many facts in one."""
+    """True if a read says more than an identity, which no reader knows; names of a library are many facts in one."""
     if isinstance(fact, LASTING):
         return False
     if isinstance(fact, tuple) and fact and isinstance(fact[0], (tuple, *LASTING)):

@@ -100,11 +100,11 @@ class Call:
 
 
 def _is_left_out(compiled: Compiled) -> bool:
-    """Whether forward runs in eager wherever it is called, but in another compiler's graph, which refuses it."""
+    """True if forward runs in eager wherever it is called, but in another compiler's graph, which refuses it."""
     declared = compiled.user.methods.declared["forward"].value is False or "forward" in compiled.ledger.broken
     return declared and not (is_capturing() and is_for_outer_graph())
 
 
 def _is_linearized(args: Sequence[Any]) -> bool:
-    """Whether a tracer follows the tangents of real tensors (torch.func.linearize): the rules are needed for it."""
+    """True if a tracer follows the tangents of real tensors (torch.func.linearize): the rules are needed for it."""
     return dual_level() >= 0 and not any(map(is_fake, args))

@@ -49,7 +49,7 @@ def _changed(cls: Any, name: str) -> None:
 
 
 def is_public(name: str) -> bool:
-    """Whether an attribute of a compiled class is one that its user put there."""
+    """True if an attribute of a compiled class is one that its user put there."""
     return not name.startswith("_") and name != "apply"
 
 

@@ -108,7 +108,7 @@ class Backward:
 
     @property
     def serves(self) -> bool:
-        """Whether gradients come from a captured backward, of some kind at least."""
+        """True if gradients come from a captured backward, of some kind at least."""
         return any(isinstance(e, BackwardEntry) and e.executables for e in self.entries.values())
 
     def key_now(self, kinds: tuple[Any, ...]) -> Any:
@@ -156,7 +156,7 @@ class Backward:
         return entry.executables[call.key]
 
     def is_split(self) -> bool:
-        """Whether the commonest backward has opaque nodes."""
+        """True if the commonest backward has opaque nodes."""
         try:
             with plain_tensors(), torch.no_grad():
                 return bool(self.entry(predicted_kinds(self.captured)).trace.opaque)
@@ -218,7 +218,7 @@ class Backward:
 
 
 def is_apart(backward: Backward) -> bool:
-    """Whether the user's own backward is what is differentiated: it has opaque nodes, or is given a number that
+    """True if the user's own backward is what is differentiated: it has opaque nodes, or is given a number that
     forward read from a tensor."""
     return any(not s.is_integer for s in backward.captured.backward_symbols) or backward.is_split()
 
@@ -240,7 +240,7 @@ def known_kinds(backward: Backward) -> tuple[Any, ...]:
 
 
 def is_for_other_sizes(backward: Backward, kinds: tuple[Any, ...], sizes: Sizes) -> bool:
-    """Whether no backward can be made for these: of a forward with opaque nodes there is no capture beside it."""
+    """True if no backward can be made for these: of a forward with opaque nodes there is no capture beside it."""
     known = backward.other_entries(kinds)
     fits = admits_sizes(backward.captured, sizes) or any(entry.opaque or entry.admits(sizes) for entry in known)
     return bool(backward.captured.opaque and known) and not fits

@@ -109,7 +109,7 @@ def _place(refusal: Refusal, method: Captured) -> str:
 
 
 def _refusal(spec: Specialization, method: Captured) -> Refusal | None:
-    """Why a captured method is not linear; None where it is."""
+    """The reason why a captured method is not linear; None where it is."""
     trace, known = method.trace, Library()
     try:
         graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=f"{spec.captured.name}_{method.name}")
@@ -240,7 +240,7 @@ def _random(fake: Tensor, sizes: Mapping[Any, int]) -> Tensor:
 
 
 def sums(function: Linear, likes: Sequence[Tensor]) -> bool:
-    """Whether f(2a - 3b) is 2 f(a) - 3 f(b) for random a and b, as far as rounding tells and numbers are finite."""
+    """True if f(2a - 3b) is 2 f(a) - 3 f(b) for random a and b, as far as rounding tells and numbers are finite."""
     with torch.no_grad(), same_random_numbers(likes) as rewind:
         a, b = ([torch.randn_like(t) if is_float(t) else torch.zeros_like(t) for t in likes] for _ in "ab")
         mixed = [2 * x - 3 * y if is_float(x) else x for x, y in zip(a, b, strict=True)]
@@ -272,7 +272,7 @@ def not_transposed(
     pulled: Sequence[Any],
     coarsest: float = 0.0,
 ) -> str | None:
-    """Why tangents pushed forward are not the transpose of cotangents pulled back; None where they are.
+    """The reason why tangents pushed forward are not the transpose of cotangents pulled back; None where they are.
 
     coarsest: eps of the shortest floats in between.
     """
@@ -317,7 +317,7 @@ def probe_tensor(like: Tensor) -> Tensor:
 
 
 def depends_on(tensor: Tensor, probes: Sequence[Tensor]) -> bool:
-    """Whether autograd recorded a way from a probe to the tensor."""
+    """True if autograd recorded a way from a probe to the tensor."""
     if any(tensor is p for p in probes):
         return True
     waiting = [tensor.grad_fn] if tensor.grad_fn is not None else []

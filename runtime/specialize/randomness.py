@@ -37,7 +37,7 @@ def require_none(specialization: Specialization) -> None:
 
 
 def why_not_differentiated(specialization: Specialization, derived: bool) -> str | None:
-    """Why torch.func may not differentiate forward: it would draw anew. None where it may, or need not.
+    """The reason why torch.func may not differentiate forward: it would draw anew. None where it may, or need not.
 
     derived: whether the rule that is asked for is forward's own derivative. What forward kept in between has one, too.
     """

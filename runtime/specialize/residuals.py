@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 
 
 def may_be_exchanged(captured: CapturedFunction) -> bool:
-    """Whether forward keeps anything for backward that autograd cannot observe, so that cheaper values may be kept."""
+    """True if forward keeps anything for backward that autograd cannot observe, so that cheaper values may be kept."""
     forward = captured.forward
     if not (forward.hidden_count or captured.is_plain) or forward.tensor_attributes or forward.saved_for_forward:
         return False
