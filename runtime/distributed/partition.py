@@ -24,7 +24,7 @@ from ...tracer.trace import CaptureError
 from ..capture.captured import present_residuals
 from ..capture.captured_backward import gradient_likes, predicted_kinds
 from ..capture.guards import Guard, is_float
-from ..execution.pipeline import graph_of
+from ..execution.graph_to_kernels import graph_of
 from ..specialize.specialization import Specialization
 
 MOST_MASKS = 3

@@ -22,11 +22,11 @@ from ..settings.internal_errors import or_fall_back
 from ..values.sizes import Binder, Sizes, numbers, sizes_key
 from .aten import reference
 from .aten.replay import compile_fx
+from .graph_to_kernels import graph_of
 from .group import RECORDS
 from .intermediates import intermediate_bytes
 from .kernel_plan import KernelPlan
 from .layouts import own_results
-from .pipeline import graph_of
 
 Tensor = torch.Tensor
 LARGE = 1 << 16

@@ -26,8 +26,8 @@ from ..values.tensors import records_launches
 from . import targets
 from .aten import reference
 from .bound_group import BoundGroup
+from .graph_to_kernels import text_of
 from .layouts import own_memory
-from .pipeline import text_of
 from .variants import Variants
 
 Tensor = torch.Tensor

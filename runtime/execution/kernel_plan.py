@@ -25,9 +25,9 @@ from ..values.sizes import Sizes, numbers, sizes_key
 from . import targets
 from .aten import reference
 from .aten.concat_in_place import product_into, room_for
+from .graph_to_kernels import ProductsBy, generate
 from .group import GroupRunner
 from .layouts import copy_if_shared, expected_layout, own_results
-from .pipeline import ProductsBy, generate
 
 Tensor = torch.Tensor
 V = TypeVar("V")

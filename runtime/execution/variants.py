@@ -17,7 +17,7 @@ from ..kernels.arrival_counters import ArrivalCounters
 from ..settings import logs
 from ..values.sizes import Sizes
 from .bound_group import BoundGroup, bind_group
-from .pipeline import kernels_of, text_of
+from .graph_to_kernels import kernels_of, text_of
 
 ALIGNED = 16
 """Kernels for sizes that are multiples of this make wide accesses."""

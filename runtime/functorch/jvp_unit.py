@@ -20,7 +20,7 @@ from ...tracer.torch_private import plain_tensors
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float
 from ..execution.executable import Executable
-from ..execution.pipeline import optimize
+from ..execution.graph_to_kernels import optimize
 from ..settings.config import KERNEL_BACKENDS
 from ..values.sizes import BoundSizes
 from .batching.ir_rules import Lowered

@@ -18,8 +18,8 @@ from ...tracer.trace import Trace
 from ..execution.executable import fills_memory, has_outer_product
 from ..execution.fusion_report import FusionBreak, GroupReport, fusion_breaks_of, groups_of
 from ..execution.generated import Generated
+from ..execution.graph_to_kernels import generate, graph_of, text_of
 from ..execution.kernel_plan import is_opaque
-from ..execution.pipeline import generate, graph_of, text_of
 from ..values.sizes import Sizes, number
 
 Tensor = torch.Tensor

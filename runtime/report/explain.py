@@ -23,7 +23,7 @@ from ..compiled.derived_backward import require_transposable, why_no_backward
 from ..compiled.variants import variants_of
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
-from ..execution.pipeline import graph_of
+from ..execution.graph_to_kernels import graph_of
 from ..execution.targets import named_target
 from ..fallback.records import OpaqueCall, Record
 from ..functorch.graphs import CachedGraph

@@ -23,7 +23,7 @@ from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..execution.aten import reference
-from ..execution.pipeline import graph_of, optimize
+from ..execution.graph_to_kernels import graph_of, optimize
 from ..settings.internal_errors import or_fall_back
 
 Tensor = torch.Tensor

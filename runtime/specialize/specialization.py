@@ -17,7 +17,7 @@ from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..capture.opaque_replay import running_with_tape, take_offered_tape
 from ..capture.outputs import finish_outputs
 from ..execution.executable import Executable
-from ..execution.pipeline import graph_of, optimize
+from ..execution.graph_to_kernels import graph_of, optimize
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
 from ..values.sizes import BoundSizes

@@ -13,8 +13,8 @@ import torch
 from fusegrad.codegen import TARGETS, Target
 from fusegrad.ir import Graph, TensorType, building, emit
 from fusegrad.runtime.execution.aten import reference
+from fusegrad.runtime.execution.graph_to_kernels import optimize
 from fusegrad.runtime.execution.kernel_plan import KernelPlan
-from fusegrad.runtime.execution.pipeline import optimize
 from fusegrad.runtime.values.sizes import BoundSizes, number
 from fusegrad.tracer.dtypes import TO_TORCH
 

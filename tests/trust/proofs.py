@@ -36,8 +36,8 @@ from fusegrad.codegen import TARGETS, Kernel, Kernels  # noqa: E402
 from fusegrad.codegen.proofs import Proof, prove_kernel  # noqa: E402
 from fusegrad.ir import Graph  # noqa: E402
 from fusegrad.ir.errors import Unfusible  # noqa: E402
+from fusegrad.runtime.execution.graph_to_kernels import optimize  # noqa: E402
 from fusegrad.runtime.execution.kernel_plan import KernelPlan  # noqa: E402
-from fusegrad.runtime.execution.pipeline import optimize  # noqa: E402
 from fusegrad.runtime.values.sizes import BoundSizes  # noqa: E402
 
 SIZES = {"wide": {M: 4096, N: 4096, K: 8}, "odd": {M: 67, N: 50257, K: 4096}}

@@ -26,7 +26,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.codegen import Kernels
-from fusegrad.runtime.execution import pipeline
+from fusegrad.runtime.execution import graph_to_kernels as pipeline
 
 Tensor = torch.Tensor
 FACTORS = ("gate", "value", "shift")

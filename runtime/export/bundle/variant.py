@@ -21,7 +21,7 @@ from ....tracer.trace import CaptureError
 from ...capture.captured_backward import BackwardEntry, gradient_likes, predicted_kinds
 from ...capture.outputs import is_as_strided
 from ...compiled.compiled import Compiled
-from ...execution.pipeline import graph_of
+from ...execution.graph_to_kernels import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...specialize.specialization import Specialization
 from ...values.tensor_specs import fake_tensor

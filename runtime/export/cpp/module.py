@@ -18,7 +18,7 @@ from ....codegen.emit.names import Names
 from ....ir.text.printable import in_line_comment
 from ....tracer.methods import method_place
 from ...cache.entry_files import versions
-from ...execution.pipeline import text_of
+from ...execution.graph_to_kernels import text_of
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ..bundle.archive import write_file
 from ..gather.gathered import gather_function

@@ -13,7 +13,7 @@ from ....ir import Graph, building
 from ....ir.errors import LoweringError
 from ....ir.transforms.batch import batch, with_batch_axis
 from ....ir.transforms.extern import NoRuleError, no_rule_error
-from ...execution.pipeline import optimize
+from ...execution.graph_to_kernels import optimize
 from ...functorch.batching.op_rules import OP_RULES
 from .gathered import Gathered, Part, Sizes, Source, export_error, part_of
 

@@ -24,7 +24,7 @@ from ...capture.captured_backward import BackwardEntry, predicted_kinds
 from ...capture.guards import is_float
 from ...compiled.compiled import Compiled
 from ...dispatch.pytree import arguments
-from ...execution.pipeline import generate, graph_of, kernels_of
+from ...execution.graph_to_kernels import generate, graph_of, kernels_of
 from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of

@@ -19,7 +19,7 @@ from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
 from ...compiled.compiled import Compiled
-from ...execution.pipeline import graph_of, optimize
+from ...execution.graph_to_kernels import graph_of, optimize
 from ...functorch.transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization

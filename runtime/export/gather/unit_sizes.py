@@ -22,7 +22,7 @@ from ....ir.types import TensorType
 from ....tracer.trace import CaptureError
 from ...capture.captured_backward import predicted_kinds
 from ...compiled.compiled import Compiled
-from ...execution.pipeline import graph_of, optimize
+from ...execution.graph_to_kernels import graph_of, optimize
 from ...specialize.pipeline import specialize
 from ...specialize.specialization import Specialization
 from ...values.sizes import traced_numbers

@@ -24,7 +24,7 @@ from ....ir.types import Size, contiguous_strides, elements_in_memory, product
 from ....tracer.capture.capture import with_known_sizes
 from ....tracer.trace import Trace
 from ...execution.executable import Executable, Run, through_torch
-from ...execution.pipeline import graph_of, optimize
+from ...execution.graph_to_kernels import graph_of, optimize
 from ...settings.config import KERNEL_BACKENDS
 from ...values.sizes import Binder, BoundSizes
 from .op_rules import OP_RULES

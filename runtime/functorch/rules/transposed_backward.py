@@ -24,7 +24,7 @@ from ...capture.captured_backward import gradients_per_output, predicted_kinds, 
 from ...capture.guards import is_float
 from ...capture.user_methods import run_user_backward
 from ...execution.aten import reference
-from ...execution.pipeline import graph_of, optimize
+from ...execution.graph_to_kernels import graph_of, optimize
 from ...fallback.answer import UNDER_FUNC, put_on_record
 from ...settings.config import KERNEL_BACKENDS
 from ...specialize.linearity import CoarsestEps, IgnoreDetach, NonLinearBackward, not_transposed, probe_tensor

@@ -19,7 +19,7 @@ from fusegrad.ir import Graph, emit
 from fusegrad.ir.passes import fuse, simplify
 from fusegrad.ir.rewrite import X, make, rebuild, rules
 from fusegrad.runtime.bisect import search
-from fusegrad.runtime.execution import pipeline
+from fusegrad.runtime.execution import graph_to_kernels as pipeline
 from fusegrad.runtime.execution.aten import replay
 from fusegrad.runtime.settings import config
 from fusegrad.runtime.specialize import residuals

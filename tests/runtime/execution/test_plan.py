@@ -12,8 +12,8 @@ import fusegrad
 from fusegrad.ir import building, emit, show, verify
 from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.execution.executable import Executable, has_outer_product
+from fusegrad.runtime.execution.graph_to_kernels import graph_of
 from fusegrad.runtime.execution.layouts import own_memory
-from fusegrad.runtime.execution.pipeline import graph_of
 from fusegrad.runtime.execution.targets import target_for
 from fusegrad.runtime.values.sizes import Binder, BoundSizes, number, numbers
 from fusegrad.tracer.capture.capture import Session

@@ -10,7 +10,8 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.ir.errors import FusegradError, UnsupportedBackendError
-from fusegrad.runtime.execution import kernel_plan, pipeline
+from fusegrad.runtime.execution import graph_to_kernels as pipeline
+from fusegrad.runtime.execution import kernel_plan
 from fusegrad.runtime.specialize import residuals
 
 Tensor = torch.Tensor

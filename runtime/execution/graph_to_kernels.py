@@ -1,4 +1,4 @@
-"""The whole pipeline, top to bottom: a captured graph becomes steps, and each fused step becomes Triton kernels."""
+"""A captured graph to kernels, top to bottom: lowered, simplified, cut into steps, each fused step Triton text."""
 
 from __future__ import annotations
 
