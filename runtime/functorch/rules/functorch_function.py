@@ -208,6 +208,8 @@ def _is_shareable(captured: CapturedFunction) -> bool:
     trace = captured.forward.trace
     if trace.opaque or captured.returns_input_memory or len(captured.lifted) != len(trace.lifted):
         return False
+    if any(hasattr(node.target, "fusegrad_call") for node in trace.graph_module.graph.nodes):
+        return False  # compiled code behind a node, which no transform may meet: its operations are traced instead
     return not (writes(trace.graph_module) or has_unrecorded(trace.graph_module) or None in captured.lifted)
 
 
