@@ -6,6 +6,7 @@ cannot be captured either, more of the statements around goes with it, up to the
 
 from __future__ import annotations
 
+import operator
 import re
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -46,11 +47,12 @@ class _Rewritten:
     """A static method in the place of another, for as long as that is the user's."""
 
     def __init__(self, cls: type, name: str, replacement: Any) -> None:
-        self.cls, self.name, self.original, self.made = cls, name, getattr(cls, name), replacement
+        self.cls, self.name, self.replacement = cls, name, replacement
+        self.identity = _identity(getattr(cls, name))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         current = getattr(self.cls, self.name)
-        return self.made if current is self.original else current
+        return self.replacement if _is_as_before(current, self.identity) else current
 
 
 class Segmented:
@@ -68,7 +70,7 @@ class Segmented:
 
     def forget_exchanged(self) -> None:
         """Forget what is known of methods that the user exchanged since."""
-        for name in [n for n in self.lines if _identity(getattr(self.original, n)) != self.codes.get(n)]:
+        for name in [n for n in self.lines if not _is_as_before(getattr(self.original, n), self.codes.get(n))]:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -189,6 +191,14 @@ def _identity(method: Any) -> Any:
     """The identity of a method: it tells whether the user exchanged it since."""
     function = innermost_function(method)
     return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+
+
+def _is_as_before(method: Any, identity: Any) -> bool:
+    """True if a method is still the one of that identity: an assignment to its code or defaults makes another."""
+    if identity is None:
+        return False
+    (before, *parts), (now, *parts_now) = identity, _identity(method)
+    return before == now and all(map(operator.is_, parts, parts_now))
 
 
 def _root_name(path: str) -> str | None:

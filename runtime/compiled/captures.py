@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,6 +116,7 @@ class Captures:
         try:
             specialization = stored or self._specialize(args, tape)
             specialization.keeper, specialization.backward.counted = keeper, self.budget.of_backward
+            specialization.backward.follow_methods = partial(self._follow_methods, specialization)
             # Where backward may not fall back its failure has to show at the call, not in the engine.
             if (error := self.keys.opaque("backward")) is not None:
                 self.ledger.note_opaque("backward", error)
@@ -127,6 +129,20 @@ class Captures:
         if keeper is not None and (specialization.captured.opaque or specialization.captured.writes_inputs):
             keeper.release()  # it will not be kept
         return specialization
+
+    def _follow_methods(self, specialization: Specialization) -> None:
+        """Where what the methods read is not what it was at forward's capture, backward is the class's as it is now.
+
+        Raises CaptureError where that must not be captured.
+        """
+        captured = specialization.captured
+        if captured.outside_state() == captured.outside_at_capture:
+            return
+        self.keys.scan()
+        if captured.cls is not self.user.cls or captured.reads.version != self.keys.reads_now().version:
+            specialization.adopt(self.user.cls, self.keys.reads_now())
+        if (error := self.keys.opaque("backward")) is not None:
+            raise error
 
     def _require_supported(self, args: Sequence[Any]) -> None:
         """Raises CaptureError where the table is full, or an argument is nothing that a graph stands for."""

@@ -84,6 +84,9 @@ class Backward:
     counted: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
     """Where a capture of backward runs, so that its operations count (`budget.py`)."""
 
+    follow_methods: Callable[[], None] = staticmethod(lambda: None)
+    """Reads the methods again before a capture of backward: other ones may have been assigned since forward."""
+
     def __init__(self, captured: CapturedFunction, of_whole: bool = False) -> None:
         """of_whole: its graphs run at sizes of parts, at which the method itself may do another thing."""
         self.captured, self.of_whole = captured, of_whole
@@ -98,7 +101,8 @@ class Backward:
         key = self.key_now(kinds)
         if key not in self.entries:
             with capture_lock, use_switch_state(self.captured.switches):
-                key = self._add_entry(key, kinds)
+                self.follow_methods()
+                key = self._add_entry(self.key_now(kinds), kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
             raise entry.without_frames()

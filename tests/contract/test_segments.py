@@ -750,3 +750,28 @@ def test_what_catches_and_cannot_be_taken_out_is_the_users_whole():
             for wanted, mine in zip(*told, strict=True):
                 assert (wanted is None and mine is None) or torch.equal(wanted, mine)
     assert {r.code for r in fast._fusegrad.ledger.records.values()} <= {"FG020", None}
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_code_that_is_assigned_between_forward_and_backward_is_what_runs(backend: str) -> None:
+    def times_nine(ctx: Any, g: Tensor) -> Tensor:
+        return g * 9
+
+    class Logs(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            SEEN.append("backward")
+            return g * 3
+
+    fast, x = fusegrad.compile(Logs, backend=backend), leaf(3)
+    was = Logs.backward.__code__
+    for code, factor, seen in ((was, 3.0, 1), (times_nine.__code__, 9.0, 0), (was, 3.0, 1)):
+        y = fast.apply(x)
+        SEEN.clear()
+        Logs.backward.__code__ = code
+        (found,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(found, torch.full((3,), factor)) and len(SEEN) == seen
