@@ -14,7 +14,7 @@ from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, t
 from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_changed
 from ..capture.guards import is_tracked
-from ..compiled.backward import guard_failure, opaque_calls, run_backward
+from ..compiled.backward import guard_failure, opaque_calls, require_transposed, run_backward
 from ..fallback.answer import Fault, backward_failed, is_fault, recorded_faults, users_backward
 from ..fallback.records import Record, warn
 from ..functorch.backward_unit import BackwardUnit
@@ -60,7 +60,7 @@ def as_written(compiler: Compiled, spec: Specialization, call: BackwardCall) -> 
 
 
 def _differentiated(compiler: Compiled, spec: Specialization, call: BackwardCall) -> Any:
-    compiler.require_backward(spec)
+    require_transposed(compiler, spec)
     if spec.backward.faulty or _changed_since_forward(compiler, spec, call):
         return as_written(compiler, spec, call)
     if is_changed(call.ctx, spec.captured):

@@ -162,6 +162,11 @@ def _refuse_more(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
     compiler.give_up(args, CaptureError(reason=MANY_ANSWERS, where=method_place(compiler.user.cls.forward)))  # type: ignore[attr-defined]
 
 
+def _reason_to_wait(compiler: Compiled, args: Sequence[Any]) -> str | None:
+    """The reason why another graph for calls like this one has to wait; None where it need not."""
+    return compiler.budget.why_later(compiler.keys.facts(args), args) if compiler.is_patient() else None
+
+
 def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
     specializations = [s for s in compiler.table.by_facts.get(compiler.keys.facts(args), ()) if s.captured.opaque]
     if any(_serves(s, args, tape) for s in specializations):  # another thread was first
@@ -169,7 +174,7 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
     if len(specializations) >= VARIANTS:
         _refuse_more(compiler, args, tape)
         return
-    if specializations and (why := compiler.why_later(args)) is not None:
+    if specializations and (why := _reason_to_wait(compiler, args)) is not None:
         compiler.ledger.note_waiting(why, why == VAIN)
         return
     try:

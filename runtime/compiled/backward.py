@@ -6,15 +6,17 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import Function
 
-from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock
+from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock, is_capturing
 from ...tracer.function import exact_gradients
+from ...tracer.methods import backward_method
 from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import Mismatch, Tape, remember_opaque
 from ...tracer.opaque.segments import Segment
 from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
-from ..capture.captured_backward import admits_sizes, layout_guard_failure
+from ..capture.captured_backward import admits_sizes, layout_guard_failure, predicted_kinds
 from ..capture.ctx_attributes import attributes_on
 from ..capture.guards import backward_guard_failure
 from ..capture.opaque_replay import VARIANTS
@@ -24,6 +26,7 @@ from ..fallback.records import FallbackWarning, OpaqueCall, Record
 from ..settings import logs
 from ..settings.counters import count
 from ..specialize.compiled_backward import BackwardCall, run, run_entry
+from .derived_backward import require_transposable, why_no_backward
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
@@ -121,6 +124,38 @@ def _add_backward(compiler: Compiled, spec: Specialization, call: BackwardCall, 
 def opaque_calls(entry: BackwardEntry) -> list[OpaqueCall]:
     """The report of what a backward calls that runs as the user wrote it."""
     return [OpaqueCall.of(node, "backward") for node in entry.trace.opaque]
+
+
+# ------------------------------------------------------------------ before a backward is asked for
+def backward_is_captured(compiler: Compiled, spec: Specialization) -> bool:
+    """True if rules may be derived from backward (or there is none): where it is opaque, the user's own serve."""
+    if backward_method(compiler.user.original) is None:
+        return True
+    captured = spec.captured
+    try:
+        return not spec.backward.entry(predicted_kinds(captured)).trace.opaque
+    except DataReadError as error:
+        compiler.ledger.refuse_derivative(error)
+        return False
+    except OpaqueCallError:
+        return False
+    except CaptureError as error:
+        if not any(captured.forward.needs_input_grad):
+            return True  # no gradient is asked of such a call, for which forward may keep nothing
+        compiler.ledger.refuse("backward", error)
+        return False
+
+
+def require_transposed(compiler: Compiled, spec: Specialization) -> None:
+    """Raise NonLinearJvp where the jvp that backward is derived of has no transpose, torch's without a jvp."""
+    if not compiler.user.derives_backward or is_capturing():
+        return
+    cls = compiler.user.original
+    try:
+        require_transposable(cls, compiler.keys.opaque, spec)
+    except CaptureError as error:
+        compiler.ledger.records["backward"] = Record("absent", *why_no_backward(cls, error))
+        Function.backward(None)
 
 
 # ------------------------------------------------------------------ whatever its backward is

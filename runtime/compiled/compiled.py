@@ -8,25 +8,22 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.autograd.function import Function
 
-from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock, is_capturing
+from ...tracer.capture.capture import capture_lock
 from ...tracer.locks import CLASS, lock_of
 from ...tracer.methods import backward_method
 from ...tracer.reads.reads import each_closure_once
 from ...tracer.torch_private import hooks_are_active, share_memory
 from ...tracer.trace import CaptureError
-from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import is_closure, is_meta
 from ..fallback.answer import recorded_faults
 from ..fallback.ledger import Ledger
-from ..fallback.records import Attempt, Later, Record
+from ..fallback.records import Attempt, Later
 from ..specialize.pipeline import prepare, require_equal
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .budget import Budget
 from .captures import Captures
-from .derived_backward import require_transposable, why_no_backward
 from .function_class import fits_a_graph
 from .keys import Keys
 from .options import Options
@@ -145,10 +142,6 @@ class Compiled:
         """True if a capture may wait: not where it was asked for, nor where the class as written has no backward."""
         return not (self.options.fullgraph or self.user.derives_backward or self.ledger.must_capture("forward"))
 
-    def why_later(self, args: Sequence[Any]) -> str | None:
-        """The reason why another graph for calls like this one has to wait; None where it need not."""
-        return self.budget.why_later(self.keys.facts(args), args) if self.is_patient() else None
-
     def give_up(self, args: Sequence[Any], error: CaptureError) -> None:
         """Calls with arguments like these run as the user wrote them."""
         self.ledger.refuse("forward", error)
@@ -184,34 +177,6 @@ class Compiled:
             return False
         captured.unchecked = False
         return True
-
-    def backward_is_captured(self, specialization: Specialization) -> bool:
-        """True if rules may be derived from backward (or there is none): where it is opaque, the user's own serve."""
-        if backward_method(self.user.original) is None:
-            return True
-        captured = specialization.captured
-        try:
-            return not specialization.backward.entry(predicted_kinds(captured)).trace.opaque
-        except DataReadError as error:
-            self.ledger.refuse_derivative(error)
-            return False
-        except OpaqueCallError:
-            return False
-        except CaptureError as error:
-            if not any(captured.forward.needs_input_grad):
-                return True  # no gradient is asked of such a call, for which forward may keep nothing
-            self.ledger.refuse("backward", error)
-            return False
-
-    def require_backward(self, specialization: Specialization) -> None:
-        """Raise NonLinearJvp where the jvp that backward is derived of has no transpose, torch's error without one."""
-        if not self.user.derives_backward or is_capturing():
-            return
-        try:
-            require_transposable(self.user.original, self.keys.opaque, specialization)
-        except CaptureError as error:
-            self.ledger.records["backward"] = Record("absent", *why_no_backward(self.user.original, error))
-            Function.backward(None)
 
     def node_key(self, specialization: Specialization, backend: str) -> tuple[str, bool, bool]:
         """The key of a generated Function among those of a specialization: backend, hooks, whose backward it is."""

@@ -39,8 +39,10 @@ from ...tracer.trace import CaptureError
 from ..capture.graph_mode import is_for_a_graph, outside_graph, wants_fake_results, with_fake_results
 from ..capture.guards import is_tracked
 from ..capture.outputs import from_flat_outputs
+from ..compiled.backward import backward_is_captured
 from ..distributed import call as distributed
 from ..fallback.answer import Fault, answer_as_written, is_fault, put_on_record
+from ..fallback.records import Record
 from ..functorch.rules.function import function_of
 from ..functorch.rules.transformable import why_not_transformable
 from ..settings.config import settings
@@ -110,7 +112,7 @@ def trace_call(compiler: Compiled, args: tuple[Any, ...]) -> Any:
                 _guard(compiler)
             return traced(compiler, args)
     except Refused as refused:
-        compiler.ledger.note_graph_break(_maker(), refused.reason, refused.where)
+        compiler.ledger.records[_maker()] = Record("opaque", refused.reason, refused.where)
         if compiler.user.plain_function is not None and code_of(refused.reason) in FOLLOWED:
             return compiler.user.run(*args)
         if asked_by_dynamo or torch.compiler.is_exporting() or compiler.user.methods.declared_opaque():
@@ -222,7 +224,7 @@ def _specialization(compiler: Compiled, flat_args: Sequence[Any]) -> Specializat
             if spec.keeper is not None:
                 spec.keeper.release()
             with no_autocast():  # backward comes outside of it
-                if not spec.captured.opaque and not compiler.backward_is_captured(spec):
+                if not spec.captured.opaque and not backward_is_captured(compiler, spec):
                     raise Refused(*_recorded(compiler, "backward"))
     except UnknownSize:
         raise Refused("a size depends on the data of a tensor", "unknown") from None

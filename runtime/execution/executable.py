@@ -106,14 +106,6 @@ class Executable:
         """True where it runs the captured operations one by one, and nothing else."""
         return self.run == self._replay
 
-    @property
-    def result_count(self) -> int:
-        """The number of results, those that are skipped included."""
-        if self.graph is not None:
-            return len(self.graph.outputs)
-        (results,) = self.trace.graph_module.graph.find_nodes(op="output")[0].args
-        return len(results)
-
     def _choose(self) -> Run:
         if self.backend in KERNEL_BACKENDS:
             return self._kernels()

@@ -137,10 +137,6 @@ class Ledger:
         count("fallbacks")
         logs.log_opaque_method(f"{name}.{method}", reason, where)
 
-    def note_graph_break(self, compiler: str, reason: str, where: str) -> None:
-        """A call breaks a graph of another compiler, and runs between two: on record."""
-        self.records[compiler] = Record("opaque", reason, where)
-
     def note_observed(self) -> None:
         """A TorchDispatchMode (a selective checkpoint, a counter) is to see the class's own operations: on record."""
         if MODES in self.records or (mode := observing_mode()) is None:

@@ -51,7 +51,15 @@ def write_run(
     else:
         run, at = text.constant(executable.run, "run"), text.constant(sizes, "sizes")
         results = text.let("results", f"{run}(({names}), ({captured}), {at})")
-    return [f"{results}[{i}]" for i in range(executable.result_count)]
+    return [f"{results}[{i}]" for i in range(_result_count(executable))]
+
+
+def _result_count(executable: Executable) -> int:
+    """The number of results, those that are skipped included."""
+    if executable.graph is not None:
+        return len(executable.graph.outputs)
+    (results,) = executable.trace.graph_module.graph.find_nodes(op="output")[0].args
+    return len(results)
 
 
 def is_straight(plan: KernelPlan, tensors: Sequence[Tensor], sizes: BoundSizes) -> bool:

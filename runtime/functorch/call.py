@@ -13,6 +13,7 @@ from ...tracer.methods import method_place
 from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
 from ...tracer.trace import CaptureError
 from ..capture.outputs import from_flat_outputs
+from ..compiled.backward import backward_is_captured
 from ..fallback.answer import UNDER_FUNC
 from ..fallback.records import NotCaptured
 from ..values.bitwise import made_up_data
@@ -54,7 +55,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
                 specialization = compiler.specialization(plain)
             if specialization is not None and specialization.keeper is not None:
                 specialization.keeper.release()  # nothing is kept of a call under a transform
-            derivable = specialization is not None and compiler.backward_is_captured(specialization)
+            derivable = specialization is not None and backward_is_captured(compiler, specialization)
         except NotCaptured as error:
             failed = error.attempt
     if failed is not None:

@@ -12,6 +12,7 @@ from torch.autograd.function import Function
 
 from ....tracer.methods import backward_method
 from ...capture.captured_backward import gradients_per_output
+from ...compiled.backward import require_transposed
 from ...fallback.answer import UNDER_FUNC, Fault, is_fault, put_on_record
 from ...values.tensors import zeros
 from .rules import FunctionRules
@@ -21,7 +22,7 @@ def backward(rules: FunctionRules, ctx: Any, *gradients: Any) -> tuple[Any, ...]
     """One gradient per argument: from kernels; by the user's own body after a mistake of ours, on record."""
     saved = ctx.saved_tensors
     try:
-        rules.compiler.require_backward(rules.spec)
+        require_transposed(rules.compiler, rules.spec)
         return _gradients(rules, ctx, saved, gradients)
     except Exception as error:
         if not is_fault(error):
