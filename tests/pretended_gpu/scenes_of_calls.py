@@ -192,6 +192,9 @@ def settings_in_backward() -> Iterator[str]:
     """What `config.patch` says around forward and backward holds in backward, which runs in another thread."""
     from fusegrad.ir.switches import is_on
     from fusegrad.runtime.autograd import backward as room
+    from fusegrad.runtime.compiled import budget
+
+    budget._families.clear()  # the scenes before it made many classes of these lines: one more would wait for calls
 
     seen: list[Any] = []
     run = room.run_backward
