@@ -51,8 +51,12 @@ class _Rewritten:
         self.identity = _identity(getattr(cls, name))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        current = getattr(self.cls, self.name)
-        return self.replacement if _is_as_before(current, self.identity) else current
+        return getattr(self.cls, self.name) if self.is_stale() else self.replacement
+
+    def is_stale(self) -> bool:
+        """True if the user exchanged the method since: an assignment to its code or defaults makes another."""
+        (before, *parts), (now, *parts_now) = self.identity, _identity(getattr(self.cls, self.name))
+        return before != now or not all(map(operator.is_, parts, parts_now))
 
 
 class Segmented:
@@ -63,18 +67,17 @@ class Segmented:
         self.allowed = plain_function(cls) is None
         self.lines: dict[str, Lines] = {}
         self.rewritten: dict[str, _Rewritten] = {}
-        self.codes: dict[str, Any] = {}
         self.segments: dict[str, list[Segment]] = {}
         self.attempts = 0
         self.failed: set[str] = set()
 
     def forget_exchanged(self) -> None:
         """Forget what is known of methods that the user exchanged since."""
-        for name in [n for n in self.lines if not _is_as_before(getattr(self.original, n), self.codes.get(n))]:
+        for name in [n for n, rewritten in self.rewritten.items() if rewritten.is_stale()]:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        for table in (self.lines, self.rewritten, self.codes, self.segments):
+        for table in (self.lines, self.rewritten, self.segments):
             table.pop(name, None)
         self._make()
 
@@ -165,7 +168,7 @@ class Segmented:
             wrapped = decorate_again(method, replacement)
         except UnfitError:
             return False
-        self.lines[name], self.codes[name], self.segments[name] = lines, _identity(method), segments
+        self.lines[name], self.segments[name] = lines, segments
         self.rewritten[name] = _Rewritten(self.original, name, wrapped)
         self._make()
         return True
@@ -191,14 +194,6 @@ def _identity(method: Any) -> Any:
     """The identity of a method: it tells whether the user exchanged it since."""
     function = innermost_function(method)
     return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
-
-
-def _is_as_before(method: Any, identity: Any) -> bool:
-    """True if a method is still the one of that identity: an assignment to its code or defaults makes another."""
-    if identity is None:
-        return False
-    (before, *parts), (now, *parts_now) = identity, _identity(method)
-    return before == now and all(map(operator.is_, parts, parts_now))
 
 
 def _root_name(path: str) -> str | None:

@@ -73,7 +73,7 @@ class Keys:
 
     def take_out(self, role: str, error: CaptureError) -> bool:
         """Take out of a method what its capture failed at; whether it is worth another attempt."""
-        if not self.user.take_out(role, error):
+        if not self.user.methods.take_out(role, error):
             return False
         self.reads = None
         self.reads_now()

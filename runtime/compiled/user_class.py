@@ -17,7 +17,6 @@ from ...tracer.methods import backward_method, plain_function, signature_objects
 from ...tracer.reads.packages import home_of
 from ...tracer.reads.value_keys import HOMES
 from ...tracer.torch_private import torchs_apply, transforms_active
-from ...tracer.trace import CaptureError
 from ..fallback.answer import hand_over
 from .derived_backward import with_derived_backward
 from .function_class import with_opaque_backward
@@ -134,7 +133,3 @@ class UserClass:
     def method(self, name: str) -> Any:
         """A method by its role: backward may be written as vjp."""
         return backward_method(self.cls) if name == "backward" else getattr(self.cls, name)
-
-    def take_out(self, role: str, error: CaptureError) -> bool:
-        """Take out of a method what its capture failed at; whether it is worth another attempt."""
-        return self.methods.take_out(role, error)
