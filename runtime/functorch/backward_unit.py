@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,14 +15,13 @@ from ..capture.captured_backward import reduce_to_argument
 from ..capture.redraw import draws
 from ..capture.user_methods import run_user_backward
 from ..compiled.backward import OTHER_SIZES, run_backward
-from ..fallback.answer import UNDER_FUNC, put_on_record
 from ..specialize.compiled_backward import BackwardCall, is_for_other_sizes
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
 from .partial_second_order import warn_once
 from .results import Executed, ran, without_idle
-from .unit import TransformableGraph, run_within_capture
+from .unit import TransformableGraph, report_to, run_within_capture
 from .vjp import Needed, is_followed, vjp_of
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class BackwardUnit(TransformableGraph):
         self.symbols = sorted(captured.symbols, key=str)
         self.split = len(captured.residual_places)
         super().__init__(f"{captured.name}_backward", self._python, backend, captured.reads)
-        self.refused, self.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
+        report_to(compiler, self)
 
     @classmethod
     def of(cls, compiler: Compiled, specialization: Specialization, backend: str) -> BackwardUnit:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -27,7 +28,7 @@ from ..capture.graph_mode import is_for_outer_graph
 from ..capture.guards import is_float, is_tracked
 from ..capture.redraw import Generators, generator_states, redraw
 from ..execution.executable import Executable
-from ..fallback.answer import Fault, is_fault
+from ..fallback.answer import UNDER_FUNC, Fault, is_fault, put_on_record
 from ..settings.counters import count
 from ..values.tensors import zeros
 from .batching.ir_rules import Lowered
@@ -195,6 +196,11 @@ def run_in_ir(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any] | 
     if graph is None:
         return None
     return ran((graph.trace, live) if graph.tells else None, graph([args[i] for i in live], lifted))
+
+
+def report_to(compiler: Any, unit: TransformableGraph) -> None:
+    """Let a unit, and all that is derived of it, put on a class's record what was not captured, and faults of ours."""
+    unit.refused, unit.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
 
 
 def run_uncaptured(unit: TransformableGraph, args: Sequence[Any], error: CaptureError) -> Sequence[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,6 @@ from ...capture.captured_backward import reduce_to_argument
 from ...capture.guards import size_guard
 from ...capture.outputs import rebuild_output
 from ...capture.user_methods import hidden_of_user, run_user_backward, run_user_forward
-from ...fallback.answer import UNDER_FUNC, put_on_record
 from ...specialize.linearity import require_linear
 from ...values.sizes import BoundSizes
 from ..backward_unit import BackwardUnit
@@ -27,7 +25,7 @@ from ..batching.batchable import batchable
 from ..graphs import Body, GraphCache
 from ..jvp_unit import CallingUnit
 from ..results import own_memory
-from ..unit import TransformableGraph
+from ..unit import TransformableGraph, report_to
 from .function import function_of
 from .rules import FunctionRules
 from .transposed_backward import TransposedBackward
@@ -75,7 +73,7 @@ class FunctorchFunction(FunctionRules):
             self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
         self.setup_unit = TransformableGraph(f"{name}_setup_context", self._setup_body, backend, reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
-            unit.refused, unit.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
+            report_to(compiler, unit)
         self.tangent_units: dict[tuple[bool, ...], TransposedBackward] = {}
         self.captured_jvps: dict[tuple[bool, ...], TransformableGraph] = {}
         self.proved_linear: set[Any] = set()

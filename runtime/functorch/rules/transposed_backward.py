@@ -9,7 +9,6 @@ it is not of primitives alone, autograd does it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,14 +24,13 @@ from ...capture.guards import is_float
 from ...capture.user_methods import run_user_backward
 from ...execution.aten import reference
 from ...execution.graph_to_kernels import graph_of, optimize
-from ...fallback.answer import UNDER_FUNC, put_on_record
 from ...settings.config import KERNEL_BACKENDS
 from ...specialize.linearity import CoarsestEps, IgnoreDetach, NonLinearBackward, not_transposed, probe_tensor
 from ...values.sizes import BoundSizes
 from ..batching.ir_rules import Lowered
 from ..graphs import GraphCache, present
 from ..transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
-from ..unit import TransformableGraph, run_in_ir
+from ..unit import TransformableGraph, report_to, run_in_ir
 from ..vjp import transposed
 from .user_outputs import UserOutputs
 
@@ -59,7 +57,7 @@ class TransposedBackward(TransformableGraph):
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
         name, reads = f"{spec.captured.name}_jvp", spec.captured.reads
         super().__init__(name, self._by_autograd, backend, reads, _ExaminedGraphs(self, name, backend))
-        self.refused, self.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
+        report_to(compiler, self)
 
     def parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[Any, Any], Sequence[Any], Sequence[Any]]:
         """(residuals, sizes, outputs, tangents) of the unit's arguments."""
