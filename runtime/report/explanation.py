@@ -112,6 +112,7 @@ class Explanation:
             "kernels": [vars(k) | {} for k in self.kernels],
             "launches": {d: len(self._launches(d)) for d in ("forward", "backward")},
             "bytes": self._bytes(),
+            "eager": {d: r.eager.to_dict() for d, r in self.directions.items() if r.eager is not None},
             "saved_bytes": self.saved_bytes,
             "kept": [k.to_dict() for k in self.kept],
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
@@ -134,14 +135,11 @@ class Explanation:
         return {**moved, **least}
 
     def __str__(self) -> str:
-        facts = self.to_dict()
         rounding = "" if self.numerics == "eager" else f', numerics="{self.numerics}"'
         lines = [f"{self.name} on {self.target}{rounding}"]
         lines += [_method_line(name, record) for name, record in self.methods.items()]
-        for direction in self.directions:
-            moved, least = facts["bytes"][direction], facts["bytes"][f"minimal_{direction}"]
-            ratio = f", {moved / least:.2f} x the minimum traffic" if least else ""
-            lines.append(f"  {direction}: {facts['launches'][direction]} launches, {moved:,} bytes{ratio}")
+        for direction, report in self.directions.items():
+            lines += [f"  {direction}: {report.summary}"]
             lines += [_kernel_line(k) for k in self._launches(direction)]
             lines += [f"    {cut}" for cut in self.directions[direction].cuts]
             lines += [f"    {line}" for line in self.directions[direction].products]
