@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
+
 from ...codegen import Kernel
 from ...codegen.proofs import Proof
 from ...ir import Graph, Program, ValueRef
@@ -19,6 +21,7 @@ from ..settings.config import settings
 from ..values.sizes import Sizes
 from .directions import DirectionReport, KernelReport
 from .residuals import ResidualRow
+from .size_names import size_names
 
 SCHEMA = 2
 
@@ -58,6 +61,11 @@ class Explanation:
     def kernel_records(self) -> list[Kernel]:
         """The generated kernels as codegen made them."""
         return [k for report in self.directions.values() for ks in report.kernels for k in ks.kernels]
+
+    @property
+    def size_names(self) -> dict[sympy.Symbol, str]:
+        """The name of each size that may vary, as kernels and exported files have it: M, N."""
+        return size_names(self.kernel_records, (report.graph for report in self.directions.values()))
 
     @property
     def proofs(self) -> list[Proof]:
