@@ -6,10 +6,10 @@ sum over j of where(j == t[i], f(x[i, j]), 0)   ->   where(0 <= t[i] < n, f(x[i,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ...ir.prims import PRIMS
+from ...ir.types import Size
 from .axes import Access, Axis, Index, Term, terms_below
 from .sizes import tidy
 from .terms import TermTable
@@ -74,13 +74,13 @@ def _load_at(
 ) -> Term:
     """The element of the buffer, under the guards of the load and the bounds of the place."""
     access, count = load.param, len(load.param.indirect)
-    values: Mapping[Term, object] = dict(zip(args[:count], access.indirect, strict=True))
+    values: dict[Term, Size] = dict(zip(args[:count], access.indirect, strict=True))
     along = dict(access.place.terms).get(axis, 0)
     if along != 0:
-        values = {**values, place: tidy(values.get(place, 0) + along)}  # type: ignore[operator]
+        values[place] = tidy(values.get(place, 0) + along)
     affine = Index(tuple(t for t in access.place.terms if t[0] is not axis), access.place.offset)
     guards = tuple(dict.fromkeys((*args[count:], *bounds)))
-    param = Access(access.ref, affine, tuple(values.values()))  # type: ignore[arg-type]
+    param = Access(access.ref, affine, tuple(values.values()))
     return terms.make("load", *values, *guards, dtype=load.dtype, param=param, node=load.node)
 
 
