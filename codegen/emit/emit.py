@@ -25,6 +25,7 @@ from .access.addresses import Addresses
 from .access.aligned_rows import AlignedRows
 from .access.buffers import Buffers
 from .access.coordinates import Coordinates
+from .access.index_checks import IndexChecks
 from .access.levels import Levels
 from .access.loads import Loads, padding_of
 from .access.strided_pairs import StridedPairs
@@ -88,9 +89,10 @@ class Emitter:
         self.loads = Loads(context, self.buffers, self.tile, self.coords, self.addresses, padding_of(program))
         self.pairs = StridedPairs(context, self.tile, self.coords, self.levels, self.addresses, self.loads)
         # What it computes and stores
+        checks = IndexChecks(context, self.coords)
         self.folding = Folding(context, self.tile, self.coords, self.loads)
         self.values = Values(
-            context, self.buffers, self.tile, self.levels, self.addresses, self.loads, self.pairs, self.folding
+            context, self.buffers, self.tile, self.levels, self.addresses, self.loads, checks, self.pairs, self.folding
         )
         self.stores = Stores(context, self.tile, self.coords, self.levels, self.addresses, self.pairs, self.values)
         # Loops, and what is summed over them

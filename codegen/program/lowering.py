@@ -221,6 +221,12 @@ def _cumsum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     return b.terms.make(op, arg, dtype=node.dtype, param=(axis,), node=node)
 
 
+def _check_index(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
+    """The index itself, after an assertion for the lanes that read or write something."""
+    args = [b.at(a, index, guards) for a in node.args]
+    return b.terms.make("check_index", *args, *guards, dtype=node.dtype, node=node)
+
+
 def _gather(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     x, *positions = node.args
     return b.at(x, indirect_index(b, positions, node.params["axes"], index, x.ndim, guards), guards)
@@ -257,6 +263,7 @@ rules: dict[str, Rule] = {
     "pad": _pad,
     "cat": _cat,
     "reshape": _reshape,
+    "check_index": _check_index,
 }
 family_rules: dict[str, Rule] = {
     "elementwise": _elementwise,
