@@ -50,7 +50,10 @@ def choose_reduction_plan(
     items, strips = (product(cdiv(a.size, tile.get(a, 1)) for a in axes) for axes in (walk, grid))
     # as many programs as the device runs at once, or fewer where the rows in flight are to stay in L2
     slots = w.budget.units * programs_per_unit(w, roles, residency, tiling)
-    programs = _fitting_l2(w, roles, tile, slots) if chunked else slots * _waves(w, slots, strips, tiling.step)
+    if chunked and passes_over(w, roles.row, residency.online) > 1:
+        programs = _fitting_l2(w, roles, tile, slots)
+    else:
+        programs = slots * _waves(w, slots, strips, tiling.step)
     programs = _per_strip(programs, strips)
     # only sums that keep lanes weigh so much that fewer programs are better
     if not any(r.axes & set(tile) for r in roles.final):

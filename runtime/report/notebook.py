@@ -57,9 +57,7 @@ def _methods(explained: Explained) -> str:
 
 def _directions(explained: Explained) -> Iterable[str]:
     for direction, report in explained.directions.items():
-        moved = sum(k.bytes_read + k.bytes_written for k in report.launches)
-        least = f", {moved / report.minimal:.2f} x the minimum traffic" if report.minimal else ""
-        yield f"<b>{direction}</b>: {len(report.launches)} launches, {moved:,} bytes{least}"
+        yield f"<b>{direction}</b>: {report.summary}"
         rows = [(k.name, k.kind, k.bytes_read, k.bytes_written, k.bytes_cached or "") for k in report.launches]
         yield _table(("launch", "", "bytes read", "written", "again from L2"), rows)
         cuts = [(f"{c.before} | {c.after}", c.reason, c.where, c.code) for c in report.cuts]

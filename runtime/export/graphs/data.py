@@ -1,13 +1,14 @@
-"""The compiled graphs as plain facts: JSON, and networkx for GraphML and DOT. Sizes are texts such as "s0*1024"."""
+"""The compiled graphs as plain facts: JSON, and networkx for GraphML and DOT. Sizes are texts such as "1024*M"."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
+import sympy
 
 from ....ir import Graph, Value
 from ....ir.passes.fuse import Group, Step
@@ -15,6 +16,7 @@ from ...cache.entry_files import versions
 from ...report.directions import DirectionReport
 from ...report.explanation import Explanation
 from ...report.graph_svg import members
+from ...report.size_names import renamed
 
 SCHEMA = 1
 HIDDEN = ("strides", "avals", "index", "name")
@@ -24,8 +26,9 @@ def facts(explanation: Explanation) -> dict[str, Any]:
     """Both directions: nodes in an order that runs, each with its operands, type, step, and line of the user's source.
 
     residuals: where backward's first inputs come from. steps: what runs, in order; a node that several kernels compute
-    again for themselves has several steps.
+    again for themselves has several steps. sizes: those that may vary, by their names, at the explained arguments.
     """
+    names = explanation.size_names
     return {
         "schema": SCHEMA,
         "fusegrad": versions()["fusegrad"],
@@ -33,6 +36,7 @@ def facts(explanation: Explanation) -> dict[str, Any]:
         "target": explanation.target,
         "residuals": [{"kind": p.kind, "index": p.index} for p in explanation.residuals],
         "saved_bytes": explanation.saved_bytes,
+        "sizes": {names.get(symbol, str(symbol)): size for symbol, size in explanation.sizes.items()},
         "directions": {name: _direction(report, explanation, name) for name, report in explanation.directions.items()},
         "methods": {
             m: {"status": r.status, "reason": r.reason, "where": r.where} for m, r in explanation.methods.items()
@@ -47,7 +51,7 @@ def _direction(report: DirectionReport, explanation: Explanation, name: str) -> 
     return {
         "inputs": [names[v.id] for v in graph.inputs],
         "outputs": [None if o is None else names[o.id] for o in graph.outputs],
-        "nodes": [_node(v, names, steps, residuals) for v in _nodes(graph)],
+        "nodes": [_with_size_names(_node(v, names, steps, residuals), explanation.size_names) for v in _nodes(graph)],
         "steps": [_step(report, at, names) for at in range(len(report.steps))],
         "minimal_bytes": report.minimal,
         "launches": [
@@ -104,6 +108,18 @@ def _node(value: Value, names: dict[int, str], steps: list[set[int]], residuals:
         "where": origin.where,
         "line": origin.line,
     }
+
+
+def _with_size_names(node: dict[str, Any], names: Mapping[sympy.Symbol, str]) -> dict[str, Any]:
+    """Its type, and those of its parameters that are texts of sizes."""
+    parameters = {k: _renamed(v, names) for k, v in node["parameters"].items()}
+    return {**node, "type": renamed(node["type"], names), "parameters": parameters}
+
+
+def _renamed(value: Any, names: Mapping[sympy.Symbol, str]) -> Any:
+    if isinstance(value, list):
+        return [_renamed(v, names) for v in value]
+    return renamed(value, names) if isinstance(value, str) else value
 
 
 def _plain_data(value: Any) -> Any:

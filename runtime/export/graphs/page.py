@@ -42,12 +42,13 @@ class Lane:
 def as_svg(explanation: Explanation) -> str:
     """The graph as boxes and arrows, forward above backward, residuals between them."""
     shades = [nodes for report in explanation.directions.values() for nodes in group_members(report.steps)]
-    return svg(explanation.program, shades, sizes(explanation))
+    return svg(explanation.program, shades, sizes(explanation), explanation.size_names)
 
 
 def sizes(explanation: Explanation) -> str:
-    """s0 = 8192, s1 = 4096: the sizes that the kernels take as arguments, as they were in this call."""
-    return ", ".join(f"{symbol} = {size}" for symbol, size in explanation.sizes.items())
+    """M = 8192, N = 4096: the sizes that may vary, as they are for these arguments."""
+    names = explanation.size_names
+    return ", ".join(f"{names.get(symbol, symbol)} = {size}" for symbol, size in explanation.sizes.items())
 
 
 def kernel_listing(explanation: Explanation) -> str:
