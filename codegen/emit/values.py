@@ -15,6 +15,7 @@ from ..program.axes import REDUCTIONS, SCANS, Program, Sink, Term
 from ..program.sizes import tidy
 from .access.addresses import Addresses, Indices
 from .access.buffers import Buffers
+from .access.index_checks import IndexChecks
 from .access.levels import Levels
 from .access.loads import Loads
 from .access.strided_pairs import StridedPairs
@@ -58,11 +59,12 @@ class Values:
         levels: Levels,
         addresses: Addresses,
         loads: Loads,
+        checks: IndexChecks,
         pairs: StridedPairs,
         folding: Folding,
     ) -> None:
         self.context, self.buffers, self.tile, self.levels = context, buffers, tile, levels
-        self.addresses, self.loads, self.pairs, self.folding = addresses, loads, pairs, folding
+        self.addresses, self.loads, self.checks, self.pairs, self.folding = addresses, loads, checks, pairs, folding
         self.rules = fast_rules if context.target.fast else packed_rules if context.plan.packed else rules
         self.accumulated: dict[Term, Expr] = {}
         self._uses = count_uses(context.program)
@@ -96,6 +98,8 @@ class Values:
             return self.addresses.number(term.param)
         if term.op in REDUCTIONS:
             return self.folding.fold(term, self.argument_of_reduction(term, scope))
+        if term.op == "check_index":
+            return self._checked_index(term, scope)
         args = [self.value(a, scope) for a in term.args]
         if term.op in SCANS:
             return self.folding.scan(term, args[0], scope)
@@ -116,6 +120,12 @@ class Values:
     def indices(self, terms: Iterable[tuple[Term, Size]], scope: Scope) -> Indices:
         """The values that an address depends on."""
         return [(self.value(term, scope), coefficient, term) for term, coefficient in terms]
+
+    def _checked_index(self, term: Term, scope: Scope) -> Expr:
+        """The index, behind an assertion that it is in range."""
+        guards = [self.value(g, scope) for g in term.args[2:]]
+        index = as_tensor(term.args[0], self.value(term.args[0], scope))
+        return self.checks.check(term, index, guards, scope)
 
     def argument_of_reduction(self, term: Term, scope: Scope) -> Expr:
         """The argument of a reduction, neutral in the lanes outside."""

@@ -43,7 +43,7 @@ def choose_reduction_plan(
     # as many programs as the device runs at once, or fewer where the rows in flight are to stay in L2
     per_unit = max(1, 16 * 32 // (tiling.warps * w.target.warp)) if w.target.kind != "interpret" else 1
     programs: Size = w.budget.units * per_unit
-    if chunked:
+    if chunked and passes_over(w, roles.row, residency.online) > 1:
         programs = _fitting_l2(w, roles, tile, programs)
     programs = _per_strip(programs, strips)
     # only sums that keep lanes weigh so much that fewer programs are better

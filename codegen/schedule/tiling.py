@@ -11,7 +11,7 @@ from ...ir.types import ITEMSIZE
 from ..program.axes import Axis
 from ..program.sizes import power_of_two
 from .alignment import Slide
-from .residency import Residency
+from .residency import Residency, passes_over
 from .roles import STRIP, AxisRoles
 from .workload import Workload
 
@@ -43,7 +43,10 @@ def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Seq
     slide = _slide(w, roles, residency, tile, walk)
     step = slide.group if slide is not None and _keeps_columns(w, roles) else 1
     narrow = residency.chunked and slide is None and w.has_odd_rows
-    warps = _warps(w, math.prod(tile.values()) * (4 if narrow else 1), bool(roles.accumulators))
+    # a thread that keeps two numbers of all that it reads has registers for twice the lanes
+    light = bool(residency.online) and not narrow and passes_over(w, roles.row, residency.online) == 1
+    lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if light else 1)
+    warps = _warps(w, lanes, bool(roles.accumulators))
     return Tiling(tile, slide, step, _whole_axes(w, roles, residency, tile), warps, _stages(w, tile, residency.chunked))
 
 
