@@ -1,4 +1,4 @@
-"""Quotients by numbers are products where those have the same bits: for all numbers of 16 bits, special ones included."""
+"""Quotients by numbers are products where those have the same bits: for all numbers of 16 bits, NaN too."""
 
 from __future__ import annotations
 
