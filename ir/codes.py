@@ -614,7 +614,7 @@ CODES = (
         "FG213", "check(Norm): compiled and eager differ",
         "A compiled class and the one you wrote differ; a script that shows it was written.",
         "Run the script. If the class is right, please report it with the script.",
-        ("CheckError",),
+        ("CheckError", "NothingComparedError", "DerivativeError"),
     ),
     Code(
         "FG214", "profile(Norm): there is no baseline 'jax'",
@@ -726,6 +726,13 @@ CODES = (
         "The installed torch or triton is too old, or is untried and lacks a name that fusegrad needs.",
         "Install a version that the message names; a newer fusegrad may know a newer torch.",
         ("VersionError",),
+    ),
+    Code(
+        "FG245", "Embedding_forward: embedding: an index is out of range",
+        "An index that is data is negative, or not below the size of the dimension that it is for. On a GPU it is an "
+        "assertion of the device, as in eager; Triton's interpreter raises this error.",
+        "Keep indices in range. disable=\"index_checks\" leaves the check out: memory of others is read then.",
+        ("IndexOutOfRangeError",),
     ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
