@@ -325,4 +325,5 @@ def test_errors_that_repeat_torchs_words_repeat_them() -> None:
         c.apply(leaf(3)).sum().backward()
 
     mine, theirs = (outcome_of(lambda c=c: told(c)) for c in (fusegrad.compile(Short), Short))
-    assert str(mine).startswith(f"{theirs}: more than it has arguments [FG216]\n  at:") and isinstance(mine, type(theirs))
+    assert isinstance(mine, type(theirs))
+    assert str(mine).startswith(f"{theirs}: more than it has arguments [FG216]\n  at:")
