@@ -46,7 +46,7 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
         labels = tl.load(labels_ptr + row)
         top_lanes = tl.full([256], -3.4028234663852886e38, tl.float32)
         total_lanes = tl.full([256], 0.0, tl.float32)
-        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
             inside = col < N - first_col
             at = row * N + first_col
@@ -62,7 +62,7 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
         valid = labels != -100  # body.py:3  valid = target != ignore_index
         count_acc += valid.to(tl.float32)  # body.py:6  count = valid.float().sum()
         label = tl.where(valid, labels, 0)  # body.py:4  label = torch.where(valid, target, 0)
-        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
             inside = col < N - first_col
             at = row * N + first_col

@@ -31,7 +31,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
         mu = tl.load(mu_ptr + at)
         sum_lanes = tl.zeros([BLOCK_N], tl.float32)
         sum_lanes_2 = tl.zeros([BLOCK_N], tl.float32)
-        for c_at in tl.range(0, C, 1, num_stages=3):
+        for c_at in tl.range(0, C, 1, num_stages=4):
             c_i = tl.cast(c_at, tl.int64)
             at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
             dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_last")
@@ -48,7 +48,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
         total_2 = tl.sum(sum_lanes_2, 0)
         div_v = tl.div_rn(total, tl.cast(dy_stride_2, tl.float32))
         div_v_2 = tl.div_rn(total_2, tl.cast(dy_stride_2, tl.float32))
-        for c_at in tl.range(0, C, 1, num_stages=3):
+        for c_at in tl.range(0, C, 1, num_stages=4):
             c_i = tl.cast(c_at, tl.int64)
             at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
             dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_first")
