@@ -52,7 +52,8 @@ LONG_NAMED = 24
 class Values:
     """`accumulated`: terms that a loop of its own has computed already, by the names of their accumulators.
 
-    `uses`: how often a term is read; `casts`: the dtype of the casts that are all that read a term.
+    `uses`: how often a term is read; `casts`: the dtype of the casts that are all that read a term; `sums`: those that
+    are folded together.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Values:
         self.rules = fast_rules if context.target.fast else packed_rules if context.plan.packed else rules
         self.accumulated: dict[Term, Expr] = {}
         self.uses = count_uses(context.program)
+        self.sums = folding.folded_together(context.program)
         self.casts = casts_of_all_users(context.program)
 
     # ------------------------------------------------------------------ on demand
@@ -101,7 +103,7 @@ class Values:
         if term.op == "index":
             return self.addresses.number(term.param)
         if term.op in REDUCTIONS:
-            return self.folding.fold(term, self.argument_of_reduction(term, scope))
+            return reduced(self, term, scope)
         if term.op == "check_index":
             return self._checked_index(term, scope)
         if term.op == "random":
@@ -207,6 +209,18 @@ class Values:
         if term.op == "div" and (quotient := quotient_by_number(self, term, args[0])) is not None:
             return quotient
         return self.rules[term.op](term.args[0].dtype, *args)
+
+
+def reduced(values: Values, term: Term, scope: Scope) -> Expr:
+    """A reduction of the lanes of a tile; the first of sums that are folded together emits them all."""
+    group = values.sums.get(term, ())
+    if len({values.levels.of(t) for t in group}) != 1:
+        return values.folding.fold(term, values.argument_of_reduction(term, scope))
+    if (sums := scope.find(("sums", group))) is None:
+        arguments = [values.argument_of_reduction(t, scope) for t in group]
+        sums = values.context.let(scope, "sums", values.folding.fold_together(group, arguments))
+        scope.memo["sums", group] = sums
+    return Expr(f"{sums}[{group.index(term)}]", names=sums.names)
 
 
 def quotient_by_number(values: Values, term: Term, dividend: Expr) -> Expr | None:
