@@ -109,7 +109,7 @@ class SizeArguments:
         return is_on("multiples") and evaluate_size(size, self.hints) % WIDTH == 0
 
     def stays_multiple(self, size: Size, block: int, guarded: bool) -> bool:
-        """True of a size that blocks divide; of one that small blocks divide now by a guard: another kernel serves others.
+        """True of a size that blocks divide; if `guarded`, also of one that small blocks divide now, by a guard.
 
         In a loop, a mask that changes is held for each turn under way, and is asked for each element that is summed.
         """
