@@ -72,7 +72,7 @@ class Values:
         self.rules = rules_for(context.target.kind, context.target.fast, bool(context.plan.packed))
         self.accumulated: dict[Term, Expr] = {}
         self.uses = count_uses(context.program)
-        self.sums = folding.folded_together(context.program)
+        self.sums = folding.folded_together()
         self.casts = casts_of_all_users(context.program)
 
     # ------------------------------------------------------------------ on demand
@@ -85,7 +85,7 @@ class Values:
         # Where no loop around changes it, it is computed once, before the loops
         home = scope.home(self.levels.of(term))
         if term in self.context.plan.packed:
-            return widened(self, term, self._packed_row(term, home), home)
+            return widen(self._packed_row(term, home), term.dtype)
         value = self.compute(term, home)
         # Registers hold more digits than the dtype has: eager rounds after each operation
         if term.dtype in NARROW and self.context.needs_rounding(term):
