@@ -1,4 +1,4 @@
-"""Rows that the blocks of a loop divide need no mask in it: a guard keeps it so, and another kernel serves other sizes."""
+"""Rows that the blocks of a loop divide need no mask in it: a guard keeps it so, other sizes have another kernel."""
 
 from __future__ import annotations
 
