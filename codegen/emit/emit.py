@@ -39,6 +39,7 @@ from .reductions.direct_partials import DirectPartials
 from .reductions.final_reduction import FinalReductions
 from .reductions.folding import Folding
 from .reductions.lane_accumulators import LaneAccumulators
+from .reductions.online_sums import OnlineSums
 from .reductions.partial_slots import PartialSlots
 from .reductions.strips import RowWords
 from .row_passes import RowPasses
@@ -97,7 +98,8 @@ class Emitter:
         # Loops, and what is summed over them
         self.nests = LoopNests(context, self.tile, self.coords, self.rows)
         self.walk = Walk(context, self.coords)
-        lanes = LaneAccumulators(context, self.folding, self.values)
+        online = OnlineSums(context, self.folding, self.values)
+        lanes = LaneAccumulators(context, self.folding, self.values, online)
         slots = PartialSlots(context, self.addresses, self.rows, self.folding)
         directs = DirectPartials(context, self.addresses, self.folding, self.values, self.walk)
         words = RowWords(context, self.buffers, self.tile, self.walk, lanes)

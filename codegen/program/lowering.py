@@ -12,6 +12,7 @@ from ..emit.mathematics import lowest
 from ..kernel import Ref
 from .axes import Axis, Index, Materialize, Memory, Term
 from .builder import Builder, Guards, Place, Rule
+from .one_hot import value_at_one_place
 from .sizes import divide, longer_than_one, nonnegative, positive, same, tidy
 
 
@@ -181,6 +182,9 @@ def _folded(b: Builder, node: Value, arg: Term, over: list[Axis]) -> Term:
         return b.terms.make("mul", total, times, dtype=node.dtype, node=node)
     if absent:
         arg = b.terms.make("spread", arg, dtype=arg.dtype, param=tuple(absent), node=node)
+    for axis in over if node.prim == "sum" else ():
+        if (picked := value_at_one_place(b.terms, arg, axis)) is not None:
+            return _folded(b, node, picked, [a for a in over if a is not axis])
     if not over:
         return arg
     return b.terms.make(node.prim, arg, dtype=node.dtype, param=tuple(sorted(over, key=lambda a: a.order)), node=node)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from ..report.html_page import GREY, INK, RULE
+from ..report.page.html import GREY, INK, RULE
 from .devices import Device
 from .roofline import Modelled
 

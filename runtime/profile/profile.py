@@ -170,6 +170,7 @@ def _measure(
     advance(f"{name} forward")
     try:
         _time(result, name, direction, _without_grad(apply, args), place, seconds)
+        _warm_up(apply, args)
         with saved_bytes() as total:
             outputs = _differentiable(apply(*args))
         if outputs:
@@ -179,6 +180,16 @@ def _measure(
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         result.measured.append(Measured(name, direction, None, why))
+
+
+WARM_UP = 3
+
+
+def _warm_up(apply: Apply, args: Sequence[Any]) -> None:
+    """Forward and backward a few times: a node that is made before its backward was prepared goes the long way."""
+    for _ in range(WARM_UP):
+        if outputs := _differentiable(apply(*args)):
+            _backward(outputs, args)()
 
 
 def _time(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...ir.errors import FusegradError
 from ..cache.entry_files import versions
-from ..report.html_page import contents, note, page, section, table
+from ..report.page.html import contents, note, page, picture, section, table
 from ..report.terminal import Block, Table, plain
 from .charts import bars, roofline
 from .devices import Device
@@ -243,7 +243,7 @@ def as_html(profile: Profile) -> str:
 def _measured_part(profile: Profile) -> str:
     timed = [(m.candidate, m.direction, m.times.median) for m in profile.measured if m.times is not None]
     parts = [
-        bars(timed),
+        picture(bars(timed)),
         table(["candidate", *TIMES[1:]], _times(profile)),
         table(MEMORY, _memory(profile)),
         *([table(LAUNCHES, launches)] if (launches := _launch_rows(profile)) else []),
@@ -262,7 +262,7 @@ def _model_part(profile: Profile) -> str:
     return "".join(
         [
             note(f"{text} Peaks: {profile.device.source}."),
-            roofline(profile.device, profile.modelled),
+            picture(roofline(profile.device, profile.modelled)),
             table(["", *MODEL], numbered),
             table(SUMS, _sum_rows(profile.sums)),
         ]

@@ -159,10 +159,16 @@ class Explanation:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        from .notebook import as_html
+    def to_html(self) -> str:
+        """A page without scripts or requests: costs, methods, launches, saved tensors, kernels, drawings."""
+        from .page.explanation_page import as_page
 
-        return as_html(self)
+        return as_page(self)
+
+    def _repr_html_(self) -> str:
+        from .page.explanation_page import as_fragment
+
+        return as_fragment(self)
 
 
 def binary_figures(binary: Any) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 import networkx as nx
 import sympy
 
-from ...ir import Graph, Program, Value, ValueRef
-from ...ir.passes.fuse import Group, Step
-from ...ir.prims import PRIMS
+from ....ir import Graph, Program, Value, ValueRef
+from ....ir.passes.fuse import Group, Step
+from ....ir.prims import PRIMS
+from ..size_names import renamed
 from .layered_layout import Layout, Node, arrange, ranks
-from .size_names import renamed
 
 Point: TypeAlias = tuple[float, float]
 
