@@ -15,7 +15,7 @@ from .statements import Expr, Scope, call, literal
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
 PROGRAM_ID = Expr("tl.program_id(0)", names=frozenset(["tl"]))
-VARIABLES = ("pid", "part", "strip", "group", "members", "k", "item", "team", "own", "turn", "piece")
+VARIABLES = ("pid", "part", "strip", "group", "members", "k", "item", "team", "own", "distance", "piece")
 """Names that the text gives to the same things in all kernels."""
 
 

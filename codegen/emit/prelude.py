@@ -86,10 +86,10 @@ def known(pointer):
     return tl.atomic_add(pointer, 0, sem="relaxed")
 
 @triton.jit
-def are_missing(word, turn, pieces, patience):
-    """True while others have not stored all pieces; in the first turn tells that this one has, and waits for them."""
+def are_missing(word, distance, pieces, patience):
+    """True while others have not stored all pieces; behind its own piece, a program tells that it has, and waits."""
     tl.debug_barrier()
-    own = tl.where(turn == 0, 1, 0)
+    own = tl.where(distance == 0, 1, 0)
     stored = tl.atomic_add(word, own, sem="acq_rel") + own
     looks = own * patience
     while (stored < pieces) & (looks > 0):

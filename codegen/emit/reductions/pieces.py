@@ -96,10 +96,10 @@ class RowPieces:
         self.words.append(words)
         missing = self.context.names.fresh("missing")
         patience = sizes.fixed("PATIENCE", PATIENCE if self.context.target.kind != "interpret" else 0)
-        asked = call("are_missing", binary("+", words, name("item")), name("turn"), self._pieces(), patience)
-        piece = Let("piece", binary("%", binary("+", name("own"), name("turn")), self._pieces()))
+        asked = call("are_missing", binary("+", words, name("item")), name("distance"), self._pieces(), patience)
+        piece = Let("piece", binary("%", binary("+", name("own"), name("distance")), self._pieces()))
         turn = If(name(missing), [piece, *computing, Accumulate(missing, "=", asked)])
-        body += [Let(missing, literal("True")), For("turn", call("tl.range", literal(0), self._pieces()), [turn])]
+        body += [Let(missing, literal("True")), For("distance", call("tl.range", literal(0), self._pieces()), [turn])]
 
     def _read_as_lanes(self, partials: Sequence[Partial]) -> None:
         """All pieces side by side, from L2, where other programs have stored them."""
