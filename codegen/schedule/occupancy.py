@@ -24,6 +24,8 @@ FLYING = 40 << 10
 """Bytes that a multiprocessor has to wait for at any time, so that its share of the bandwidth is used."""
 EVEN = 0.75
 """The share of the device that works, from which on more programs are not worth their partial sums."""
+AHEAD = 12
+"""Bytes for each column of a strip that registers hold while a program waits for what all strips share."""
 STAGES = 6
 """The most turns of a loop under way at once."""
 
@@ -72,8 +74,14 @@ def choose_stages(w: Workload, roles: AxisRoles, residency: Residency, tiling: T
     turn = sum(ITEMSIZE[t.dtype] * math.prod(n for a, n in tile.items() if a in t.axes) for t in _distinct(again))
     loops = residency.chunked or bool(roles.final)
     least, most = (3, min(STAGES, 2 + -(-FLYING // max(1, turn * at_once)))) if loops else (2, 2)
-    room = w.target.shared // 2 // at_once
+    room = w.target.shared * (3 if residency.chunked else 2) // 4 // at_once
     return next((n for n in range(most + w.target.leaning.stages, least - 1, -1) if (n - 1) * turn <= room), 1)
+
+
+def reads_ahead(w: Workload, roles: AxisRoles, residency: Residency) -> bool:
+    """A strip's rows are read before what all strips share is there: registers hold them beside its sums meanwhile."""
+    rows = [t for t in w.row_loads(roles.row) if t.axes - set(roles.row)]
+    return residency.shared and sum(ITEMSIZE[t.dtype] for t in rows) + 4 * len(roles.accumulators) < AHEAD
 
 
 def _distinct(loads: list[Term]) -> list[Term]:

@@ -55,3 +55,11 @@ def test_a_pipelined_loop_has_loads_in_flight_while_it_computes(body: str, sizes
 )
 def test_evenness(programs: int, slots: int, share: float) -> None:
     assert evenness(programs, slots, 132) == pytest.approx(share)
+
+
+def test_a_strip_reads_its_rows_before_it_waits_for_what_all_strips_share() -> None:
+    sizes = {M: 8192, N: 65536}
+    source = kernel("rms_backward", sizes, "cuda:90").source
+    turn = source[source.index("for item in") :]
+    read, asked, reduced = turn.index("tl.load("), turn.index("known("), turn.index("tl.sum(")
+    assert read < asked < reduced
