@@ -120,6 +120,18 @@ def known(pointer):
     return tl.atomic_add(pointer, 0, sem="relaxed")
 
 @triton.jit
+def are_missing(word, distance, pieces, patience):
+    """True while others have not stored all pieces; behind its own piece, a program tells that it has, and waits."""
+    tl.debug_barrier()
+    own = tl.where(distance == 0, 1, 0)
+    stored = tl.atomic_add(word, own, sem="acq_rel") + own
+    looks = own * patience
+    while (stored < pieces) & (looks > 0):
+        stored = tl.atomic_add(word, 0, sem="acquire")
+        looks -= 1
+    return stored < pieces
+
+@triton.jit
 def word_of(v):
     """A float32 as a word that is not zero, but for one NaN."""
     return v.to(tl.int32, bitcast=True) ^ 0x7FC0DEAD
@@ -154,6 +166,14 @@ def near_reciprocal(x, ptx: tl.constexpr):
         return tl.inline_asm_elementwise(quotient, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
         return 1.0 / x
+
+@triton.jit
+def exp_below(x, ptx: tl.constexpr):
+    """exp(x) where x is not positive, to the digits of the device library's; what is subnormal is zero."""
+    x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+    exponent = x * 1.4426950216293335
+    power = near_power(exponent, ptx)
+    return tl.fma(power, tl.fma(exponent, -0.6931471824645996, x), power)
 
 @triton.jit
 def tanh(x, ptx: tl.constexpr):
