@@ -4,6 +4,7 @@
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
 # make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
 # make pretended-gpu  every Function and kind of call on a pretended GPU: Triton's driver and launcher are real
+# make gpu            on a machine with a GPU, first of all: right, fast, exported, in order of value, 20 minutes at a time
 # make bench-gpu      times every case on a GPU, nine minutes at a time
 # make threads        first calls, transforms and backwards in N=32 threads at once
 # make processes      forks, spawned workers, data loaders, killed compilers, ends in the middle
@@ -33,7 +34,7 @@
 #   PYTHON=python3.12         another interpreter (>= 3.11)
 #   VENV=/path/to/venv        another environment, for example one that holds a CUDA build of torch already
 #   CONSTRAINTS=              without the pins: keeps the torch that VENV has, if it is new enough
-#   ARGS="--steps 20"         more arguments for the demo, or the benchmarks
+#   ARGS="--steps 20"         more arguments for the demo, or the benchmarks; make gpu ARGS="--minutes 9", ARGS=--report
 #   TESTS=tests/ir            fewer tests
 
 PYTHON ?= python3
@@ -158,6 +159,16 @@ bench: $(STAMP)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python -m fusegrad.benchmarks.gpu $(ARGS)
+
+# A machine with a GPU may have torch and no network: where there is no environment of ours, PYTHON is used as it is.
+NEEDED := import torch, triton, numpy, networkx, sympy
+.PHONY: gpu
+gpu:
+	@test -e $(STAMP) || $(PYTHON) -c '$(NEEDED)' 2>/dev/null || $(MAKE) --no-print-directory install
+	@mkdir -p .typings
+	@test -e .typings/fusegrad || ln -s .. .typings/fusegrad
+	@python=$(BIN)/python; test -e $(STAMP) || python=$(PYTHON); \
+		PYTHONPATH=$(CURDIR)/.typings$${PYTHONPATH:+:$$PYTHONPATH} $$python -m fusegrad.benchmarks.gpu_day $(ARGS)
 
 # Read by another checker as well: basedpyright is pyright as a wheel, with the node that it needs.
 .PHONY: pyright

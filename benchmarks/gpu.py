@@ -222,9 +222,9 @@ def surroundings(device: str) -> dict[str, Any]:
 
 
 def result_file(options: argparse.Namespace) -> Path:
-    """By the device, so that results of several lie side by side."""
+    """By the device, so that results of several lie side by side; gpu-<device>.json is of `make gpu`."""
     name = torch.cuda.get_device_name() if options.device == "cuda" else "dry run"
-    return options.out / f"gpu-{name.lower().replace(' ', '-')}.json"
+    return options.out / f"bench-gpu-{name.lower().replace(' ', '-')}.json"
 
 
 def run(options: argparse.Namespace) -> int:

@@ -97,7 +97,8 @@ def text(found: Mapping[str, Any]) -> str:
     """Device, the cases, what was wrong, the goals."""
     rows = found["rows"]
     about = "; ".join(f"{k} {v}" for k, v in found["surroundings"].items() if k != "versions")
-    lines = [about, "", aligned(HEAD, [line for row in rows for line in _lines(row)]) if rows else "nothing was timed"]
+    times = aligned(HEAD, [line for row in rows for line in lines_of(row)]) if rows else "nothing was timed"
+    lines = [about, "", times]
     lines += [f"\n{row['case']}: {peer}: {error}" for row in rows for peer, error in row["errors"].items()]
     lines += [f"\n{row['case']}: {peer} differs: {'; '.join(f['faults'])} (judged by {f['judge']})"
               for row in rows for peer, checks in row["checks"].items() for f in checks if f["faults"]]  # fmt: skip
@@ -105,7 +106,8 @@ def text(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", aligned(("goal", "limit", "value", "worst case", "verdict"), goals) if goals else ""])
 
 
-def _lines(row: Row) -> Iterator[list[str]]:
+def lines_of(row: Row) -> Iterator[list[str]]:
+    """Of each direction: HEAD's columns."""
     for direction in row["times"]:
         ours, again = median(row, direction, OURS), median(row, direction, AGAIN)
         yield [

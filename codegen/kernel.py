@@ -78,7 +78,12 @@ class Kernel:
         """Options of the compiler for this kind of device: eager's roundings are those of single operations."""
         flushes = {"enable_reflect_ftz": self.fast} if kind == "cuda" else {}
         fused = {"enable_fp_fusion": self.fast}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **fused, **flushes}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **fused, **flushes, **self.assertions}
+
+    @property
+    def assertions(self) -> dict[str, bool]:
+        """The options without which Triton leaves assertions out: it must not add any of its own, of overflow."""
+        return {"debug": True, "sanitize_overflow": False} if "tl.device_assert(" in self.source else {}
 
 
 @dataclass(frozen=True)

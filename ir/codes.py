@@ -727,6 +727,13 @@ CODES = (
         "Install a version that the message names; a newer fusegrad may know a newer torch.",
         ("VersionError",),
     ),
+    Code(
+        "FG245", "Embedding_forward: embedding: an index is out of range",
+        "An index that is data is negative, or not below the size of the dimension that it is for. On a GPU it is an "
+        "assertion of the device, as in eager; Triton's interpreter raises this error.",
+        "Keep indices in range. disable=\"index_checks\" leaves the check out: memory of others is read then.",
+        ("IndexOutOfRangeError",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

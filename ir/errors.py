@@ -133,6 +133,17 @@ class KernelFaultError(FusegradError):
     )
 
 
+class IndexOutOfRangeError(FusegradError, IndexError):
+    """An index that is data is outside of what it indexes; eager raises IndexError or RuntimeError, this is both."""
+
+    message = (
+        "{kernel}: {operation}: an index is out of range\n"
+        "  at:   {where}\n"
+        "  fix:  keep every index below the size of the dimension that it is for, and at least 0 "
+        "(x[index] also counts from the end, down to -size)."
+    )
+
+
 class SpecError(FusegradError, ValueError):
     """An argument specification such as "bf16[8192,4096]" could not be read."""
 

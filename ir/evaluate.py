@@ -102,6 +102,13 @@ def _gather(node: _Node, x: Array, *index: Array) -> Array:
     return x.transpose(_perm_to_front(node["axes"], x.ndim))[index]
 
 
+def _check_index(node: _Node, index: Array, size: Array) -> Array:
+    outside = index[(index < 0) | (index >= size)]
+    if outside.size:
+        raise IndexError(f"index {outside[0]} is out of range for a size of {size.flat[0]}")
+    return index
+
+
 def _scatter(node: _Node, base: Array, source: Array, *index: Array) -> Array:
     perm = _perm_to_front(node["axes"], base.ndim)
     out = base.transpose(perm).copy()
@@ -197,6 +204,7 @@ table: dict[str, Callable[..., Any]] = {
     "shr": _shift(np.right_shift),
     "where": lambda node, c, x, y: np.where(c, x, y),
     "cast": _cast,
+    "check_index": _check_index,
     "full": lambda node: np.full(node["shape"], node["value"], node.dtype),
     "iota": lambda node: np.arange(node["size"], dtype=node.dtype),
     "broadcast": _broadcast,

@@ -72,6 +72,11 @@ def _common_type(*xs: TensorType) -> TensorType:
     return first
 
 
+def _check_index(index: TensorType, size: TensorType) -> TensorType:
+    require(index.dtype == "i64", "check_index", f"an index of {index.dtype}")
+    return _common_type(index, size)
+
+
 def _where(c: TensorType, x: TensorType, y: TensorType) -> TensorType:
     _common_type(c.with_dtype("f32"), x.with_dtype("f32"))
     return _common_type(x, y)
@@ -140,6 +145,7 @@ type_rules: dict[str, Callable[..., TensorType | tuple[TensorType, ...]]] = {
     **{name: (lambda x, y: _common_type(x, y).with_dtype("b1")) for name in COMPARE},
     "where": _where,
     "cast": lambda x, dtype: x.with_dtype(dtype),
+    "check_index": _check_index,
     "full": lambda value, shape, dtype: TensorType(shape, dtype),
     "iota": lambda size, dtype: TensorType((size,), dtype),
     "broadcast": _broadcast,

@@ -15,6 +15,7 @@
     dot(x, y, x_axes, y_axes, out_axes)  a two-operand einsum over integer labels
     gather(x, *index, axes)              index tensors of one shape; result: index.shape + the other axes of x
     scatter(base, src, *index, axes, mode)   its adjoint; src: index.shape + the other axes; mode "add" or "set"
+    check_index(index, size)             the index; where not 0 <= index < size, a fault
     random(seed, offset, shape, dtype, kind)   Philox4x32-10 at (seed, offset + flat index); kind "uniform" or "normal";
                                          seed and offset are 0-d i64 values
     aten(*xs, op, spec, avals)           op: "aten.sort.default"; spec: (args, kwargs) with Arg(i) where operand i goes
@@ -62,6 +63,7 @@ _table = [
     *(Prim(name, "elementwise", 2) for name in BINARY + COMPARE),
     Prim("where", "elementwise", 3),
     Prim("cast", "elementwise", 1, ("dtype",)),
+    Prim("check_index", "elementwise", 2),
     Prim("full", "source", 0, ("value", "shape", "dtype")),
     Prim("iota", "source", 0, ("size", "dtype")),
     Prim("broadcast", "layout", 1, ("shape", "axes")),

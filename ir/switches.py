@@ -27,6 +27,7 @@ GRAPHS: dict[str, str] = {
     "duplicate": "cheap values are computed again instead of being written to memory",
     "lifetimes": "groups that would hold memory for long are not joined",
     "products": "matmuls with elementwise neighbours are one kernel where memory is the limit",
+    "index_checks": "indices that are data are asserted to be in range; off: they read other memory where they are not",
     "place": "products write their parts of a concatenation in place",
 }
 """Passes over graphs, and their division into kernels (ir/passes): the meaning of each name."""

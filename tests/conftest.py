@@ -23,6 +23,7 @@ ONE_IN = {
     **{f"compose/test_{name}.py": 4 for name in (
         "eager", "finite_differences", "grad_vmap", "jvp_vmap", "stacked", "transpose", "vmap", "vmap_grad", "vmap_jvp",
     )},
+    "benchmarks/test_gpu_day_rehearsal.py": 60,
     "codegen/test_switches.py": 5,
     "compose": 3,
     "conformance/test_conformance.py": 6,
@@ -32,6 +33,7 @@ ONE_IN = {
     "exporting/test_hostile_names.py": 6,
     "gallery/test_in_graphs.py": 25,
     "gallery": 20,
+    "gpu": 20,
     "models": 6,
     "interop/test_operators.py": 15,
     "interop/test_torch_compile.py": 3,

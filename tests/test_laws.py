@@ -31,7 +31,7 @@ LIBRARIES = {
     "ir": {"networkx", "numpy", "sympy"},
     "tracer": {"networkx", "numpy", "sympy", "torch"},
     "codegen": {"networkx", "numpy", "sympy"},
-    "runtime": {"networkx", "numpy", "rich", "sympy", "torch", "triton"},  # rich where it is installed
+    "runtime": {"jinja2", "markupsafe", "networkx", "numpy", "pygments", "rich", "sympy", "torch", "triton"},
     "": set(),
 }
 

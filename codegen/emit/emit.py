@@ -25,6 +25,7 @@ from .access.addresses import Addresses
 from .access.aligned_rows import AlignedRows
 from .access.buffers import Buffers
 from .access.coordinates import Coordinates
+from .access.index_checks import IndexChecks
 from .access.levels import Levels
 from .access.loads import Loads, padding_of
 from .access.strided_pairs import StridedPairs
@@ -38,6 +39,7 @@ from .reductions.direct_partials import DirectPartials
 from .reductions.final_reduction import FinalReductions
 from .reductions.folding import Folding
 from .reductions.lane_accumulators import LaneAccumulators
+from .reductions.online_sums import OnlineSums
 from .reductions.partial_slots import PartialSlots
 from .reductions.strips import RowWords
 from .row_passes import RowPasses
@@ -87,15 +89,17 @@ class Emitter:
         self.loads = Loads(context, self.buffers, self.tile, self.coords, self.addresses, padding_of(program))
         self.pairs = StridedPairs(context, self.tile, self.coords, self.levels, self.addresses, self.loads)
         # What it computes and stores
+        checks = IndexChecks(context, self.coords)
         self.folding = Folding(context, self.tile, self.coords, self.loads)
         self.values = Values(
-            context, self.buffers, self.tile, self.levels, self.addresses, self.loads, self.pairs, self.folding
+            context, self.buffers, self.tile, self.levels, self.addresses, self.loads, checks, self.pairs, self.folding
         )
         self.stores = Stores(context, self.tile, self.coords, self.levels, self.addresses, self.pairs, self.values)
         # Loops, and what is summed over them
         self.nests = LoopNests(context, self.tile, self.coords, self.rows)
         self.walk = Walk(context, self.coords)
-        lanes = LaneAccumulators(context, self.folding, self.values)
+        online = OnlineSums(context, self.folding, self.values)
+        lanes = LaneAccumulators(context, self.folding, self.values, online)
         slots = PartialSlots(context, self.addresses, self.rows, self.folding)
         directs = DirectPartials(context, self.addresses, self.folding, self.values, self.walk)
         words = RowWords(context, self.buffers, self.tile, self.walk, lanes)

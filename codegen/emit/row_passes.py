@@ -51,6 +51,8 @@ class RowPasses:
         finals = {r: plan.phase[r.args[0]] for r in plan.final}
         last = max([*phase_of.values(), *finals.values(), *plan.phase.values()], default=0)
         passes = {p: self._pass_work(p, sinks, phase_of) for p in range(last + 1)} if plan.chunked else {}
+        if plan.chunked:
+            self._load_ahead(sinks)
         last_pass = max((p for p, work in passes.items() if work), default=0)
         for phase in range(last + 1):
             # A row that a later pass reads again stays in the cache until then
@@ -64,6 +66,13 @@ class RowPasses:
             for sink in sinks:
                 if phase_of[id(sink)] == phase and not (plan.chunked and set(sink.axes) & row):
                     self.stores.store(sink, body)
+
+    def _load_ahead(self, sinks: Sequence[Sink]) -> None:
+        """Numbers of the row as a whole are on their way while its chunks come by."""
+        plan, body = self.context.plan, self.context.body
+        for term in terms_below([t for s in sinks for t in s.terms] + [r.args[0] for r in plan.final]):
+            if term.op == "load" and not term.args and not term.axes & set(plan.row) and term not in plan.after_final:
+                self.stores.values.value(term, body)
 
     def _pass_work(
         self, phase: int, sinks: Sequence[Sink], phase_of: Mapping[int, int]

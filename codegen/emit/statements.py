@@ -8,6 +8,7 @@ store to lanes that may lie outside carries a mask; `render` is the text.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -123,6 +124,15 @@ class Store:
 
 
 @dataclass(slots=True)
+class Assert:
+    """tl.device_assert: a fault where the condition is false under the mask; whatever comes later relies on it."""
+
+    condition: Expr
+    message: str
+    mask: Expr | None = None
+
+
+@dataclass(slots=True)
 class For:
     variable: str
     over: Expr
@@ -135,7 +145,8 @@ class If:
     body: list[Statement]
 
 
-Statement = Let | Accumulate | Store | For | If
+Line = Let | Accumulate | Store | Assert
+Statement = Line | For | If
 
 
 @dataclass(slots=True)
@@ -176,7 +187,7 @@ def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
     for statement in reversed(body):
         if isinstance(statement, (For, If)):
             live += _pruned_block(statement, needed)
-        elif isinstance(statement, Store) or statement.name in needed:
+        elif isinstance(statement, (Store, Assert)) or statement.name in needed:
             needed |= _reads(statement)
             live.append(statement)
     return live[::-1]
@@ -194,7 +205,9 @@ def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
     return [block]
 
 
-def _reads(statement: Let | Accumulate | Store) -> frozenset[str]:
+def _reads(statement: Line) -> frozenset[str]:
+    if isinstance(statement, Assert):
+        return statement.condition.names | (statement.mask.names if statement.mask else frozenset())
     if isinstance(statement, Store):
         return (
             statement.pointer.names | statement.value.names | (statement.mask.names if statement.mask else frozenset())
@@ -241,15 +254,18 @@ def render(body: Iterable[Statement], indent: str = "    ") -> Iterator[str]:
             yield f"{indent}if {statement.condition}:"
             yield from render(statement.body, indent + "    ")
         else:
-            yield f"{indent}{_line(statement)}{'  # ' + statement.comment if statement.comment else ''}"
+            comment = "" if isinstance(statement, Assert) else statement.comment
+            yield f"{indent}{_line(statement)}{'  # ' + comment if comment else ''}"
 
 
-def _line(statement: Let | Accumulate | Store) -> str:
+def _line(statement: Line) -> str:
     if isinstance(statement, Let):
         return f"{statement.name} = {statement.value}"
     if isinstance(statement, Accumulate):
         return f"{statement.name} {statement.operator} {statement.value}"
     mask = f", mask={statement.mask}" if statement.mask else ""
+    if isinstance(statement, Assert):
+        return f"tl.device_assert({statement.condition}, {json.dumps(statement.message)}{mask})"
     if statement.atomic:
         return f'tl.atomic_add({statement.pointer}, {statement.value}{mask}, sem="relaxed")'
     return f"tl.store({statement.pointer}, {statement.value}{mask})"

@@ -154,6 +154,7 @@ class Term:
            spread  param axes                     the argument, made to vary along more axes
            sum prod amax amin cumsum   param axes
            random  param kind                     args: seed, counter
+           check_index                            args: an index, the size that it is below, then the guards
            any elementwise primitive
     """
 

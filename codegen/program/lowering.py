@@ -12,6 +12,7 @@ from ..emit.mathematics import lowest
 from ..kernel import Ref
 from .axes import Axis, Index, Materialize, Memory, Term
 from .builder import Builder, Guards, Place, Rule
+from .one_hot import value_at_one_place
 from .sizes import divide, longer_than_one, nonnegative, positive, same, tidy
 
 
@@ -181,6 +182,9 @@ def _folded(b: Builder, node: Value, arg: Term, over: list[Axis]) -> Term:
         return b.terms.make("mul", total, times, dtype=node.dtype, node=node)
     if absent:
         arg = b.terms.make("spread", arg, dtype=arg.dtype, param=tuple(absent), node=node)
+    for axis in over if node.prim == "sum" else ():
+        if (picked := value_at_one_place(b.terms, arg, axis)) is not None:
+            return _folded(b, node, picked, [a for a in over if a is not axis])
     if not over:
         return arg
     return b.terms.make(node.prim, arg, dtype=node.dtype, param=tuple(sorted(over, key=lambda a: a.order)), node=node)
@@ -215,6 +219,12 @@ def _cumsum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
         arg = b.terms.make("spread", arg, dtype=arg.dtype, param=(axis,), node=node)
     op = "cumsum_reverse" if node.params["reverse"] else "cumsum"
     return b.terms.make(op, arg, dtype=node.dtype, param=(axis,), node=node)
+
+
+def _check_index(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
+    """The index itself, after an assertion for the lanes that read or write something."""
+    args = [b.at(a, index, guards) for a in node.args]
+    return b.terms.make("check_index", *args, *guards, dtype=node.dtype, node=node)
 
 
 def _gather(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
@@ -253,6 +263,7 @@ rules: dict[str, Rule] = {
     "pad": _pad,
     "cat": _cat,
     "reshape": _reshape,
+    "check_index": _check_index,
 }
 family_rules: dict[str, Rule] = {
     "elementwise": _elementwise,

@@ -5,6 +5,7 @@ Phase of a value: how many reductions inside the program lie below it. A row in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -205,8 +206,19 @@ def _online_sums(roles: AxisRoles) -> dict[Term, Term]:
     for total in roles.inner if is_on("online") else ():
         e = total.args[0]
         d = e.args[0] if total.op == "sum" and e.op == "exp" else e
-        if d.op == "sub" and d is not e and d.dtype in ("f32", "f64") and (top := d.args[1]) in roles.inner:
-            if top.op == "amax" and top.args[0] is d.args[0] and top.param == total.param:
+        if d.op == "sub" and d is not e and d.dtype in ("f32", "f64"):
+            top = _shifted_by(d.args[1])
+            if top in roles.inner and top.op == "amax" and top.args[0] is d.args[0] and top.param == total.param:
                 online[total] = top
     tops = list(online.values())
     return {total: top for total, top in online.items() if tops.count(top) == 1}
+
+
+def _shifted_by(shift: Term) -> Term:
+    """The maximum that is subtracted: as it is, or in where(|top| == inf, 0, top)."""
+    if shift.op != "where":
+        return shift
+    is_infinite, zero, top = shift.args
+    infinite = is_infinite.op == "eq" and is_infinite.args[0].op == "abs" and is_infinite.args[0].args[0] is top
+    limit = is_infinite.args[1] if infinite else zero
+    return top if (zero.op, zero.param, limit.op, limit.param) == ("const", 0, "const", math.inf) else shift

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 
 import fusegrad
 from fusegrad.ir.errors import KernelCompileError
+from fusegrad.runtime.profile.measure import saved_bytes
 from fusegrad.runtime.report.terminal import Table, plain
 
 from . import ranks
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     with fusegrad.config.patch(backend=options.backend):
         batches = windows(read_text(device), sizes, options.seed)
         train(pair, batches, options.steps)
-        kept = [saved_bytes(trained.model, next(batches)) for trained in pair]
+        kept = [saved_tensor_bytes(trained.model, next(batches)) for trained in pair]
     report_training(pair, kept)
     write_losses(options.out / "losses.csv", pair)
     report_kernels(known, options.out)
@@ -170,20 +170,11 @@ def train_step(trained: Trained, text: Tensor, following: Tensor) -> None:
     trained.seconds.append(time.perf_counter() - start)
 
 
-def saved_bytes(model: ByteModel, batch: tuple[Tensor, Tensor]) -> int:
-    """Bytes that one forward keeps for its backward, each storage once, the weights and the batch left out."""
-    ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *batch]}
-    kept: dict[int, int] = {}
-    alive: list[Tensor] = []  # so that no address is used twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        alive.append(tensor)
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+def saved_tensor_bytes(model: ByteModel, batch: tuple[Tensor, Tensor]) -> int:
+    """Bytes of the saved tensors of one forward, weights and batch among them, each storage once."""
+    with saved_bytes() as total:
         model(*batch)
-    return sum(size for address, size in kept.items() if address not in ours)
+    return total[0]
 
 
 # ---------------------------------------------------------------------- reports
@@ -199,7 +190,7 @@ def report_training(pair: Sequence[Trained], kept: Sequence[int]) -> None:
     costs = [
         ("first step, ms", *first),
         ("median of the others, ms", *later),
-        ("saved (as hooks see it), MB", *(f"{size / 1e6:.2f}" for size in kept)),
+        ("saved tensors, MB", *(f"{size / 1e6:.2f}" for size in kept)),
     ]
     print(plain(Table("", ("", *NAMES), costs)))
 
@@ -214,7 +205,7 @@ def report_kernels(known: Sequence[Case], out: Path) -> None:
     """A row per direction at the model's sizes; the Triton text and the first Function's picture go to `out`."""
     explanations = [fusegrad.explain(case.fast, *case.specs, target=TARGET) for case in known]
     rows = [row for explanation in explanations for row in kernel_rows(explanation)]
-    header = ("for sm_90", "kernels", "launches", "bytes / minimal", "saved, kB", "registers", "spills")
+    header = ("for sm_90", "launches", "eager", "bytes / minimal", "eager", "saved, kB", "registers", "spills")
     print("\n" + plain(Table("", header, rows)))
     for case, explanation in zip(known, explanations, strict=True):
         (out / f"{case.name}.py").write_text(explanation.module, encoding="utf-8")
@@ -223,16 +214,17 @@ def report_kernels(known: Sequence[Case], out: Path) -> None:
 
 def kernel_rows(explanation: Any) -> Iterator[tuple[object, ...]]:
     """Forward and backward: what is launched, what moves, and what the assembler says of the worst kernel."""
-    facts, metrics = explanation.to_dict(), explanation.metrics(TARGET)
+    metrics = explanation.metrics(TARGET)
     failed = next((name for name, found in metrics.items() if found["error"]), None)
     if failed is not None:
         raise KernelCompileError(kernel=failed, target=TARGET, reason=metrics[failed]["error"])
-    for direction, launches in facts["launches"].items():
-        own = [k["name"] for k in facts["kernels"] if k["direction"] == direction and k["name"] in metrics]
-        ratio = facts["bytes"][direction] / facts["bytes"][f"minimal_{direction}"]
-        kept = f"{facts['saved_bytes'] / 1e3:.1f}" if direction == "forward" else ""
+    for direction, report in explanation.directions.items():
+        own = [launch.name for launch in report.launches if launch.name in metrics]
+        ours, eager = (len(report.launches), report.moved), (report.eager.launches, report.eager.bytes)
+        pairs = [text for n, moved in (ours, eager) for text in (n, f"{moved / report.minimal:.2f}")]
+        kept = f"{explanation.saved_bytes / 1e3:.1f}" if direction == "forward" else ""
         worst = [max((metrics[name][figure] for name in own), default="") for figure in ("registers", "spills")]
-        yield f"{explanation.name} {direction}", len(own), launches, f"{ratio:.2f}", kept, *worst
+        yield f"{explanation.name} {direction}", *pairs[::2], *pairs[1::2], kept, *worst
 
 
 class Numerics(NamedTuple):

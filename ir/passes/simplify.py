@@ -18,6 +18,7 @@ from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, join_rules, make, number
 from ..switches import switch_state
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .constants import constants
+from .index_checks import index_checks
 from .layout import layout
 
 
@@ -207,7 +208,9 @@ numbers: Rules = {
     **{prim: (_same_if((*INTEGERS, "b1")),) for prim in ("floor", "ceil", "round", "trunc")},
 }
 
-FAMILIES: dict[str, Rules] = {"constants": constants, "algebra": algebra, "numbers": numbers, "layout": layout}
+FAMILIES: dict[str, Rules] = {
+    "constants": constants, "algebra": algebra, "numbers": numbers, "index_checks": index_checks, "layout": layout,
+}  # fmt: skip
 """The rules by the name under which they can be left out; those of an earlier family are tried first."""
 
 

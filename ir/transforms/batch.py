@@ -116,7 +116,7 @@ def batch_elementwise(size: Size, mapped: Mapped, node: Value, *xs: Value, **par
     return emit(node.prim, *(with_batch_axis(size, x, m) for x, m in zip(xs, mapped, strict=True)), **params)
 
 
-defbatch(" ".join((*UNARY, *BINARY, *COMPARE, "where", "cast")), batch_elementwise)
+defbatch(" ".join((*UNARY, *BINARY, *COMPARE, "where", "cast", "check_index")), batch_elementwise)
 defbatch("sum prod amax amin flip", lambda n, m, node, x, axes: emit(node.prim, x, axes=shift_axes(axes)))
 defbatch("argmax argmin", lambda n, m, node, x, axis: emit(node.prim, x, axis=axis + 1))
 defbatch("cumsum", lambda n, m, node, x, axis, reverse: emit("cumsum", x, axis=axis + 1, reverse=reverse))

@@ -222,7 +222,7 @@ defjvp("dot", lambda t, a, x, y, **p: emit("dot", t, y, **p), lambda t, a, x, y,
 constant: dict[str, str] = {
     **dict.fromkeys("sign floor ceil round trunc floordiv".split(), "constant between its steps"),
     **dict.fromkeys((*COMPARE, *PREDICATES, "argmax", "argmin"), "no float comes out"),
-    **dict.fromkeys("and or xor shl shr not".split(), "of integers"),
+    **dict.fromkeys("and or xor shl shr not check_index".split(), "of integers"),
     **dict.fromkeys(("full", "iota", "random", "input"), "depends on no float"),
 }
 """The primitives without a tangent, and why."""

@@ -31,7 +31,7 @@ TESTED = {"Python": "3.11", "torch": "2.13.0", "triton": "3.7.1"}
 """The versions of constraints.txt; a test compares them."""
 LEAST = {"Python": "3.11", **versions.LEAST}
 EXTRAS = {
-    "rich": "tables and progress bars in a terminal: pip install 'fusegrad[rich]'",
+    "rich": "tables and progress bars in a terminal: pip install rich",
     "matplotlib": "the picture of `fusegrad bench`: pip install 'fusegrad[bench]'",
     "ninja": "the C++ export's test: pip install ninja",
 }

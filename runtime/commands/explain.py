@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..report.command_result import CommandResult
 from ..report.explain import explain
-from ..report.html_page import page
 from ..report.terminal import Block
 from .arguments import add_target, call_of
 
@@ -29,6 +28,6 @@ def run(options: argparse.Namespace) -> CommandResult:
     if options.kernels and explanation.kernel_records:
         blocks.append(explanation.module)
     if options.html is not None:
-        options.html.write_text(page(explanation.name, explanation._repr_html_()), encoding="utf-8")
+        options.html.write_text(explanation.to_html(), encoding="utf-8")
         blocks.append(f"wrote {options.html}")
     return CommandResult(explanation.to_dict(), blocks)

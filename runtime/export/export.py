@@ -10,13 +10,13 @@ from typing import Any
 from ...ir.errors import FusegradError
 from ..report.explain import explain
 from ..report.explanation import Explanation
+from ..report.page.listing import as_svg
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
 from .cpp.module import as_pair, pair
 from .gather.gathered import gather_function
-from .graphs.data import as_dot, as_graphml, as_json
-from .graphs.page import as_html, as_svg
+from .graph_formats import as_dot, as_graphml, as_json
 from .python.module import DERIVED, module_text, module_with
 from .torch_export.program import as_program
 
@@ -42,7 +42,7 @@ FORMATS: dict[str, Writer] = {
     "graphml": from_explanation(as_graphml),
     "dot": from_explanation(as_dot),
     "svg": from_explanation(as_svg),
-    "html": from_explanation(as_html),
+    "html": from_explanation(Explanation.to_html),
     "cpp": lambda target_class, args, target: pair(target_class, args, target)["cpp"],
     "h": lambda target_class, args, target: pair(target_class, args, target)["h"],
 }

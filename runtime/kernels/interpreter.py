@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ...codegen.kernel import Kernel, Pointer
-from ...ir.errors import KernelFaultError, UnsupportedBackendError
+from ...ir.errors import IndexOutOfRangeError, KernelFaultError, UnsupportedBackendError
 from ...tracer.locks import KERNEL, lock_of
 from .triton_module import TRITON_DTYPE, load
 
@@ -216,10 +216,18 @@ def _run(kernel: Kernel, text: str, arguments: Sequence[Any], grid: int, tensors
             private.builder.set_grid_idx(program, 0, 0)
             try:
                 function(**bound)
+            except private.DeviceAssertion as assertion:
+                raise _index_error(kernel, str(assertion)) from None
             except Exception as error:
                 raise KernelFaultError(
                     kernel=kernel.name, program=program, reason=f"{type(error).__name__}: {error}", where=_line(error)
                 ) from error
+
+
+def _index_error(kernel: Kernel, message: str) -> IndexOutOfRangeError:
+    """The assertion "file.py:12 gather: index out of range" of a kernel, as an error of the call."""
+    place, _, operation = message.rpartition(":")[0].rpartition(" ")
+    return IndexOutOfRangeError(kernel=kernel.name, operation=operation, where=place or "unknown line")
 
 
 def _line(error: Exception) -> str:

@@ -304,6 +304,8 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return narrow(by_torch(libdevice(symbol), *map(widen, args)), ret_type.scalar)
 
     def create_inline_asm(self, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int) -> Results:
+        if asm == "mul.wide.u32 $0, $1, $2;":
+            return Results([TensorHandle(values[0].data.astype(np.uint64) * values[1].data, tl.uint64)])
         form = _ASM.fullmatch(" ".join(asm.split()))
         function = form and INLINE_ASM.get(form["name"])
         if function is None:
@@ -482,6 +484,18 @@ def _static_assert(condition: Any, message: Any = "") -> None:
         raise AssertionError(plain(message))
 
 
+class DeviceAssertion(AssertionError):
+    """A condition of `tl.device_assert` that is false in a lane."""
+
+
+def _device_assert(condition: Any, message: Any = "", mask: Any = None) -> None:
+    holds = condition.handle.data.astype(bool)
+    if mask is not None:
+        holds = holds | ~mask.handle.data.astype(bool)
+    if not holds.all():
+        raise DeviceAssertion(plain(message))
+
+
 def _is_true(value: Any) -> bool:
     """bool(tensor) as Triton's own code means it: `if mask` asks whether there is a mask."""
     return bool(value.handle.data.item()) if value.handle.data.size == 1 else True
@@ -530,7 +544,7 @@ def _device_library() -> Iterator[Exchange]:
 def _language() -> dict[str, Any]:
     return {
         "range": loop, "static_range": static_loop, "reduce": reduce, "associative_scan": scan,
-        "static_assert": _static_assert, "static_print": print,
+        "static_assert": _static_assert, "static_print": print, "device_assert": _device_assert,
         "multiple_of": multiple_of, "max_contiguous": lambda value, _: value, "max_constancy": lambda value, _: value,
     }  # fmt: skip
 

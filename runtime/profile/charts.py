@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from ...codegen.devices import Device
-from ..report.html_page import GREY, INK, RULE
+from ..report.page.html import GREY, INK, RULE
 from .roofline import Modelled
 
 COLORS = {"fusegrad": "#3b6fb6", "eager": "#9aa4b2", "torch.compile": "#c2843a"}

@@ -100,14 +100,16 @@ def _peak_on_cpu(call: Callable[[], Any]) -> int:
 
 
 @contextmanager
-def saved_bytes(inputs: Sequence[Any]) -> Iterator[list[int]]:
-    """Within: what autograd keeps besides the inputs, in bytes, each piece of memory once."""
-    total, counted = [0], {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
+def saved_bytes() -> Iterator[list[int]]:
+    """Within: the bytes of the saved tensors, inputs among them, each piece of memory once."""
+    total, counted = [0], set[int]()
+    alive: list[Tensor] = []  # so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
         memory = tensor.untyped_storage()
         if memory.data_ptr() not in counted:
             counted.add(memory.data_ptr())
+            alive.append(tensor)
             total[0] += memory.nbytes()
         return tensor
 

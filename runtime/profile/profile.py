@@ -25,7 +25,7 @@ from ..values.tensor_specs import is_spec, parse_spec
 from .devices import device_named
 from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .report import Measured, Profile, ProfileArgumentError
-from .roofline import model_launches
+from .roofline import model_launches, model_sums
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
@@ -63,6 +63,7 @@ def profile(
         name=compiler.user.cls.__name__, backend=compiler.options.backend_for(real), machine=_machine(place),
         arguments=", ".join(map(_description, real)), measured=[], saved={}, operations={},
         modelled=model_launches(explanation, modelled_on, explanation.sizes), device=modelled_on,
+        sums=model_sums(explanation, modelled_on),
         binaries=_binaries(explanation, modelled_on.target) if metrics and explanation.kernel_records else {},
         copy_bandwidth=copy_bandwidth(place),
     )  # fmt: skip
@@ -170,7 +171,8 @@ def _measure(
     advance(f"{name} forward")
     try:
         _time(result, name, direction, _without_grad(apply, args), place, seconds)
-        with saved_bytes(args) as total:
+        _warm_up(apply, args)
+        with saved_bytes() as total:
             outputs = _differentiable(apply(*args))
         if outputs:
             result.saved[name], direction = total[0], "backward"
@@ -179,6 +181,16 @@ def _measure(
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         result.measured.append(Measured(name, direction, None, why))
+
+
+WARM_UP = 3
+
+
+def _warm_up(apply: Apply, args: Sequence[Any]) -> None:
+    """Forward and backward a few times: a node that is made before its backward was prepared goes the long way."""
+    for _ in range(WARM_UP):
+        if outputs := _differentiable(apply(*args)):
+            _backward(outputs, args)()
 
 
 def _time(

@@ -13,11 +13,11 @@ from typing import Any
 from ...codegen.devices import Device
 from ...ir.errors import FusegradError
 from ..cache.entry_files import versions
-from ..report.html_page import contents, note, page, section, table
+from ..report.page.html import contents, note, page, picture, section, table
 from ..report.terminal import Block, Table, plain
 from .charts import bars, roofline
 from .measure import Times
-from .roofline import Modelled
+from .roofline import Modelled, ModelledSum
 
 SHOWN = 12  # operations of a direction
 
@@ -65,6 +65,7 @@ class Profile:
     device: Device
     binaries: dict[str, dict[str, Any]]
     copy_bandwidth: float | None = None
+    sums: list[ModelledSum] = field(default_factory=list)
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
     traces: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -77,6 +78,7 @@ class Profile:
             for m in self.measured
         ]
         model = {"device": asdict(self.device), "launches": [asdict(m) for m in self.modelled]}
+        model |= {"sums": [asdict(m) for m in self.sums]}
         return {
             "schema": 1, "function": self.name, "backend": self.backend, "machine": self.machine,
             "arguments": self.arguments, "versions": self.versions,
@@ -139,6 +141,7 @@ MEMORY = ("memory, bytes", "saved tensors", "at most in forward", "in backward")
 LAUNCHES = ("launch", "direction", "us", "GB/s", "GFLOP/s", "% of a copy")
 OPERATIONS = ("operation", "calls", "us")
 MODEL = ("launch", "direction", "bytes", "operations", "us", "bound by")
+SUMS = ("in sum", "direction", "launches", "bytes", "us")
 BINARIES = ("kernel", "warps", "registers", "spills", "shared", "occupancy", "accesses")
 
 
@@ -156,6 +159,7 @@ def blocks(profile: Profile) -> list[Block]:
         *(Table(f"{direction}, operations by their own time (measured)", OPERATIONS, _operations(rows))
           for direction, rows in profile.operations.items()),
         Table(model, MODEL, _model_rows(profile.modelled)),
+        Table("", SUMS, _sum_rows(profile.sums)),
         Table(f"compiled for {device.target}", BINARIES, _binaries(profile)),
     ]  # fmt: skip
     return [f"{profile.name}({profile.arguments})", *(part for part in parts if part.rows)]
@@ -201,6 +205,10 @@ def _model_rows(rows: Sequence[Modelled]) -> list[list[str]]:
     return [[m.name, m.direction, f"{m.bytes:,}", f"{m.operations:,}", _least(m.microseconds), m.bound] for m in rows]
 
 
+def _sum_rows(rows: Sequence[ModelledSum]) -> list[list[str]]:
+    return [[m.candidate, m.direction, f"{m.launches:,}", f"{m.bytes:,}", _least(m.microseconds)] for m in rows]
+
+
 def _least(microseconds: float) -> str:
     """Two digits at least, of the shortest time too."""
     return f"{microseconds:,.2f}" if microseconds >= 0.1 else f"{microseconds:.{_places(microseconds)}f}"
@@ -235,7 +243,7 @@ def as_html(profile: Profile) -> str:
 def _measured_part(profile: Profile) -> str:
     timed = [(m.candidate, m.direction, m.times.median) for m in profile.measured if m.times is not None]
     parts = [
-        bars(timed),
+        picture(bars(timed)),
         table(["candidate", *TIMES[1:]], _times(profile)),
         table(MEMORY, _memory(profile)),
         *([table(LAUNCHES, launches)] if (launches := _launch_rows(profile)) else []),
@@ -254,8 +262,9 @@ def _model_part(profile: Profile) -> str:
     return "".join(
         [
             note(f"{text} Peaks: {profile.device.source}."),
-            roofline(profile.device, profile.modelled),
+            picture(roofline(profile.device, profile.modelled)),
             table(["", *MODEL], numbered),
+            table(SUMS, _sum_rows(profile.sums)),
         ]
     )
 

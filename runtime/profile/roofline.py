@@ -29,6 +29,28 @@ class Modelled:
     bound: str
 
 
+@dataclass(frozen=True)
+class ModelledSum:
+    """A direction of a candidate as a whole. microseconds: the least in which the device could move its bytes."""
+
+    candidate: str
+    direction: str
+    launches: int
+    bytes: int
+    microseconds: float
+
+
+def model_sums(explanation: Explanation, device: Device) -> list[ModelledSum]:
+    """The compiled methods, and beside them the methods as the user wrote them, operation by operation."""
+    rows = []
+    for name, report in explanation.directions.items():
+        costs = {"fusegrad": (len(report.launches), report.moved)}
+        if report.eager is not None:
+            costs["eager"] = (report.eager.launches, report.eager.bytes)
+        rows += [ModelledSum(c, name, n, moved, moved / device.bandwidth * 1e6) for c, (n, moved) in costs.items()]
+    return rows
+
+
 def model_launches(explanation: Explanation, device: Device, sizes: Sizes) -> list[Modelled]:
     """A row for each launch, forward first."""
     return [row for name, report in explanation.directions.items() for row in _direction(name, report, device, sizes)]

@@ -36,7 +36,8 @@ from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, forward_graph
 from ..values.sizes import Sizes, number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
-from .directions import aten_report, fake_bytes, kernels_report
+from .directions import aten_report, kernels_report
+from .eager_cost import eager_cost, fake_bytes
 from .explanation import Explanation
 from .methods import NO_RULE, method_records, record_of_calls, without_rules_over_opaque
 from .residuals import residual_rows
@@ -267,10 +268,19 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
         explanation.directions["forward"] = kernels_report(forward, "forward", sizes, target)
         if has_backward:
             explanation.directions["backward"] = kernels_report(_backward_graph(spec, plan), "backward", sizes, target)
+        _add_eager_costs(explanation, spec, sizes)
     except LoweringError as error:
         _on_cpu(explanation, spec, sizes, has_backward)
         for report in explanation.directions.values():
             report.reasons.append(f"no kernels, the traced ATen operations run one by one: {error}")
+
+
+def _add_eager_costs(explanation: Explanation, spec: Specialization, sizes: Sizes) -> None:
+    """Beside the kernels, the cost of the methods that the user wrote: a derived one has none in eager."""
+    explanation.directions["forward"].eager = eager_cost(spec.captured.forward.trace, sizes)
+    if "backward" in explanation.directions and explanation.methods["backward"].status == "compiled":
+        trace = spec.backward.entry(known_kinds(spec.backward)).trace
+        explanation.directions["backward"].eager = eager_cost(trace, sizes)
 
 
 def _backward_graph(spec: Specialization, plan: ResidualPlan | None) -> Graph:

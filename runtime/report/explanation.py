@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
+
 from ...codegen import Kernel
 from ...codegen.proofs import Proof
 from ...ir import Graph, Program, ValueRef
@@ -19,6 +21,7 @@ from ..settings.config import settings
 from ..values.sizes import Sizes
 from .directions import DirectionReport, KernelReport
 from .residuals import ResidualRow
+from .size_names import size_names
 
 SCHEMA = 2
 
@@ -58,6 +61,11 @@ class Explanation:
     def kernel_records(self) -> list[Kernel]:
         """The generated kernels as codegen made them."""
         return [k for report in self.directions.values() for ks in report.kernels for k in ks.kernels]
+
+    @property
+    def size_names(self) -> dict[sympy.Symbol, str]:
+        """The name of each size that may vary, as kernels and exported files have it: M, N."""
+        return size_names(self.kernel_records, (report.graph for report in self.directions.values()))
 
     @property
     def proofs(self) -> list[Proof]:
@@ -112,6 +120,7 @@ class Explanation:
             "kernels": [vars(k) | {} for k in self.kernels],
             "launches": {d: len(self._launches(d)) for d in ("forward", "backward")},
             "bytes": self._bytes(),
+            "eager": {d: r.eager.to_dict() for d, r in self.directions.items() if r.eager is not None},
             "saved_bytes": self.saved_bytes,
             "kept": [k.to_dict() for k in self.kept],
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
@@ -134,14 +143,11 @@ class Explanation:
         return {**moved, **least}
 
     def __str__(self) -> str:
-        facts = self.to_dict()
         rounding = "" if self.numerics == "eager" else f', numerics="{self.numerics}"'
         lines = [f"{self.name} on {self.target}{rounding}"]
         lines += [_method_line(name, record) for name, record in self.methods.items()]
-        for direction in self.directions:
-            moved, least = facts["bytes"][direction], facts["bytes"][f"minimal_{direction}"]
-            ratio = f", {moved / least:.2f} x the minimum traffic" if least else ""
-            lines.append(f"  {direction}: {facts['launches'][direction]} launches, {moved:,} bytes{ratio}")
+        for direction, report in self.directions.items():
+            lines += [f"  {direction}: {report.summary}"]
             lines += [_kernel_line(k) for k in self._launches(direction)]
             lines += [f"    {cut}" for cut in self.directions[direction].cuts]
             lines += [f"    {line}" for line in self.directions[direction].products]
@@ -153,10 +159,16 @@ class Explanation:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        from .notebook import as_html
+    def to_html(self) -> str:
+        """A page without scripts or requests: costs, methods, launches, saved tensors, kernels, drawings."""
+        from .page.explanation_page import as_page
 
-        return as_html(self)
+        return as_page(self)
+
+    def _repr_html_(self) -> str:
+        from .page.explanation_page import as_fragment
+
+        return as_fragment(self)
 
 
 def binary_figures(binary: Any) -> dict[str, Any]:

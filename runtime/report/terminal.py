@@ -1,6 +1,6 @@
-"""The output of commands: tables and lines, by rich in a terminal that has it, as plain text everywhere else.
+"""The output of commands: tables and lines, by rich in a terminal, as plain text everywhere else.
 
-rich is optional: without it, in a pipe or on a dumb terminal, the same words come as plain text. It honours NO_COLOR.
+In a pipe, on a dumb terminal, or where rich was left out, the same words come as plain text. rich honours NO_COLOR.
 """
 
 from __future__ import annotations

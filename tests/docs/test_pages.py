@@ -183,4 +183,4 @@ def run(compiled: Any, block: Block, scope: dict[str, Any]) -> str:
 def test_the_front_page_shows_one_launch_in_each_direction() -> None:
     (block,) = blocks(WRITTEN["README.md"].read_text(encoding="utf-8"))
     shown = run(compile(block.code, "README.md", "exec"), block, {"__name__": "__page__"})
-    assert "forward: 1 launches" in shown and "backward: 1 launches" in shown
+    assert "forward: 1 launch, " in shown and "backward: 1 launch, " in shown

@@ -63,7 +63,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
 def test_saved_bytes_counts_each_storage_once() -> None:
     model = seeded_model(Functions(*FUNCTIONS), SMALL, 0, CPU)
     batch = next(windows(read_text(CPU), SMALL, seed=0))
-    assert 0 < training.saved_bytes(model, batch) < 1 << 20
+    assert 0 < training.saved_tensor_bytes(model, batch) < 1 << 20
 
 
 @pytest.mark.parametrize(("fast", "parts"), [([2.0, 1.0], False), ([2.0, 1.01], True), ([2.0, math.nan], True)])

@@ -13,7 +13,7 @@ import pytest
 import fusegrad
 from fusegrad.__main__ import main
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.export.graphs.page import lanes
+from fusegrad.runtime.report.page.listing import lanes
 
 CASE: tuple[Any, ...] = (f.LayerNorm, "bf16[64,128]", "bf16[128]", "bf16[128]", 1e-5)
 

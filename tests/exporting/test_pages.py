@@ -1,4 +1,4 @@
-"""The pages of export and profile at 1280 pixels: by their geometry, and by a browser's pixels where there is one."""
+"""The pages of export, explain and profile: by their geometry, and by a browser's pixels where there is one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import torch
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.export.graphs.page import CHARACTER, ROOM
 from fusegrad.runtime.profile.charts import _dots
 from fusegrad.runtime.profile.report import as_html
-from fusegrad.runtime.report.graph_svg import CHAR
-from fusegrad.runtime.report.html_page import table
+from fusegrad.runtime.report.page.graph_svg import CHAR
+from fusegrad.runtime.report.page.html import table
+from fusegrad.runtime.report.page.listing import CHARACTER, ROOM
 from fusegrad.runtime.report.terminal import is_number
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -144,11 +144,11 @@ def test_what_is_cut_is_a_tooltip() -> None:
     assert any("…" in label and label.endswith(" = rsqrt") for label in labels), "the operation of a long name stays"
 
 
-def test_pages_are_light_and_ask_for_nothing() -> None:
+def test_pages_ask_for_nothing_and_their_links_lead_somewhere() -> None:
     for text in (*map(exported, CASES), *map(profiled, ("sixty", "long"))):
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
         assert "<script" not in text and "<link" not in text and "@import" not in text
-        assert 'name="color-scheme" content="only light"' in text
+        assert 'name="color-scheme" content="light dark"' in text
         for target in re.findall(r'href="#([^"]+)"', text):
             assert f'id="{target}"' in text
 
@@ -211,34 +211,49 @@ def paeth(a: int, b: int, c: int) -> int:
     return a if near <= over and near <= both else b if over <= both else c
 
 
-def screenshot(text: str, folder: Path, *options: str) -> np.ndarray:
-    """A page as the browser shows it in a window of 1280 x 1900."""
+def screenshot(text: str, folder: Path, dark: bool = False, width: int = WINDOW) -> np.ndarray:
+    """A page as the browser shows it in a window 1900 pixels high."""
     if BROWSER is None:
         pytest.skip(f"no browser on PATH (one of {', '.join(BROWSERS)})")
     page, shot = folder / "page.html", folder / "shot.png"
     page.write_text(text, encoding="utf-8")
     command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *options,
-        f"--user-data-dir={folder / 'user'}", f"--screenshot={shot}", f"--window-size={WINDOW},1900", page.as_uri(),
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--user-data-dir={folder / 'user'}",
+        f"--screenshot={shot}", f"--window-size={width},1900", page.as_uri(),
     ]  # fmt: skip
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     return pixels(shot.read_bytes())
 
 
-def assert_light_and_whole(shown: np.ndarray) -> None:
-    light, dark = shown.min(-1) > 200, shown.max(-1) < 110
-    assert shown.shape[1] == WINDOW
-    assert light.mean() > 0.85, "most of a page is paper"
-    assert 0.002 < dark.mean() < 0.15, "some of it is ink"
-    assert (shown[:, -18:] == 255).all(), "nothing reaches the right edge of the window"
-    frame = WINDOW - 20 - 1  # the right border of a framed picture, where there is one
-    assert (shown[:, frame - 5 : frame - 1] > 220).all(), "nothing is cut off at the edge of a picture's frame"
+def assert_readable_and_whole(shown: np.ndarray, dark: bool, width: int) -> None:
+    if dark:
+        shown = 255 - shown
+    light, ink = shown.min(-1) > 200, shown.max(-1) < 110
+    assert shown.shape[1] == width
+    assert light.mean() > 0.8, "most of a page is paper"
+    assert 0.002 < ink.mean() < 0.15, "some of it is ink"
+    margin = 18 if width == WINDOW else 10
+    assert np.ptp(shown[:, -margin:].reshape(-1, 3), axis=0).max() == 0, "nothing reaches the window's right edge"
 
 
+LOOKS = [(dark, width) for dark in (False, True) for width in (WINDOW, 500)]
+
+
+@pytest.mark.parametrize(("dark", "width"), LOOKS)
 @pytest.mark.parametrize("case", ["sixty", "long"])
-def test_an_export_in_a_browser(case: str, tmp_path: Path) -> None:
-    assert_light_and_whole(screenshot(exported(case), tmp_path, "--force-dark-mode"))
+def test_an_export_in_a_browser(case: str, dark: bool, width: int, tmp_path: Path) -> None:
+    assert_readable_and_whole(screenshot(exported(case), tmp_path, dark, width), dark, width)
 
 
-def test_a_profile_in_a_browser(tmp_path: Path) -> None:
-    assert_light_and_whole(screenshot(profiled("long"), tmp_path))
+@pytest.mark.parametrize(("dark", "width"), LOOKS)
+def test_a_profile_in_a_browser(dark: bool, width: int, tmp_path: Path) -> None:
+    assert_readable_and_whole(screenshot(profiled("long"), tmp_path, dark, width), dark, width)
+
+
+def test_explain_and_export_are_one_page() -> None:
+    assert fusegrad.explain(*CASES["small"]).to_html() == exported("small")
+    notebook = fusegrad.explain(*CASES["small"])._repr_html_()
+    body = exported("small").split("<body", 1)[1]
+    headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", body)
+    assert headings and re.findall(r"<h2[^>]*>([^<]*)</h2>", notebook) == headings

@@ -36,25 +36,26 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
     loss_acc = tl.full([], 0.0, tl.float32)
     for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M)):
         row = tl.cast(item, tl.int64)
-        top_lanes = tl.full([BLOCK_N], -3.4028234663852886e38, tl.float32)
-        total_lanes = tl.full([BLOCK_N], 0.0, tl.float32)
-        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+        labels = tl.load(labels_ptr + row)
+        top_lanes = tl.full([256], -3.4028234663852886e38, tl.float32)
+        total_lanes = tl.full([256], 0.0, tl.float32)
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
             inside = col < N - first_col
             at = row * N + first_col
             x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
-            higher = larger(top_lanes, x)
-            total_lanes = total_lanes * libdevice.exp(top_lanes - higher) + libdevice.exp(x - higher)
+            parts = tl.reshape(x, [BLOCK_N // 2048, 256, 8])
+            higher = larger(top_lanes, row_max(row_max(parts, 2), 0))
+            total_lanes = total_lanes * libdevice.exp(top_lanes - higher) + tl.sum(tl.sum(libdevice.exp(parts - higher[None, :, None]), 2), 0)
             top_lanes = higher
         highest = row_max(top_lanes, 0)
         added = tl.sum(total_lanes * libdevice.exp(top_lanes - highest), 0)
         top = tl.where(added == 0.0, float("-inf"), highest)
         total = tl.where(added == 0.0, float("nan"), added)
-        labels = tl.load(labels_ptr + row)
         valid = labels != -100  # body.py:3  valid = target != ignore_index
         count_acc += valid.to(tl.float32)  # body.py:6  count = valid.float().sum()
         label = tl.where(valid, labels, 0)  # body.py:4  label = torch.where(valid, target, 0)
-        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
             inside = col < N - first_col
             at = row * N + first_col

@@ -31,7 +31,7 @@ def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, outpu
     sum_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     sum_acc_2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     sum_acc_3 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, TOTAL), num_stages=2):
+    for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, TOTAL), num_stages=4):
         first_row = tl.cast(item, tl.int64) * BLOCK_M
         inside_row = row < M - first_row
         at = first_row * N + first_col

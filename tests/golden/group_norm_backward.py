@@ -26,20 +26,20 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
     d = tl.cast(strip, tl.int64)
     for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, M)):
         row = tl.cast(item, tl.int64)
+        at = row * 4 + d
+        rstd = tl.load(rstd_ptr + at)
+        mu = tl.load(mu_ptr + at)
         sum_lanes = tl.zeros([BLOCK_N], tl.float32)
-        at_3 = row * 4 + d
-        mu = tl.load(mu_ptr + at_3)
-        rstd = tl.load(rstd_ptr + at_3)
         sum_lanes_2 = tl.zeros([BLOCK_N], tl.float32)
-        for c_at in tl.range(0, C, 1, num_stages=3):
+        for c_at in tl.range(0, C, 1, num_stages=4):
             c_i = tl.cast(c_at, tl.int64)
-            at = row * dy_stride + d * dy_stride_2 + c_i * N
-            dy = tl.load(dy_ptr + at + col, eviction_policy="evict_last")
-            at_2 = d * C + c_i
-            w = tl.load(w_ptr + at_2)
+            at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
+            dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_last")
+            at_3 = d * C + c_i
+            w = tl.load(w_ptr + at_3)
             mul_v = dy * w
             sum_lanes += mul_v
-            x = tl.load(x_ptr + at + col, eviction_policy="evict_last")
+            x = tl.load(x_ptr + at_2 + col, eviction_policy="evict_last")
             mul_v_2 = (x - mu) * rstd
             sum_lanes_2 += mul_v * mul_v_2
             tl.store(sum_partial_ptr + tl.cast(strip * PROGRAMS * ITEMS + item, tl.int64) * C + c_i, tl.sum(dy * mul_v_2, 0))
@@ -48,16 +48,16 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
         total_2 = tl.sum(sum_lanes_2, 0)
         div_v = tl.div_rn(total, tl.cast(dy_stride_2, tl.float32))
         div_v_2 = tl.div_rn(total_2, tl.cast(dy_stride_2, tl.float32))
-        for c_at in tl.range(0, C, 1, num_stages=3):
+        for c_at in tl.range(0, C, 1, num_stages=4):
             c_i = tl.cast(c_at, tl.int64)
-            at = row * dy_stride + d * dy_stride_2 + c_i * N
-            dy = tl.load(dy_ptr + at + col, eviction_policy="evict_first")
-            at_2 = d * C + c_i
-            w = tl.load(w_ptr + at_2)
+            at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
+            dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_first")
+            at_3 = d * C + c_i
+            w = tl.load(w_ptr + at_3)
             mul_v = dy * w
-            x = tl.load(x_ptr + at + col, eviction_policy="evict_first")
+            x = tl.load(x_ptr + at_2 + col, eviction_policy="evict_first")
             mul_v_2 = (x - mu) * rstd
-            tl.store(output_ptr + at + col, rstd * (mul_v - div_v - mul_v_2 * div_v_2))
+            tl.store(output_ptr + at_2 + col, rstd * (mul_v - div_v - mul_v_2 * div_v_2))
     c = tl.arange(0, BLOCK_C)
     group = part // FAN
     members = tl.minimum(FAN, PROGRAMS - group * FAN)
@@ -83,6 +83,6 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
                 sum_total_2 = tl.zeros([BLOCK_C], tl.float32)
                 for k in range(GROUPS):
                     sum_total_2 += tl.load(sum_partial_ptr_2 + tl.cast((strip * PROGRAMS + k * FAN) * ITEMS, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
-                at = d * C + first_c
-                tl.store(output_ptr_2 + at + c, sum_total, mask=inside)
-                tl.store(output_ptr_3 + at + c, sum_total_2, mask=inside)
+                at_2 = d * C + first_c
+                tl.store(output_ptr_2 + at_2 + c, sum_total, mask=inside)
+                tl.store(output_ptr_3 + at_2 + c, sum_total_2, mask=inside)

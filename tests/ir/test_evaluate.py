@@ -75,6 +75,7 @@ CASES: list[tuple[str, Any, list[TensorType]]] = [
     ("cast to b1", e("cast", dtype="b1"), [i64(n, 5)]),
     ("full", e("full", value=n / 2 + 1, shape=(n, 2), dtype="f64"), []),
     ("iota", e("iota", size=2 * n - 1, dtype="i64"), []),
+    ("check_index", lambda i: emit("check_index", i, emit("full", value=n, shape=i.shape, dtype="i64")), [i64(n, 5)]),
     ("broadcast", e("broadcast", shape=(3, n, 7, 5), axes=(1, 3)), [f64(n, 5)]),
     ("reshape", e("reshape", shape=(2, n / 2, 5)), [f64(n, 5)]),
     ("permute", e("permute", perm=(2, 0, 1)), [f64(n, 5, 3)]),

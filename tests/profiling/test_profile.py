@@ -106,7 +106,9 @@ def test_saved_bytes_are_those_of_the_class() -> None:
         def backward(ctx, g):
             return g * ctx.saved_tensors[1]
 
-    assert fusegrad.profile(Saves, torch.randn(100), seconds=0.0).saved == {"fusegrad": 100, "eager": 100}
+    profile = fusegrad.profile(Saves, torch.randn(100), seconds=0.0)
+    assert profile.saved == {"fusegrad": 500, "eager": 500}  # x of 400 bytes, and the mask
+    assert fusegrad.explain(Saves, "f32[100]").saved_bytes == 500
 
 
 def test_the_most_that_a_call_holds() -> None:

@@ -9,6 +9,8 @@ import torch
 
 from ...ir import Size, TensorType, Value, emit
 from ...ir.infer import drop_axes, sizes_equal
+from ...ir.passes.index_checks import is_within
+from ...ir.switches import is_on
 from .rules import (
     Call,
     Result,
@@ -18,6 +20,7 @@ from .rules import (
     fit,
     full,
     is_at_index,
+    is_exact,
     permute,
     positions,
     reshape,
@@ -25,6 +28,13 @@ from .rules import (
     where,
 )
 from .rules_reduce import at_one_index
+
+
+def check_index(index: Value, size: Size) -> Value:
+    """The index, asserted to be in 0 .. size - 1 where nothing shows that it is."""
+    if not is_on("index_checks") or is_within(index, size):
+        return index
+    return emit("check_index", index, full(size, index.aval))
 
 
 def grid(index: Value, axis: int) -> list[Value]:
@@ -36,7 +46,8 @@ def grid(index: Value, axis: int) -> list[Value]:
 def _gather(call: Call, x: Value, dim: int, index: Value, **_: Any) -> Result:
     if x.ndim == 0 or index.ndim == 0:
         return reshape(x, call.out.shape)
-    axis, index = dim % x.ndim, cast(index, "i64")
+    axis = dim % x.ndim
+    index = check_index(cast(index, "i64"), x.shape[axis])
     if index.shape[axis] == 1 and _one_per_line(call, axis):
         return reshape(at_one_index(x, reshape(index, drop_axes(index.shape, (axis,))), axis), call.out.shape)
     return emit("gather", x, *grid(index, axis), axes=tuple(range(x.ndim)))
@@ -53,7 +64,8 @@ def _scatter(call: Call, x: Value, dim: int, index: Value, source: Any) -> Resul
     if x.ndim == 0 or index.ndim != x.ndim:
         return None
     mode = "add" if call.name == "scatter_add" else "set"
-    axis, index = dim % x.ndim, cast(index, "i64")
+    axis = dim % x.ndim
+    index = check_index(cast(index, "i64"), x.shape[axis])
     if isinstance(source, Value):
         source = emit("slice", source, start=(0,) * x.ndim, stop=index.shape, step=(1,) * x.ndim)
     source = fit(source, TensorType(index.shape, x.dtype))
@@ -78,13 +90,35 @@ def _index_select(call: Call, x: Value, dim: int, index: Value) -> Result:
     if x.ndim == 0:
         return x
     axis = dim % x.ndim
-    picked = emit("gather", x, reshape(cast(index, "i64"), (index.aval.numel,)), axes=(axis,))
+    index = reshape(check_index(cast(index, "i64"), x.shape[axis]), (index.aval.numel,))
+    picked = emit("gather", x, index, axes=(axis,))
     return permute(picked, [*range(1, axis + 1), 0, *range(axis + 1, x.ndim)])
+
+
+@rule("index_add index_copy")
+def _index_add(call: Call, x: Value, dim: int, index: Value, source: Value, alpha: Any = 1) -> Result:
+    """x with the slices of a source added to, or put in the place of, its own; unlike x[index], none from the end."""
+    if x.ndim == 0 or index.ndim != 1 or source.ndim != x.ndim or not is_exact(alpha, x.dtype):
+        return None
+    axis = dim % x.ndim
+    source = source if alpha == 1 else emit("mul", source, full(alpha, source.aval))
+    front = permute(source, [axis, *(a for a in range(x.ndim) if a != axis)])
+    index = check_index(cast(index, "i64"), x.shape[axis])
+    return emit("scatter", x, front, index, axes=(axis,), mode="add" if call.name == "index_add" else "set")
+
+
+@rule("index_fill.int_Scalar index_fill.int_Tensor")
+def _index_fill(call: Call, x: Value, dim: int, index: Value, value: Any) -> Result:
+    if x.ndim == 0 or index.ndim != 1:
+        return None
+    axis = dim % x.ndim
+    source = fit(value, TensorType((*index.shape, *drop_axes(x.shape, (axis,))), x.dtype))
+    return emit("scatter", x, source, _wrapped_inside(index, x.shape[axis]), axes=(axis,), mode="set")
 
 
 @rule("embedding")
 def _embedding(call: Call, weight: Value, index: Value, *_: Any) -> Result:
-    return emit("gather", weight, cast(index, "i64"), axes=(0,))
+    return emit("gather", weight, check_index(cast(index, "i64"), weight.shape[0]), axes=(0,))
 
 
 # ---------------------------------------------------------------------------------------------- x[i, :, j]
@@ -94,6 +128,11 @@ def wrap_negative(index: Value, size: Size) -> Value:
     if _counts(index):
         return index
     return where(compare("lt", index, 0), emit("add", index, full(size, index.aval)), index)
+
+
+def _wrapped_inside(index: Value, size: Size) -> Value:
+    """An index in -size .. size - 1 as one in 0 .. size - 1, asserted."""
+    return check_index(wrap_negative(index, size), size)
 
 
 def _counts(index: Value) -> bool:
@@ -116,8 +155,8 @@ def indexed_axes(x: Value, index: Sequence[Value | None]) -> tuple[list[int], li
     if any(i.dtype in ("b1", "u8") for i in indices):
         return None
     shape = common_shape([i.shape for i in indices])
-    positive = [wrap_negative(i, x.shape[a]) for a, i in zip(axes, indices, strict=True)]
-    return axes, [fit(i, TensorType(shape, "i64")) for i in positive]
+    inside = [_wrapped_inside(i, x.shape[a]) for a, i in zip(axes, indices, strict=True)]
+    return axes, [fit(i, TensorType(shape, "i64")) for i in inside]
 
 
 def first_place(axes: Sequence[int]) -> int:
@@ -172,6 +211,8 @@ def _walks(index: Value, axis: int) -> bool:
     """True if every element of an index is its own position along `axis`."""
     if index.prim == "iota":
         return axis == 0
+    if index.prim == "check_index":  # of positions that may be as many as the axis is long
+        return _walks(index.args[0], axis)
     if index.prim not in ("broadcast", "reshape"):
         return False
     (inner,) = index.args

@@ -33,7 +33,7 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
             continue
         counted.add((load.param, load.args))
         moved, label = tidy(_places_read(load) * ITEMSIZE[load.dtype]), buffers.labels[load.param.ref]
-        add_bytes(traffic.reads, label, moved)
+        add_bytes(traffic.cached if _is_of_row(load, context) else traffic.reads, label, moved)
         # The first pass comes out of memory, the others out of the cache
         again = passes.get(load, 0) - (not plan.shared)
         if again > 0 and set(plan.walk) & load.axes:
@@ -52,6 +52,14 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
 def add_bytes(counts: dict[str, Size], label: str, moved: Size) -> None:
     """Count so many bytes more."""
     counts[label] = tidy(counts.get(label, 0) + moved)
+
+
+def _is_of_row(load: Term, context: Context) -> bool:
+    """An index picks from a row that the program reads anyway: out of the cache."""
+    access, row = load.param, set(context.plan.row)
+    rows = [t.param for t in context.program.terms if t.op == "load" and t.param.ref == access.ref and not t.args]
+    walked = (tuple(t for t in r.place.terms if t[0] not in row) for r in rows if row & set(r.place.walked))
+    return bool(access.indirect) and access.place.terms in walked
 
 
 def _places_read(load: Term) -> Size:

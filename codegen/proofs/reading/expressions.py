@@ -20,8 +20,10 @@ def variable(reader: Reader, node: ast.Name) -> Value:
 
 
 def subscript(reader: Reader, node: ast.Subscript) -> Value:
-    """lanes[None, :]: the same lanes along another dimension are other lanes."""
+    """lanes[None, :]: the same lanes along another dimension are other lanes; numbers have no place."""
     value = reader.value(node.value)
+    if isinstance(value, Opaque):
+        return value
     if not isinstance(value, Int) or not isinstance(node.value, ast.Call):
         raise UnreadableText(ast.unparse(node), node.lineno)
     return value

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 
 from .reader import Reader
-from .values import Access, Int, Kind, Opaque, Pointer, Ticket, Truth, UnreadableText, Value, names_in
+from .values import Access, Assertion, Int, Kind, Opaque, Pointer, Ticket, Truth, UnreadableText, Value, names_in
 
 WIDTHS = {"b1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64}
 
@@ -17,9 +17,9 @@ def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
     if not isinstance(pointer, Pointer):
         raise UnreadableText(f"{ast.unparse(node)} is no access", node.lineno)
     # The mask's facts hold where it touches memory; both the mask and the address have to be right in 32 bits.
-    mask = next((k.value for k in node.keywords if k.arg == "mask"), None)
+    mask = mask_of(node)
     truth = reader.value(mask) if mask is not None else Truth()
-    facts, needs = reader.facts, pointer.needs
+    facts, needs = reader.facts + reader.asserted(mask), pointer.needs
     if isinstance(truth, Truth):
         facts, needs = facts + truth.true, needs + truth.needs
     reader.require(needs)
@@ -27,6 +27,19 @@ def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
     place, text = (pointer.name, pointer.offset), ast.unparse(node)
     reader.read.accesses.append(Access(kind, *place, facts, reader.tickets, node.lineno, text, stored))
     return pointer
+
+
+def mask_of(node: ast.Call) -> ast.expr | None:
+    return next((k.value for k in node.keywords if k.arg == "mask"), None)
+
+
+def device_assert(reader: Reader, node: ast.Call) -> Value:
+    """The condition is a fact from here on, wherever the mask of the assertion holds."""
+    truth, mask = reader.value(node.args[0]), mask_of(node)
+    if isinstance(truth, Truth):
+        reader.require(truth.needs)
+        reader.assertions += (Assertion(truth.true, reader.conditions(mask)),)
+    return Opaque()
 
 
 def content(reader: Reader, pointer: Pointer) -> Value:
@@ -55,6 +68,7 @@ def last_to_arrive(reader: Reader, node: ast.Call) -> Value:
 
 
 MEMORY: dict[str, Callable[[Reader, ast.Call], Value]] = {
+    "tl.device_assert": device_assert,
     "tl.load": lambda reader, node: content(reader, access(reader, "load", node)),
     "tl.store": store,
     "tl.atomic_add": atomic_add,

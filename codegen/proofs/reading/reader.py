@@ -16,7 +16,21 @@ from typing import Any
 from ..arithmetic import Arithmetic
 from ..atoms import Facts
 from ..polynomials import Poly
-from .values import Int, Need, Opaque, Read, Ticket, Truth, UnreadableText, Value, atoms_of, integer_result, names_in
+from .values import (
+    Assertion,
+    Condition,
+    Int,
+    Need,
+    Opaque,
+    Read,
+    Ticket,
+    Truth,
+    UnreadableText,
+    Value,
+    atoms_of,
+    integer_result,
+    names_in,
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,7 @@ class Reader:
         self.places: dict[str, set[int]] = {}  # a name: atoms that are in it, ever
         self.facts: Facts = ()
         self.tickets: tuple[Ticket, ...] = ()
+        self.assertions: tuple[Assertion, ...] = ()  # that have passed before the text at hand
         self.lanes = 0  # blocks of lanes up to here
         self.result: Value = Opaque()
         self.read = Read()
@@ -88,13 +103,27 @@ class Reader:
     @contextmanager
     def assuming(self, facts: Facts, ticket: Ticket | None = None) -> Iterator[None]:
         """Within the block of text that runs only where these hold."""
-        outer = self.facts, self.tickets
+        outer = self.facts, self.tickets, self.assertions
         self.facts += facts
         self.tickets += (ticket,) if ticket else ()
         try:
             yield
         finally:
-            self.facts, self.tickets = outer
+            self.facts, self.tickets, self.assertions = outer
+
+    def conditions(self, mask: ast.expr | None) -> tuple[Condition, ...]:
+        """The conditions that a mask is the conjunction of."""
+        if mask is None:
+            return ()
+        if isinstance(mask, ast.BinOp) and isinstance(mask.op, ast.BitAnd):
+            return (*self.conditions(mask.left), *self.conditions(mask.right))
+        names = sorted(names_in(mask) & self.variables.keys())
+        return (Condition(ast.unparse(mask), tuple(self.variables[n] for n in names)),)
+
+    def asserted(self, mask: ast.expr | None) -> Facts:
+        """What has been asserted for every lane of a mask."""
+        inside = self.conditions(mask)
+        return tuple(f for a in self.assertions if a.holds_under(inside) for f in a.facts)
 
     # ------------------------------------------------------------------ unknown values
     def datum(self, name: str) -> Poly:

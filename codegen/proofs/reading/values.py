@@ -77,6 +77,30 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition of a mask: its text, and what the names in it stood for."""
+
+    text: str
+    values: tuple[Value, ...]
+
+    def is_same(self, other: Condition) -> bool:
+        """The same text about the very same values: of equal ones as little may be known."""
+        return self.text == other.text and all(a is b for a, b in zip(self.values, other.values, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """`tl.device_assert`: facts about the lanes under its mask, from there on."""
+
+    facts: Facts
+    mask: tuple[Condition, ...]
+
+    def holds_under(self, mask: tuple[Condition, ...]) -> bool:
+        """True if another mask has all conditions of the assertion's own."""
+        return all(any(condition.is_same(c) for c in mask) for condition in self.mask)
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """One place of the text that touches memory, in every turn of the loops around it."""
 

@@ -112,6 +112,11 @@ def _in_front(axes: Sequence[int], ndim: int) -> list[int]:
     return [*axes, *(a for a in range(ndim) if a not in axes)]
 
 
+def _check_index(node: Node, index: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """The index: torch's operations check it themselves."""
+    return index
+
+
 def _gather(node: Node, x: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
     return x.permute(_in_front(node["axes"], x.ndim))[index]
 
@@ -211,6 +216,7 @@ table: dict[str, Callable[..., Any]] = {
     "xor": _logical(torch.bitwise_xor, torch.logical_xor),
     "where": lambda node, c, x, y: torch.where(c, x, y),
     "cast": lambda node, x: x.to(node.dtype),
+    "check_index": _check_index,
     "full": lambda node: torch.full(node["shape"], node["value"], dtype=node.dtype, device=node.device),
     "iota": lambda node: torch.arange(node["size"], dtype=node.dtype, device=node.device),
     "broadcast": _broadcast,

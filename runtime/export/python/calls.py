@@ -201,6 +201,7 @@ def _literal(value: Any) -> str:
 SHARED: dict[str, TextRule] = {
     "where": lambda call: f"{call.library}where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({call.dtype})",
+    "check_index": lambda call: call.operands[0],  # torch's own operations check their indices
     "broadcast": _broadcast,
     "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
     "permute": lambda call: f"{call.operands[0]}.permute({call.axes(call.value.params['perm'])})",

@@ -125,12 +125,17 @@ samples = [
     Sample("gather", (f64(3, M), i64(N)), prim("gather", axes=(0,)), below=3),
     Sample("gather inner", (f64(M, 3, 2), i64(N, 2)), prim("gather", axes=(1,)), below=3),
     Sample("gather two", (f64(3, M, 2), i64(N), i64(N)), prim("gather", axes=(0, 2)), below=2),
+    Sample("gather checked", (f64(3, M), i64(N)), lambda x, i: emit("gather", x, _checked(i, 3), axes=(0,)), below=3),
     Sample("scatter add", (f64(3, M), f64(N, M), i64(N)), prim("scatter", axes=(0,), mode="add"), below=3),
     Sample("scatter inner", (f64(M, 3), f64(N, 2, M), i64(N, 2)), prim("scatter", axes=(1,), mode="add"), below=3),
     Sample("scatter two", (f64(3, M, 2), f64(N, M), i64(N), i64(N)), prim("scatter", axes=(0, 2), mode="add"), below=2),
     Sample("pick and aten", (X,), lambda x: split_op(x)),
     Sample("call", (X, Y), lambda x, y: call("halved_product", x, y)),
 ]  # fmt: skip
+
+
+def _checked(index: Value, size: int) -> Value:
+    return emit("check_index", index, emit("full", value=size, shape=index.shape, dtype="i64"))
 
 
 def _one_place(base: Value, src: Value) -> Value:

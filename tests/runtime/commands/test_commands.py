@@ -134,7 +134,7 @@ def test_the_tested_versions_are_those_of_the_constraints() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name in ("torch", "triton"):
         assert any(d.startswith(f"{name}>={doctor.LEAST[name]}") for d in project["dependencies"])
-    assert project["scripts"]["fusegrad"] == "fusegrad.__main__:main" and "rich" in project["optional-dependencies"]
+    assert project["scripts"]["fusegrad"] == "fusegrad.__main__:main" and "rich" in project["dependencies"]
 
 
 def test_bench(capsys, monkeypatch, tmp_path) -> None:

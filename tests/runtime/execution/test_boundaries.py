@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -201,12 +202,14 @@ def test_the_nearest_has_the_fewest_differences() -> None:
 
 
 # ------------------------------------------------------------------ notebooks
-def test_html_takes_its_colours_from_the_page() -> None:
+def test_html_is_one_fragment_that_is_whole() -> None:
     fast: Any = fusegrad.compile(Softmax)
     fast.apply(leaf(3, 4))
     page = fusegrad.explain(fast, "f32[3,4]")._repr_html_()
-    assert page.count("<div") == page.count("</div>") == 1 and page.count("<table") == page.count("</table>")
-    assert "<script" not in page and "http" not in page and "#" not in page.replace("#0", "")[: page.index("<details")]
-    assert "Softmax_forward" in page and "specializations" in page and "@triton.jit" in page
+    assert page.lstrip().startswith('<div class="fusegrad">') and page.rstrip().endswith("</div>")
+    assert all(page.count(f"<{tag}") == page.count(f"</{tag}>") for tag in ("div", "table", "details", "svg"))
+    assert "<script" not in page and not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
+    assert "Softmax_forward" in page and "Specializations" in page and "@triton" in page
+    assert "prefers-color-scheme: dark" in page
     opaque = fusegrad.explain(AssignsData, "f32[3]")._repr_html_()
     assert "FG021" in opaque and BY_CODE["FG021"].fix[:20] in opaque

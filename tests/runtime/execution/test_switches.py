@@ -105,6 +105,16 @@ class Loss(Function):
         return g * x, g * w
 
 
+class Picked(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.gather(1, x.abs().long() % 3 + x.sign().long().abs())
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
@@ -119,6 +129,7 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "duplicate": (Around, SQUARE),
     "lifetimes": (Loss, ((16, 8), (8, 8))),
     "products": (product, TALL),
+    "index_checks": (Picked, SQUARE),
     "place": (Chunks, ((16, 8), (8, 8))),
 }
 

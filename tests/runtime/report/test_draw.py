@@ -12,7 +12,7 @@ import sympy
 
 from fusegrad.ir import Graph, Program, TensorType, Value, ValueRef, building, emit, provenance
 from fusegrad.ir.graph import Origin
-from fusegrad.runtime.report.graph_svg import CHAR, svg
+from fusegrad.runtime.report.page.graph_svg import CHAR, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 S0 = sympy.Symbol("s0", integer=True, positive=True)

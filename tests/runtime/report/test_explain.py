@@ -69,7 +69,7 @@ def test_bytes_of_a_kernel_that_is_known() -> None:
 def test_the_schema_of_the_dictionary() -> None:
     found = fusegrad.explain(RMSNorm, *SUITE["RMSNorm"][1]).to_dict()
     report = {"schema", "name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes", "kept", "groups",
-              "cuts", "opaque", "products", "segments", "variants", "numerics"}  # fmt: skip
+              "cuts", "opaque", "products", "segments", "variants", "numerics", "eager"}  # fmt: skip
     assert set(found) == report and found["schema"] == 2
     assert found["opaque"] == [] and not any(found["segments"].values())
     assert (found["name"], found["target"]) == ("RMSNorm", "cuda:90")
@@ -87,10 +87,48 @@ def test_the_schema_of_the_dictionary() -> None:
     json.dumps(found)
 
 
+def test_the_cost_in_eager_counts_operations_and_the_memory_that_they_touch() -> None:
+    class Scaled(Function):
+        @staticmethod
+        def forward(ctx, x, row):
+            ctx.save_for_backward(row)
+            return (x * row.expand(64, 100).contiguous()).T  # a copy, a product, and two views
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.T * ctx.saved_tensors[0], None
+
+    found = fusegrad.explain(Scaled, "f32[64,100]", "f32[100]")
+    whole, row = 4 * 64 * 100, 4 * 100
+    assert found.to_dict()["eager"] == {
+        "forward": {"launches": 2, "bytes": (row + whole) + 3 * whole, "at_least": False},
+        "backward": {"launches": 1, "bytes": 2 * whole + row, "at_least": False},
+    }
+    assert f"; eager: 2 launches, {row + 4 * whole:,} bytes, " in str(found)
+
+
+def test_a_derived_backward_has_no_cost_in_eager() -> None:
+    class Square(Function):
+        @staticmethod
+        def forward(x):
+            return x * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def jvp(ctx, t):
+            return 2 * ctx.saved_tensors[0] * t
+
+    found = fusegrad.explain(Square, "f32[64]")
+    assert set(found.directions) == {"forward", "backward"} and set(found.to_dict()["eager"]) == {"forward"}
+
+
 def test_the_text_and_the_module() -> None:
     found = fusegrad.explain(fusegrad.compile(RMSNorm), *SUITE["RMSNorm"][1])
     text = str(found)
-    for part in ("RMSNorm on cuda:90", "forward: 1 launches", "saved tensors:", "x the minimum traffic"):
+    for part in ("RMSNorm on cuda:90", "forward: 1 launch, ", "saved tensors:", "x the minimum traffic"):
         assert part in text
     assert repr(found) == text
     ast.parse(found.module)

@@ -6,17 +6,19 @@ uses them. Fusion groups are shaded, residuals are the coloured edges from forwa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import networkx as nx
+import sympy
 
-from ...ir import Graph, Program, Value, ValueRef
-from ...ir.passes.fuse import Group, Step
-from ...ir.prims import PRIMS
+from ....ir import Graph, Program, Value, ValueRef
+from ....ir.passes.fuse import Group, Step
+from ....ir.prims import PRIMS
+from ..size_names import renamed
 from .layered_layout import Layout, Node, arrange, ranks
 
 Point: TypeAlias = tuple[float, float]
@@ -89,12 +91,22 @@ class Picture:
     cluster: dict[Node, int] = field(default_factory=dict)
     residuals: set[tuple[Node, Node]] = field(default_factory=set)
     panels: list[tuple[str, int, int]] = field(default_factory=list)
+    size_names: Mapping[sympy.Symbol, str] = field(default_factory=dict)
+
+    def types(self, value: Value) -> str:
+        """f32[M, 4096]"""
+        return renamed(", ".join(map(str, value.avals)), self.size_names)
 
 
-def svg(drawn: Graph | Program, groups: Sequence[Collection[Value]] | None = None, note: str = "") -> str:
+def svg(
+    drawn: Graph | Program,
+    groups: Sequence[Collection[Value]] | None = None,
+    note: str = "",
+    size_names: Mapping[sympy.Symbol, str] | None = None,
+) -> str:
     """The picture of a graph or program as the text of an SVG file; `groups` (of values) are shaded."""
     home = {value: index for index, group in enumerate(groups or ()) for value in group}
-    picture = Picture(drawn.name, note)
+    picture = Picture(drawn.name, note, size_names=size_names or {})
     if isinstance(drawn, Graph):
         add_panel(picture, drawn, "f", "graph", home)
     else:
@@ -160,8 +172,9 @@ def add_panel(
     results = list(result_edges(graph, prefix, len(graph.outputs) if visible is None else visible))
     panel.add_edges_from((names[value], node) for value, node, _ in results)
     # The boxes, then the layers below those of the panels before.
-    picture.boxes |= {names[value]: box_of(value) for value in names}
-    picture.boxes |= {node: output_box(value, label) for value, node, label in results}
+    boxes = {names[value]: box_of(value, picture.types(value)) for value in names}
+    boxes |= {node: output_box(value, label, picture.types(value)) for value, node, label in results}
+    picture.boxes |= {n: replace(box, tooltip=renamed(box.tooltip, picture.size_names)) for n, box in boxes.items()}
     picture.cluster |= {names[value]: home[value] for value in names if value in home}
     picture.graph.update(panel)
     stack(picture, panel, title)
@@ -203,8 +216,7 @@ def number(value: Value) -> str:
     return f"{constant:.6g}" if isinstance(constant, float) else str(constant)
 
 
-def box_of(value: Value) -> Box:
-    types = ", ".join(str(aval) for aval in value.avals)
+def box_of(value: Value, types: str) -> Box:
     if value.prim == "input":
         return Box("input", shorten_middle(value.params["name"], LONGEST), clip(types), tooltip(value, types))
     return Box(PRIMS[value.prim].family, label_of(value), clip(types), tooltip(value, types))
@@ -217,8 +229,8 @@ def label_of(value: Value) -> str:
     return clip(f"{shorten_middle(name, max(LONGEST - len(text), SHORTEST))}{text}")
 
 
-def output_box(value: Value, label: str) -> Box:
-    return Box("output", label, clip(str(value.aval)), f"{label}: %{value.id}")
+def output_box(value: Value, label: str, types: str) -> Box:
+    return Box("output", label, clip(types), f"{label}: %{value.id}")
 
 
 def operation(value: Value) -> str:

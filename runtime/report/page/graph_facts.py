@@ -1,31 +1,31 @@
-"""The compiled graphs as plain facts: JSON, and networkx for GraphML and DOT. Sizes are texts such as "s0*1024"."""
+"""The compiled graphs as plain facts. Sizes are texts such as "1024*M"."""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import networkx as nx
+import sympy
 
 from ....ir import Graph, Value
 from ....ir.passes.fuse import Group, Step
 from ...cache.entry_files import versions
-from ...report.directions import DirectionReport
-from ...report.explanation import Explanation
-from ...report.graph_svg import members
+from ..directions import DirectionReport
+from ..size_names import renamed
+from .explained import Explained
+from .graph_svg import members
 
 SCHEMA = 1
 HIDDEN = ("strides", "avals", "index", "name")
 
 
-def facts(explanation: Explanation) -> dict[str, Any]:
+def facts(explanation: Explained) -> dict[str, Any]:
     """Both directions: nodes in an order that runs, each with its operands, type, step, and line of the user's source.
 
     residuals: where backward's first inputs come from. steps: what runs, in order; a node that several kernels compute
-    again for themselves has several steps.
+    again for themselves has several steps. sizes: those that may vary, by their names, at the explained arguments.
     """
+    names = explanation.size_names
     return {
         "schema": SCHEMA,
         "fusegrad": versions()["fusegrad"],
@@ -33,6 +33,7 @@ def facts(explanation: Explanation) -> dict[str, Any]:
         "target": explanation.target,
         "residuals": [{"kind": p.kind, "index": p.index} for p in explanation.residuals],
         "saved_bytes": explanation.saved_bytes,
+        "sizes": {names.get(symbol, str(symbol)): size for symbol, size in explanation.sizes.items()},
         "directions": {name: _direction(report, explanation, name) for name, report in explanation.directions.items()},
         "methods": {
             m: {"status": r.status, "reason": r.reason, "where": r.where} for m, r in explanation.methods.items()
@@ -40,14 +41,14 @@ def facts(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _direction(report: DirectionReport, explanation: Explanation, name: str) -> dict[str, Any]:
+def _direction(report: DirectionReport, explanation: Explained, name: str) -> dict[str, Any]:
     graph, steps = report.graph, _members(report.steps)
     names = _names(graph)
     residuals = _residual_ids(graph, explanation, name)
     return {
         "inputs": [names[v.id] for v in graph.inputs],
         "outputs": [None if o is None else names[o.id] for o in graph.outputs],
-        "nodes": [_node(v, names, steps, residuals) for v in _nodes(graph)],
+        "nodes": [_with_size_names(_node(v, names, steps, residuals), explanation.size_names) for v in _nodes(graph)],
         "steps": [_step(report, at, names) for at in range(len(report.steps))],
         "minimal_bytes": report.minimal,
         "launches": [
@@ -57,7 +58,7 @@ def _direction(report: DirectionReport, explanation: Explanation, name: str) -> 
     }
 
 
-def _residual_ids(graph: Graph, explanation: Explanation, name: str) -> set[int]:
+def _residual_ids(graph: Graph, explanation: Explained, name: str) -> set[int]:
     """The values that go from forward to backward."""
     if name == "backward":
         return {v.id for v in graph.inputs[: len(explanation.residuals)]}
@@ -106,6 +107,18 @@ def _node(value: Value, names: dict[int, str], steps: list[set[int]], residuals:
     }
 
 
+def _with_size_names(node: dict[str, Any], names: Mapping[sympy.Symbol, str]) -> dict[str, Any]:
+    """Its type, and those of its parameters that are texts of sizes."""
+    parameters = {k: _renamed(v, names) for k, v in node["parameters"].items()}
+    return {**node, "type": renamed(node["type"], names), "parameters": parameters}
+
+
+def _renamed(value: Any, names: Mapping[sympy.Symbol, str]) -> Any:
+    if isinstance(value, list):
+        return [_renamed(v, names) for v in value]
+    return renamed(value, names) if isinstance(value, str) else value
+
+
 def _plain_data(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | type(None)):
         return value
@@ -133,85 +146,3 @@ def _common_prefix(names: list[str]) -> str:
 
 
 # ------------------------------------------------------------------ formats
-def as_json(explanation: Explanation) -> str:
-    """JSON, indented."""
-    return json.dumps(facts(explanation), indent=1) + "\n"
-
-
-def as_networkx(explanation: Explanation) -> nx.MultiDiGraph:
-    """One graph: nodes "forward/x" and "backward/grad", edges from operand to result, residuals from one to the other.
-
-    Attributes are strings, numbers and booleans, as GraphML wants them.
-    """
-    document = facts(explanation)
-    graph = nx.MultiDiGraph(name=document["function"], target=document["target"], schema=SCHEMA)
-    for direction, part in document["directions"].items():
-        for node in part["nodes"]:
-            label = f"{direction}/{node['name']}"
-            graph.add_node(label, direction=direction, **{k: _flat(v) for k, v in node.items()})
-            for place, operand in enumerate(node["operands"]):
-                graph.add_edge(f"{direction}/{operand}", label, kind="operand", place=place)
-    for source, target in _carried(document):
-        graph.add_edge(f"forward/{source}", f"backward/{target}", kind="residual", place=0)
-    return graph
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, list | dict):
-        return json.dumps(value)
-    return "" if value is None else value
-
-
-def _carried(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """(the value in forward, the input of backward) of each residual."""
-    both = document["directions"]
-    if set(both) != {"forward", "backward"}:
-        return []
-    forward = both["forward"]
-    users = len(forward["outputs"]) - len({p["index"] for p in document["residuals"] if p["kind"] == "hidden"})
-    outputs = forward["outputs"]
-    at: dict[str, list[Any]] = {"input": forward["inputs"], "output": outputs, "hidden": outputs[users:]}
-    pairs = zip(document["residuals"], both["backward"]["inputs"], strict=False)
-    return [(name, target) for p, target in pairs if (name := at[p["kind"]][p["index"]]) is not None]
-
-
-def as_graphml(explanation: Explanation) -> str:
-    """GraphML, which networkx, yEd and Gephi read."""
-    out = io.BytesIO()
-    nx.write_graphml(as_networkx(explanation), out)
-    return out.getvalue().decode()
-
-
-def as_dot(explanation: Explanation) -> str:
-    """The text that Graphviz draws: a cluster per kernel, residuals dashed."""
-    document = facts(explanation)
-    lines = [f"digraph {_quoted(document['function'])} {{", '  node [shape=box, fontname="monospace", fontsize=10];']
-    for direction, part in document["directions"].items():
-        lines += [f"  subgraph {_quoted('cluster_' + direction)} {{", f"    label={_quoted(direction)};"]
-        for at, step in enumerate(part["steps"]):
-            inside = [n for n in part["nodes"] if n["steps"][:1] == [at]]
-            if inside:
-                lines += [f"    subgraph {_quoted(f'cluster_{direction}_{at}')} {{"]
-                lines += [f"      label={_quoted(step['name'])};"]
-                lines += [f"      {_dot_node(direction, n)}" for n in inside]
-                lines += ["    }"]
-        lines += [f"    {_dot_node(direction, n)}" for n in part["nodes"] if not n["steps"]]
-        lines += ["  }"]
-        lines += [
-            f"  {_quoted(f'{direction}/{o}')} -> {_quoted(direction + '/' + n['name'])};"
-            for n in part["nodes"] for o in n["operands"]
-        ]  # fmt: skip
-    lines += [
-        f"  {_quoted('forward/' + a)} -> {_quoted('backward/' + b)} [style=dashed];" for a, b in _carried(document)
-    ]
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def _dot_node(direction: str, node: dict[str, Any]) -> str:
-    label = f"{node['name']} = {node['operation']}\n{node['type']}"
-    return f"{_quoted(direction + '/' + node['name'])} [label={_quoted(label)}];"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -1,4 +1,4 @@
-"""The compiled graphs as a page of HTML that needs nothing else: as boxes (`draw.py`), and as a listing.
+"""The compiled graphs as drawings: as boxes and arrows, and as a listing.
 
 The listing has a row for each node in the order of computation. On the left each value is a line from the row that
 makes it to the rows that read it; behind the rows, a band for each kernel.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ...report.explanation import Explanation
-from ...report.graph_svg import group_members, shorten_middle, svg
-from ...report.html_page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
-from .data import facts
+from .explained import Explained
+from .graph_facts import facts
+from .graph_svg import group_members, shorten_middle, svg
+from .html import GREY, INK, WIDTH
 
 ROW, CHARACTER, FONT = 22, 7.25, 12
 LANE, MARGIN, GAP = 9, 16, 18
@@ -39,18 +39,19 @@ class Lane:
     read: tuple[int, ...]
 
 
-def as_svg(explanation: Explanation) -> str:
+def as_svg(explanation: Explained) -> str:
     """The graph as boxes and arrows, forward above backward, residuals between them."""
     shades = [nodes for report in explanation.directions.values() for nodes in group_members(report.steps)]
-    return svg(explanation.program, shades, sizes(explanation))
+    return svg(explanation.program, shades, size_text(explanation), explanation.size_names)
 
 
-def sizes(explanation: Explanation) -> str:
-    """s0 = 8192, s1 = 4096: the sizes that the kernels take as arguments, as they were in this call."""
-    return ", ".join(f"{symbol} = {size}" for symbol, size in explanation.sizes.items())
+def size_text(explanation: Explained) -> str:
+    """M = 8192, N = 4096: the sizes that may vary, as they are for these arguments."""
+    names = explanation.size_names
+    return ", ".join(f"{names.get(symbol, symbol)} = {size}" for symbol, size in explanation.sizes.items())
 
 
-def kernel_listing(explanation: Explanation) -> str:
+def kernel_listing(explanation: Explained) -> str:
     """One SVG: forward's rows above backward's."""
     pictures = [_Table(name, part) for name, part in facts(explanation)["directions"].items()]
     width = max((p.width for p in pictures), default=200)
@@ -171,38 +172,6 @@ def _text(x: float, y: float, text: str, color: str = INK, weight: str = "", unc
     bold = f' font-weight="{weight}"' if weight else ""
     tooltip = f"<title>{escape(uncut)}</title>" if uncut not in ("", text) else ""
     return f'<text x="{x:g}" y="{y:g}" fill="{color}"{bold} xml:space="preserve">{tooltip}{escape(text)}</text>'
-
-
-# ------------------------------------------------------------------ a page
-HEADINGS = ("Methods", "Graphs after the passes", "Listing", "What runs", "Kernels")
-
-
-def as_html(explanation: Explanation) -> str:
-    """The picture, what runs, and the kernels' text, on one page without scripts or requests."""
-    drawings = [picture(drawn, _width(drawn)) for drawn in (as_svg(explanation), kernel_listing(explanation))]
-    bodies = (_methods(explanation), *drawings, _launches(explanation), _kernels(explanation))
-    size_note = note(f"Sizes that may vary, as they are here: {sizes(explanation)}.") if explanation.sizes else ""
-    sections = [section(heading, body) for heading, body in zip(HEADINGS, bodies, strict=True)]
-    return page(f"{explanation.name} on {explanation.target}", contents(*HEADINGS), size_note, *sections)
-
-
-def _width(drawn: str) -> float:
-    return float(drawn.split(' width="', 1)[1].split('"', 1)[0])
-
-
-def _methods(explanation: Explanation) -> str:
-    rows = [[name, r.status, r.reason or "", _file(r.where)] for name, r in explanation.methods.items()]
-    return table(["method", "status", "why", "where"], rows)
-
-
-def _launches(explanation: Explanation) -> str:
-    rows = [[k.direction, k.name, k.kind, f"{k.bytes_read:,}", f"{k.bytes_written:,}"] for k in explanation.kernels]
-    launches = table(["direction", "launch", "kind", "bytes read", "bytes written"], rows)
-    return f"{launches}{note(f'Saved tensors: {explanation.saved_bytes:,} bytes.')}"
-
-
-def _kernels(explanation: Explanation) -> str:
-    return code(explanation.module) if explanation.kernel_records else note("No kernels are generated.")
 
 
 SVG = (

@@ -1,0 +1,49 @@
+"""Fast or not: cases timed beside their peers, and the schedule's choices beside their neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._functorch.config
+
+import fusegrad
+from fusegrad.runtime.profile.tuning import tune_function
+
+from .. import gpu, gpu_report
+from ..clocks import GpuClock
+from ..inputs import real
+from ..peers import AGAIN, OURS
+from .checks import case_named
+
+SEED = 11
+BESIDE = {"cuda": (OURS, AGAIN, "eager", "compile", "liger"), "pretended": (OURS, AGAIN, "eager")}
+AUTOTUNED = {"cuda": (OURS, AGAIN, "max-autotune"), "pretended": (OURS, AGAIN)}
+
+
+def bench(unit: str, kind: str) -> dict[str, Any]:
+    """What `make bench-gpu` does with a case, without the peer that compiles for a minute."""
+    return _bench(unit, kind, BESIDE[kind])
+
+
+def autotuned(unit: str, kind: str) -> dict[str, Any]:
+    """The case beside torch.compile's max-autotune alone."""
+    return _bench(unit, kind, AUTOTUNED[kind])
+
+
+def _bench(unit: str, kind: str, peers: tuple[str, ...]) -> dict[str, Any]:
+    torch._functorch.config.donated_buffer = False  # else a compiled backward cannot run twice
+    given = ["--peers", ",".join(peers), *(["--quick", "--rounds", "1"] if kind == "pretended" else [])]
+    row = gpu.measured(next(c for c in gpu.chosen() if c.name == unit), gpu.parsed(given), GpuClock())
+    torch._dynamo.reset()
+    ours = row["checks"].get(OURS, ())
+    wrong = [row["errors"][OURS]] if OURS in row["errors"] else [f for check in ours for f in check["faults"]]
+    assert bool(wrong) == gpu_report.wrong(row)
+    return {"faults": wrong, "row": {**row, "case": unit}}
+
+
+def tune(unit: str, kind: str) -> dict[str, Any]:
+    """Every kernel's candidates with their milliseconds, and the choice; the case's own values: labels are classes."""
+    case = case_named(unit, kind)
+    fast = fusegrad.compile(case.function, backend="triton")
+    return {"trials": tune_function(fast, *real(case, SEED, "cuda")).to_dict()["trials"]}

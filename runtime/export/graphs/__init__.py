@@ -1,1 +1,0 @@
-"""Graphs as data and as pages."""
