@@ -23,7 +23,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from . import cpu, inductor, kernels, latency, limits, needs, overhead, picture, plans, report
+from . import cpu, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
+from .peer_instructions import peer_instructions
 from .suite import CASES, Case, chosen
 
 Rows = Iterator[dict[str, Any]]
@@ -62,6 +63,9 @@ PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "plans": lambda cases, options: each(plans.plan, cases, options.jobs),
     "inductor": lambda cases, options: each(inductor.inductor, cases, options.jobs, inductor.pretend_gpu),
     "kernels": lambda cases, options: each(kernels.kernels, cases, options.jobs, kernels.one_compiler),
+    "instructions": lambda cases, options: each(instructions.instructions, cases, options.jobs, kernels.one_compiler),
+    "peers": lambda cases, options: each(peer_instructions, chosen(options.match, True),
+                                         options.jobs, inductor.pretend_gpu),
 }
 """What is timed comes first, while nothing else runs."""
 

@@ -17,6 +17,24 @@ from .plans import DIRECTIONS
 from .suite import Case
 
 DEVICE = "h100"
+OF_LONGEST = ("programs", "resident", "occupancy", "waves", "idle", "flight", "bound")
+"""Figures of a direction that are those of its longest launch."""
+
+
+def instructions(case: Case) -> dict[str, Any]:
+    """A row of the results: forward and backward in short, and the instructions with numerics="fast"."""
+    found, fast = model(case), model(case, numerics="fast")
+    ours = {d: None if found[d] is None else _in_short(found[d]) for d in DIRECTIONS}
+    issued = {d: None if fast[d] is None else round(fast[d]["per_32"], 2) for d in DIRECTIONS}
+    return {"case": case.name, "device": found["device"], **ours, "fast": issued}
+
+
+def _in_short(direction: Mapping[str, Any]) -> dict[str, Any]:
+    longest = max(direction["kernels"].values(), key=lambda kernel: kernel["microseconds"])
+    cut_short = any(kernel["data_dependent"] for kernel in direction["kernels"].values())
+    figures = {n: direction[n] for n in ("per_32", "elements", "budget", "share", "microseconds", "copy", "over_copy")}
+    figures |= {n: longest[n] for n in OF_LONGEST} | {"data_dependent": cut_short}
+    return {n: round(v, 4) if isinstance(v, float) else v for n, v in figures.items()}
 
 
 def model(case: Case, device: str = DEVICE, numerics: str = "eager") -> dict[str, Any]:
@@ -61,6 +79,7 @@ def direction_of(models: Mapping[str, LaunchModel]) -> dict[str, Any] | None:
     instructions, budget = (sum(n) * 32 / elements for n in zip(*map(_issued, rows), strict=True))
     time, copy = sum(m.microseconds for m in rows), sum(m.copy for m in rows)
     return {
+        "elements": round(elements),
         "per_32": instructions, "budget": budget, "share": instructions / budget, "microseconds": time, "copy": copy,
         "over_copy": time / copy, "kernels": {name: m.to_dict() for name, m in models.items()},
     }  # fmt: skip
