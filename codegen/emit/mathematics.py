@@ -262,6 +262,18 @@ fast_rules: dict[str, Rule] = {
 packed_rules: dict[str, Rule] = {**rules, **{name: fast_rules[name] for name in ("exp", "div", "reciprocal")}}
 """Beside rows that fill the registers: for 16-bit numbers the hardware's quotients and powers are exact enough."""
 
+ptx_rules: dict[str, Rule] = {
+    "tanh": lambda d, x: call("tanh", _tensor(d, x), literal("True")) if d != "f64" else rules["tanh"](d, x),
+}
+"""What NVIDIA's processors have in fewer instructions, with the accuracy of the device library's function."""
+
+
+def rules_for(kind: str, fast: bool, packed: bool) -> dict[str, Rule]:
+    """The table of a target; `packed`: of kernels whose rows fill the registers."""
+    table = fast_rules if fast else packed_rules if packed else rules
+    return table | ptx_rules if kind == "cuda" else table
+
+
 EXACT = frozenset("neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod".split())
 """Operations on low floats whose result needs no rounding."""
 

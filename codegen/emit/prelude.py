@@ -55,6 +55,11 @@ def row_prod(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     return tl.reduce(v, axis, times, keep_dims=keep_dims)
 
 @triton.jit
+def lane_of(place, first, lanes: tl.constexpr):
+    """The lane at a place, in a block from `first` on: -1 for all below it, `lanes` for all above."""
+    return (tl.minimum(tl.maximum(place, first - 1), first + lanes) - first).to(tl.int32)
+
+@triton.jit
 def evens(v):
     """Every other element along the last axis, from the first on."""
     return tl.split(tl.reshape(v, v.shape[:-1] + [v.shape[-1] // 2, 2]))[0]
@@ -102,6 +107,35 @@ def sigmoid(x):
         return 1.0 / below
     else:
         return tl.div_rn(1.0, below)
+
+@triton.jit
+def near_power(x, ptx: tl.constexpr):
+    """2 ** x to about 22 bits; what is subnormal may be zero."""
+    if ptx:
+        power: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(power, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.exp2(x)
+
+@triton.jit
+def near_reciprocal(x, ptx: tl.constexpr):
+    """1 / x to about 23 bits; what is subnormal may be zero."""
+    if ptx:
+        quotient: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(quotient, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return 1.0 / x
+
+@triton.jit
+def tanh(x, ptx: tl.constexpr):
+    """Both formulas of the device library: a choice of two results is less than a branch for each element."""
+    far = tl.fma(near_reciprocal(near_power(tl.abs(x) * 2.885390043258667, ptx) + 1.0, ptx), -2.0, 1.0)
+    square = x * x
+    near = tl.fma(tl.fma(square, 0.01573968306183815, -0.05230396240949631), square, 0.13315297663211823)
+    near = tl.fma(tl.fma(tl.fma(near, square, -0.33332768082618713), square, 0.0), x, x)  # of -0.0, too
+    sign = x.to(tl.int32, bitcast=True) & -2147483648
+    signed = (far.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < 0.6000000238418579, near, signed)
 
 @triton.jit
 def sign_bit(x):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import sympy
 
 from ...ir.errors import Unfusible
+from ...ir.prims import COMPARE
 from ...ir.types import LOW_FLOATS, Size
 from ..program.axes import REDUCTIONS, SCANS, Program, Sink, Term
 from ..program.sizes import tidy
@@ -27,16 +28,14 @@ from .mathematics import (
     TL,
     cast,
     divided_by_number,
-    fast_rules,
     is_counted,
     multiplied_by_reciprocal,
     narrow,
     number,
     of_sizes,
-    packed_rules,
     register_dtype,
     round_to,
-    rules,
+    rules_for,
     widen,
 )
 from .reductions.folding import Folding
@@ -65,7 +64,7 @@ class Values:
     ) -> None:
         self.context, self.buffers, self.tile, self.levels = context, buffers, tile, levels
         self.addresses, self.loads, self.checks, self.pairs, self.folding = addresses, loads, checks, pairs, folding
-        self.rules = fast_rules if context.target.fast else packed_rules if context.plan.packed else rules
+        self.rules = rules_for(context.target.kind, context.target.fast, bool(context.plan.packed))
         self.accumulated: dict[Term, Expr] = {}
         self._uses = count_uses(context.program)
         self._rounded_to = rounded_by_their_users(context.program)
@@ -198,6 +197,8 @@ class Values:
             args[0] = as_tensor(term.args[0], args[0])
         if term.op == "cast":
             return cast(args[0], term.args[0].dtype, term.dtype)
+        if term.op in COMPARE and term.args[0].dtype == "i64":
+            args = _as_lanes(self.addresses, term, args)
         if term.op == "div" and (quotient := self._quotient_by_number(term, args[0])) is not None:
             return quotient
         return self.rules[term.op](term.args[0].dtype, *args)
@@ -217,6 +218,17 @@ class Values:
         ptx = {"ptx": literal("True")} if self.context.target.kind == "cuda" else {}
         drawn = call(term.param, *operands, **ptx)
         return method(drawn, "to(tl.float64)") if term.dtype == "f64" else drawn
+
+
+def _as_lanes(addresses: Addresses, term: Term, args: list[Expr]) -> list[Expr]:
+    """A place compared with a number that is the same for all lanes: lanes compared, of 32 bits."""
+    for mine, other in ((0, 1), (1, 0)):
+        place, number = term.args[mine], term.args[other]
+        if place.op == "index" and number.op != "const":
+            pair = addresses.lanes_against(place.param, args[other], number.axes)
+            if pair is not None:
+                return list(pair) if mine == 0 else list(pair[::-1])
+    return args
 
 
 def rounded_by_their_users(program: Program) -> dict[Term, str]:

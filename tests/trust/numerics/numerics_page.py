@@ -13,7 +13,8 @@ TOP = """# Numerics
 `@fusegrad.compile(numerics="eager")`, the default, promises of every generated kernel: rounding where your operations
 round, and an error against float64 of at most 1.5 times eager's and one unit in the last place (ulp) of the result's
 dtype. So float32 and float64 are divided and rooted as IEEE 754 says, functions are those of the device library,
-which torch's own GPU kernels call, products are not contracted with sums, and subnormal numbers are kept. bfloat16
+which torch's own GPU kernels call (of `tanh` both formulas, and a choice instead of its branch), products are not
+contracted with sums, and subnormal numbers are kept. bfloat16
 and float16 are computed in float32 and rounded after each operation, as eager rounds them. What is free is the order
 of the terms of a sum. A quotient by a number is made of products where these have its bits: for powers of two, and, of
 what was bfloat16 or float16, where all 65,536 of them were compared.
