@@ -149,7 +149,8 @@ def today() -> str:
 def tighten(options: argparse.Namespace) -> int:
     """Write limits.json."""
     old = limits.read()
-    new = limits.tightened(old, each(plans.plan, chosen(options.match), options.jobs), options.raise_)
+    plans_of = each(limits.plan_with_instructions, chosen(options.match), options.jobs, kernels.one_compiler)
+    new = limits.tightened(old, plans_of, options.raise_)
     new = {case.name: new[case.name] for case in CASES if case.name in new}
     limits.write(new)
     changed = sum(old.get(name) != limit for name, limit in new.items())
