@@ -48,10 +48,10 @@ def profile(
 
     args: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on the GPU, if there
     is one). baselines: "eager" (the class as you wrote it), "torch.compile". device: of the model: "a100", "h100",
-    "h200", "mi300x". seconds: that each candidate is called for, per direction. metrics: also compile the kernels for
-    that device (no GPU needed), report registers, spills, shared memory and occupancy, and model each launch by its
-    instructions: a model's time, beside the measured one where a GPU is at hand. progress: a bar on stderr; by default
-    where that is a terminal.
+    "h200", "b200", "mi300x". seconds: that each candidate is called for, per direction. metrics: also compile the
+    kernels for that device (no GPU needed), report registers, spills, shared memory and occupancy, and model each
+    launch by its instructions: a model's time, beside the measured one where a GPU is at hand. progress: a bar on
+    stderr; by default where that is a terminal.
     Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
     """
     modelled_on, fast = device_named(device), _compiled_class(target_class)
