@@ -2,7 +2,13 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
+
+
+@triton.jit
+def pairs_from_bf16(x):
+    """The same in a loop, whose loads come as vectors: the compiler is told the two instructions."""
+    apart: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return tl.inline_asm_elementwise(apart, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
 
 
 @triton.jit
@@ -16,7 +22,44 @@ def last_to_arrive(counter, count):
 
 
 @triton.jit
-def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, M, PROGRAMS, ITEMS, TOTAL, GROUPS, STRIPS, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, FAN: tl.constexpr):
+def near_power(x, ptx: tl.constexpr):
+    """2 ** x to about 22 bits; what is subnormal may be zero."""
+    if ptx:
+        power: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(power, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def near_reciprocal(x, ptx: tl.constexpr):
+    """1 / x to about 23 bits; what is subnormal may be zero."""
+    if ptx:
+        quotient: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(quotient, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return 1.0 / x
+
+
+@triton.jit
+def tanh(x, ptx: tl.constexpr):
+    """Both formulas of the device library: a choice of two results is less than a branch for each element."""
+    far = tl.fma(near_reciprocal(near_power(tl.abs(x) * 2.885390043258667, ptx) + 1.0, ptx), -2.0, 1.0)
+    square = x * x
+    near = tl.fma(tl.fma(square, 0.01573968306183815, -0.05230396240949631), square, 0.13315297663211823)
+    near = tl.fma(tl.fma(tl.fma(near, square, -0.33332768082618713), square, 0.0), x, x)  # of -0.0, too
+    sign = x.to(tl.int32, bitcast=True) & -2147483648
+    signed = (far.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < 0.6000000238418579, near, signed)
+
+
+@triton.jit
+def sign(x):
+    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)
+
+
+@triton.jit
+def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, PROGRAMS, ITEMS, TOTAL, GROUPS, STRIPS, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, FAN: tl.constexpr):
     N = N // 16 * 16  # a multiple of 16: accesses are wide
     pid = tl.program_id(0)
     strip = pid // PROGRAMS
@@ -33,16 +76,15 @@ def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, outpu
     sum_acc_3 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, TOTAL), num_stages=4):
         first_row = tl.cast(item, tl.int64) * BLOCK_M
-        inside_row = row < M - first_row
         at = first_row * N + first_col
-        g = tl.load(g_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        x = tl.load(x_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        tanh_v = libdevice.tanh(alpha * x)
+        g = pairs_from_bf16(tl.load(g_ptr + at + lanes, mask=inside_col, other=0.0, eviction_policy="evict_first"))
+        x = pairs_from_bf16(tl.load(x_ptr + at + lanes, mask=inside_col, other=0.0, eviction_policy="evict_first"))
+        tanh_v = tanh(alpha * x, True)
         mul_v = g * w * (1.0 - tanh_v * tanh_v)
-        sum_acc += tl.where(inside_row & inside_col, mul_v * x, 0.0)
-        sum_acc_2 += tl.where(inside_row, g * tanh_v, 0.0)
+        sum_acc += tl.where(inside_col, mul_v * x, 0.0)
+        sum_acc_2 += g * tanh_v
         sum_acc_3 += g
-        tl.store(output_ptr + at + lanes, (mul_v * alpha).to(tl.bfloat16), mask=inside_row & inside_col)
+        tl.store(output_ptr + at + lanes, (mul_v * alpha).to(tl.bfloat16), mask=inside_col)
     sum_acc_4 = tl.sum(sum_acc, None)
     sum_acc_2_2 = tl.sum(sum_acc_2, 0, keep_dims=True)
     sum_acc_3_2 = tl.sum(sum_acc_3, 0, keep_dims=True)

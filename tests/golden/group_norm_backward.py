@@ -64,7 +64,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
     if last_to_arrive(arrived_ptr + (strip * GROUPS + group), members):
         for c_at in tl.range(0, C, BLOCK_C):
             first_c = tl.cast(c_at, tl.int64)
-            inside = c < C - first_c
+            inside = c < C - c_at
             sum_total = tl.zeros([BLOCK_C], tl.float32)
             for k in range(group * FAN * ITEMS, tl.minimum((group * FAN + members) * ITEMS, M)):
                 sum_total += tl.load(sum_partial_ptr + tl.cast(strip * PROGRAMS * ITEMS + k, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
@@ -76,7 +76,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
         if last_to_arrive(arrived_ptr + STRIPS * GROUPS + strip, GROUPS):
             for c_at in tl.range(0, C, BLOCK_C):
                 first_c = tl.cast(c_at, tl.int64)
-                inside = c < C - first_c
+                inside = c < C - c_at
                 sum_total = tl.zeros([BLOCK_C], tl.float32)
                 for k in range(GROUPS):
                     sum_total += tl.load(sum_partial_ptr + tl.cast((strip * PROGRAMS + k * FAN) * ITEMS, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
