@@ -633,7 +633,7 @@ CODES = (
         "FG216", "function NormBackward returned an incorrect number of gradients (expected 2, got 1)",
         "A method returned another number of tensors than autograd expects.",
         "Return one per argument (backward) or one per result (jvp).",
-        ("TangentCountError", "GradientCountError"),
+        ("TangentCountError", "GradientCountError", "GradientShapeError"),
     ),
     Code(
         "FG217", "vmap(Add): forward writes into `x`, which has no batch axis",
@@ -734,6 +734,12 @@ CODES = (
         "assertion of the device, as in eager; Triton's interpreter raises this error.",
         "Keep indices in range. disable=\"index_checks\" leaves the check out: memory of others is read then.",
         ("IndexOutOfRangeError",),
+    ),
+    Code(
+        "FG246", "the machine code of RMSNorm_forward is not read: this triton ships no nvdisasm",
+        "A model of a launch counts instructions of NVIDIA machine code, which Triton's own disassembler lists.",
+        "Install a triton whose wheel has nvdisasm; AMD's machine code is not read.",
+        ("NoListingError",),
     ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(

@@ -12,6 +12,17 @@ def rounded(v, dtype: tl.constexpr):
     return v.to(dtype).to(tl.float32)
 
 @triton.jit
+def from_bf16(x):
+    """The float32 numbers: their bits, moved. Two in a register come apart in two instructions, three with `.to`."""
+    return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+@triton.jit
+def pairs_from_bf16(x):
+    """The same in a loop, whose loads come as vectors: the compiler is told the two instructions."""
+    apart: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return tl.inline_asm_elementwise(apart, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+
+@triton.jit
 def packed(v):
     """The same 16-bit tile, opaque: what was computed from it is computed again, not kept.
 
@@ -48,6 +59,24 @@ def row_max(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
 def row_min(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     """The minimum along an axis; NaN wins."""
     return tl.reduce(v, axis, smaller, keep_dims=keep_dims)
+
+@triton.jit
+def plus_two(a, b, c, d):
+    return a + c, b + d
+
+@triton.jit
+def plus_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+@triton.jit
+def two_sums(a, b):
+    """Sums along a row, for which its warps wait for each other once."""
+    return tl.reduce((a, b), 0, plus_two)
+
+@triton.jit
+def three_sums(a, b, c):
+    """Sums along a row, for which its warps wait for each other once."""
+    return tl.reduce((a, b, c), 0, plus_three)
 
 @triton.jit
 def row_prod(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
@@ -91,6 +120,18 @@ def known(pointer):
     return tl.atomic_add(pointer, 0, sem="relaxed")
 
 @triton.jit
+def are_missing(word, distance, pieces, patience):
+    """True while others have not stored all pieces; behind its own piece, a program tells that it has, and waits."""
+    tl.debug_barrier()
+    own = tl.where(distance == 0, 1, 0)
+    stored = tl.atomic_add(word, own, sem="acq_rel") + own
+    looks = own * patience
+    while (stored < pieces) & (looks > 0):
+        stored = tl.atomic_add(word, 0, sem="acquire")
+        looks -= 1
+    return stored < pieces
+
+@triton.jit
 def word_of(v):
     """A float32 as a word that is not zero, but for one NaN."""
     return v.to(tl.int32, bitcast=True) ^ 0x7FC0DEAD
@@ -125,6 +166,14 @@ def near_reciprocal(x, ptx: tl.constexpr):
         return tl.inline_asm_elementwise(quotient, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
         return 1.0 / x
+
+@triton.jit
+def exp_below(x, ptx: tl.constexpr):
+    """exp(x) where x is not positive, to the digits of the device library's; what is subnormal is zero."""
+    x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+    exponent = x * 1.4426950216293335
+    power = near_power(exponent, ptx)
+    return tl.fma(power, tl.fma(exponent, -0.6931471824645996, x), power)
 
 @triton.jit
 def tanh(x, ptx: tl.constexpr):
@@ -275,6 +324,11 @@ def from_f8e5m2fnuz(x):
     return from_float8_fnuz(x, 2, 16)
 
 @triton.jit
+def in_eights(first, lane):
+    """first + lane for multiples of eight: the compiler sees that eight neighbours share their high word."""
+    return first + lane // 8 * 8 | lane % 8
+
+@triton.jit
 def wide_product(x, factor: tl.constexpr, ptx: tl.constexpr):
     """The 64 bits of a product of words: one instruction of NVIDIA's, whose compiler makes two of it unless told."""
     if ptx:
@@ -310,6 +364,12 @@ def uniform(seed, counter, ptx: tl.constexpr = False):
     """In [0, 1), one number per counter."""
     a, _ = philox(seed, counter, ptx)
     return tl.uint_to_uniform_float(a)
+
+@triton.jit
+def uniform_from(first: tl.constexpr, seed, counter, ptx: tl.constexpr = False):
+    """Whether `uniform` is that of the integer `first` or more. Words count up to the middle, then down again."""
+    a, _ = philox(seed, counter, ptx)
+    return a - first < 4294967296 - 2 * first
 
 @triton.jit
 def normal(seed, counter, ptx: tl.constexpr = False):

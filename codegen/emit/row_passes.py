@@ -13,7 +13,8 @@ from .context import Context
 from .loop_nests import LoopNests
 from .reductions.final_reduction import FinalReductions
 from .reductions.lane_accumulators import LaneAccumulators
-from .statements import Accumulate, Statement, call
+from .reductions.pieces import RowPieces
+from .statements import Accumulate, Expr, Statement, call
 from .stores import Stores
 
 PACKED = {"cuda": "packed", "hip": "packed_vector"}
@@ -32,6 +33,7 @@ class RowPasses:
     stores: Stores
     lanes: LaneAccumulators
     finals: FinalReductions
+    pieces: RowPieces
 
     def emit(self) -> None:
         """All that this program stores itself, and what its accumulators take in."""
@@ -92,6 +94,14 @@ class RowPasses:
     # ------------------------------------------------------------------ one pass
     def _emit_pass(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
         """One nest of loops over chunks of the row: lane accumulators before, the loops, the folds after."""
+        if self.context.plan.pieces > 1:
+            self.pieces.emit(work, lambda: self._emit_loops(axes, work))
+        else:
+            self._emit_loops(axes, work)
+            self.lanes.fold(work)
+
+    def _emit_loops(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
+        """The nest, with what it accumulates."""
         plan, body = self.context.plan, self.context.body
         axes -= frozenset(plan.whole_axes)
         before = self.coords.before(axes)
@@ -120,7 +130,6 @@ class RowPasses:
             body.body.extend(ends)
         self.coords.restore(axes, before)
         self.levels.clear()
-        self.lanes.fold(work)
 
     # ------------------------------------------------------------------ rows that strips share, rows that stay packed
     def _emit_strip(self, sinks: Sequence[Sink]) -> None:
@@ -129,6 +138,8 @@ class RowPasses:
         self.loads.evict = "evict_last"
         inner = [t for t in self.context.program.terms if t in plan.inner]
         if inner:
+            # Memory answers while the program asks whether the row was reduced by another
+            ahead = self._read_strip() if plan.ahead and self.coords.has_strips() else {}
             before, body.body = body.body, []
             self._emit_pass(frozenset(plan.row), inner)
             emitted, body.body = body.body, before
@@ -136,10 +147,21 @@ class RowPasses:
                 self.finals.words.reduce_once(inner, emitted)
             else:
                 body.body.extend(emitted)
+            body.memo |= ahead
+            self.levels.clear()
         for reduction in plan.final:
             self.finals.accumulate(reduction, body)
         for sink in sinks:
             self.stores.store(sink, body)
+
+    def _read_strip(self) -> dict[object, Expr]:
+        """The rows of this strip as they are in memory; what the body is to remember of them behind the pass."""
+        body, plan = self.context.body, self.context.plan
+        known = set(body.memo)
+        for term in self.context.program.terms:
+            if term.op == "load" and not term.args and set(plan.row) <= term.axes and set(plan.walk) & term.axes:
+                self.stores.values.read_row(term, body)
+        return {key: body.memo.pop(key) for key in [k for k in body.memo if k not in known]}
 
     def _emit_packed(self, sinks: Sequence[Sink]) -> None:
         """Phase by phase, everything along the row made anew out of what was read."""

@@ -19,11 +19,12 @@ from fusegrad.__main__ import main
 from fusegrad.benchmarks import functions as f
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
+from fusegrad.codegen.devices import MULTIPROCESSORS
 from fusegrad.ir.passes.fuse import Group
 from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
-from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
+from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
 from fusegrad.runtime.profile.roofline import _operations
@@ -255,3 +256,20 @@ def test_the_command(capsys: Any, tmp_path: Path) -> None:
     assert main([*where, "--device", "mi300x", "-o", str(tmp_path / "p.json")]) == 0
     out = capsys.readouterr().out
     assert "measured on CPU" in out and "model of AMD Instinct MI300X" in out and (tmp_path / "p.json").exists()
+
+
+def test_a_compiled_profile_models_its_launches_by_their_instructions() -> None:
+    found = fusegrad.profile(f.SwiGLU, "bf16[512,1024]", "bf16[512,1024]", seconds=0.0, metrics=True, device="h200")
+    model = found.binaries["SwiGLU_forward"]["model"]
+    assert model["copy"] == pytest.approx(6 * 512 * 1024 / DEVICES["h200"].bandwidth * 1e6)
+    assert model["per_32"] > 5 and model["microseconds"] >= model["copy"]
+    assert "by machine instructions, not measured" in str(found)
+    rows = {"forward": [{"name": "SwiGLU_forward", "calls": 1.0, "microseconds": 8.0}]}
+    (reached,) = replace(found, operations=rows).achieved()
+    assert reached.modelled == model["microseconds"] and reached.microseconds == 8
+
+
+def test_a_profile_without_machine_code_to_read_says_so() -> None:
+    found = fusegrad.profile(f.SquaredReLU, "bf16[64,64]", seconds=0.0, metrics=True, device="mi300x")
+    assert all(facts["model"] is None and "not read" in facts["not_modelled"] for facts in found.binaries.values())
+    assert "not read" in str(found)

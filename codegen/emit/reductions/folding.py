@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from ..mathematics import FLOATING, TL, lowest, number, register_dtype
 from ..statements import Accumulate, Expr, Let, Scope, binary, call, literal, total
 from .folds import accumulator_dtype, as_result, fold_function, to_own_width, widen_booleans
 
-KEEPS_ZERO = frozenset({"add", "sub", "mul", "abs", "max", "min", "sqrt"})
+KEEPS_ZERO = frozenset("add sub mul abs neg max min sqrt tanh sin tan asin atan sinh asinh erf expm1 log1p".split())
 """Operations whose result is zero where their arguments are."""
 
 
@@ -44,6 +45,8 @@ class Folding:
             return float("-inf")
         if term.op == "exp" and pads[0] == float("-inf"):
             return 0.0
+        if term.op in ("mul", "div") and pads[0] == 0.0 and (factor := pads[1]):
+            return 0.0 if math.isfinite(factor) else None
         return 0.0 if term.op in KEEPS_ZERO and all(p == 0.0 for p in pads) else None
 
     def neutral(self, term: Term, value: Expr) -> Expr:
@@ -63,6 +66,25 @@ class Folding:
         """The reduction of its argument's lanes."""
         return as_result(term, self.fold_lanes(term, value))
 
+    def folded_together(self) -> dict[Term, tuple[Term, ...]]:
+        """{sum: itself and others} for sums along a row that all warps hold, which wait for the same.
+
+        They are two or three: more values of a row would be in registers at once.
+        """
+        plan = self.context.plan
+        if len(self.tile.dims) != 1 or plan.chunked or plan.packed or plan.shared:
+            return {}
+        alike: dict[object, list[Term]] = {}
+        for t in (t for t in self.context.program.terms if t in plan.inner and t.op == "sum" and t not in plan.online):
+            if t.dtype == t.args[0].dtype == "f32" and t not in plan.after_final and self.tile.lanes(t.args[0].axes):
+                alike.setdefault((plan.phase[t.args[0]], t.param, t.args[0].axes), []).append(t)
+        groups = (tuple(ts[i : i + 3]) for ts in alike.values() for i in range(0, len(ts), 3))
+        return {t: group for group in groups if len(group) > 1 for t in group}
+
+    def fold_together(self, group: tuple[Term, ...], values: list[Expr]) -> Expr:
+        """two_sums(a, b)"""
+        return call("two_sums" if len(group) == 2 else "three_sums", *values)
+
     def fold_lanes(self, term: Term, value: Expr) -> Expr:
         """The argument, or an accumulator, without the lanes that are reduced; as wide as the fold makes it."""
         dims = [d for d, a in enumerate(self.tile.dims) if a in term.param and a in term.args[0].axes]
@@ -73,9 +95,9 @@ class Folding:
             value = call(function, value, literal(dim), keep_dims="True")
         return value
 
-    def accumulator(self, term: Term, label: str, axes: Iterable[Axis]) -> Let:
-        """An accumulator with lanes along these axes, neutral at first."""
-        dtype, neutral, shape = accumulator_dtype(term), lowest(term.op, term.dtype), self.tile.shape(axes)
+    def accumulator(self, term: Term, label: str, axes: Iterable[Axis], shape: Expr | None = None) -> Let:
+        """An accumulator with lanes along these axes, or of a shape of its own, neutral at first."""
+        dtype, neutral, shape = accumulator_dtype(term), lowest(term.op, term.dtype), shape or self.tile.shape(axes)
         if neutral == 0 and dtype != "b1" and shape.text != "[]":
             return Let(label, call("tl.zeros", shape, literal(TL[dtype])))
         start = int(neutral) if term.dtype == "b1" else neutral
