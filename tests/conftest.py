@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Before the import, which reads it. Captures are counted: what another test left on disk must not serve.
+os.environ.setdefault("FUSEGRAD_STORE", "0")
+
 import fusegrad
 
 for _name in fusegrad.__all__:  # all modules are there before a test exchanges something in one
@@ -74,8 +77,6 @@ ONE_IN = {
 }  # fmt: skip
 """Files and folders by how many cases of a test stand for one that is taken; of every test one is, at least."""
 HERE = Path(__file__).parent
-
-os.environ.setdefault("FUSEGRAD_STORE", "0")  # captures are counted: what another test left on disk must not serve
 
 
 def pytest_configure(config: pytest.Config) -> None:
