@@ -276,6 +276,7 @@ def test_every_public_error_is_triggered_here() -> None:
         "BundleError",
         "FaultError",
         "NotLaunchedError",
+        "NoListingError",
         "BundleCallError",
         "LogsError",
         "OuterGraphError",
