@@ -123,7 +123,7 @@ def _claim(subject: Subject, access: Access) -> Claim:
         answer = "group"
     elif condition := _condition(subject, access, memory):
         answer = "data"
-    return Claim(access.line, access.text, access.kind, answer, condition)
+    return Claim(access.line, access.text, access.kind, answer, condition, answer == "proved" and access.asserted)
 
 
 def is_inside(world: World, offset: Poly, memory: Memory, facts: Sequence[Poly]) -> bool:

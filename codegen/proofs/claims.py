@@ -15,13 +15,17 @@ Answer = Literal["proved", "group", "data", "unproved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One access, and the answer whether it stays in its tensor; `condition`: of the values of an index, for that."""
+    """One access, and the answer whether it stays in its tensor; `condition`: of the values of an index, for that.
+
+    `asserted`: the proof rests on what the kernel asserts of an index, right before.
+    """
 
     line: int
     text: str
     kind: str
     answer: Answer
     condition: str = ""
+    asserted: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Two questions, asked operand by operand: is it never negative, and is it below a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import sympy
 
@@ -21,7 +21,12 @@ DEPTH = 16
 
 def is_within(index: Value, size: Size) -> bool:
     """True if every element is provably in 0 .. size - 1."""
-    return _is_nonnegative(index, DEPTH) and _is_below(index, size, DEPTH)
+    return is_never_negative(index) and _is_below(index, size, DEPTH)
+
+
+def is_never_negative(index: Value) -> bool:
+    """True if no element provably is below zero."""
+    return _is_nonnegative(index, DEPTH)
 
 
 # ------------------------------------------------------------------ never negative
@@ -48,12 +53,17 @@ def _is_nonnegative_difference(value: Value, depth: int) -> bool:
     return left.prim == "full" and _is_below(right, simplify_size(left.params["value"] + 1), depth)
 
 
+def _are_choices_nonnegative(value: Value, depth: int) -> bool:
+    """where(x < c, c, x): either choice, or what it is not below where it is chosen."""
+    return all(any(_is_nonnegative(v, depth) for v in choice) for choice in _choices(value, AT_LEAST))
+
+
 nonnegative_rules: dict[str, Callable[[Value, int], bool]] = {
     **dict.fromkeys(("iota", "argmax", "argmin", "check_index"), lambda value, depth: True),
     "full": lambda value, depth: _is_at_most(0, value.params["value"]),
     **dict.fromkeys(("broadcast", "reshape", "permute", "slice", "flip", "pad", "gather", "amax", "amin"), _first),
     **dict.fromkeys(("cat", "min", "add", "mul", "floordiv"), _all),
-    "where": lambda value, depth: all(_is_nonnegative(a, depth) for a in value.args[1:]),
+    "where": _are_choices_nonnegative,
     "max": lambda value, depth: any(_is_nonnegative(a, depth) for a in value.args),
     "rem": lambda value, depth: value.args[1].prim == "full" and _is_at_most(1, value.args[1].params["value"]),
     "cast": _is_nonnegative_cast,
@@ -102,6 +112,11 @@ def _is_checked_below(value: Value, size: Size, depth: int) -> bool:
     return _first_below(value, size, depth) or (end.prim == "full" and _is_at_most(end.params["value"], size))
 
 
+def _are_choices_below(value: Value, size: Size, depth: int) -> bool:
+    """where(x > c, c, x): either choice, or what it is not above where it is chosen."""
+    return all(any(_is_below(v, size, depth) for v in choice) for choice in _choices(value, AT_MOST))
+
+
 below_rules: dict[str, Callable[[Value, Size, int], bool]] = {
     "iota": lambda value, size, depth: _is_at_most(value.params["size"], size),
     **dict.fromkeys(
@@ -114,12 +129,26 @@ below_rules: dict[str, Callable[[Value, Size, int], bool]] = {
     "pad": lambda value, size, depth: _is_at_most(1, size) and _first_below(value, size, depth),
     **dict.fromkeys(("cat", "max"), _all_below),
     "min": lambda value, size, depth: any(_is_below(a, size, depth) for a in value.args),
-    "where": lambda value, size, depth: all(_is_below(a, size, depth) for a in value.args[1:]),
+    "where": _are_choices_below,
     "rem": _is_remainder_below,
     "cast": _is_cast_below,
     "add": _is_sum_below,
     "sub": _is_difference_below,
 }
+
+
+# ------------------------------------------------------------------ comparisons
+AT_LEAST = (("lt", False), ("le", False), ("gt", True), ("ge", True))
+"""Comparisons of x with y after whose answer x >= y."""
+AT_MOST = (("lt", True), ("le", True), ("gt", False), ("ge", False))
+
+
+def _choices(value: Value, comparisons: Sequence[tuple[str, bool]]) -> Iterator[list[Value]]:
+    """Either choice of a `where`, and what it was compared with, where the answer makes that a limit."""
+    condition, *choices = value.args
+    for choice, answer in zip(choices, (True, False), strict=True):
+        is_limited = (condition.prim, answer) in comparisons and condition.args[0] == choice
+        yield [choice, condition.args[1]] if is_limited else [choice]
 
 
 # ------------------------------------------------------------------ numbers

@@ -279,6 +279,13 @@ def _dot(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     return PARTIAL if labels - set(node.params["out_axes"]) else _state_by_shape(node, symbol)
 
 
+def _check_index(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """An index is in range on each rank as it is on all, unless it is for the divided axis."""
+    if mentions(node.args[1].params.get("value"), symbol):
+        raise refusal(node, "looks rows of it up")
+    return _elementwise(node, states, symbol)
+
+
 def _gather(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     """Each rank reads the rows that it has where they are asked for by their position."""
     _require_own_rows(node, node.args[0], node.args[1:], states[1:], symbol)
@@ -343,6 +350,7 @@ sharding_rules: dict[str, Rule] = {
     **{p.name: _elementwise for p in PRIMS.values() if p.family == "elementwise"},
     **dict.fromkeys(("prod", "amax", "amin", "argmax", "argmin"), _reduce),
     **dict.fromkeys(("aten", "aten_effect", "call"), _extern),
+    "check_index": _check_index,
     "full": lambda node, states, symbol: _state_by_shape(node, symbol),
     "iota": _iota,
     "broadcast": _broadcast,

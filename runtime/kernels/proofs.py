@@ -29,6 +29,8 @@ def proofs_of(steps: Sequence[Step], kernels: Iterable[Kernels]) -> list[Proof]:
 def proof_line(proof: Proof) -> str:
     """kernel: accesses: 12 proved in range for all sizes, offsets 64-bit where 32 bits are too few"""
     parts = [f"{proof.count('proved')} proved in range for all sizes"]
+    if asserted := sum(claim.asserted for claim in proof.claims):
+        parts.append(f"{asserted} of them by what is asserted of an index")
     if groups := proof.count("group"):
         parts.append(f"{groups} in 16-byte groups of an aligned tensor")
     parts += [f"{len(accesses)} where {condition}" for condition, accesses in _conditions(proof).items()]

@@ -201,6 +201,15 @@ def jsd(x: T, y: T) -> tuple[T, T]:
 
 
 QUERY = Input("bf16", (2, M, 3, 16))
+def lookup(x: T, index: T) -> T:
+    """x[index] * 2: rows, counted from the end where the index is negative."""
+    rows = x.shape[0]
+    wrapped = where(op("lt", index, 0), op("add", index, full(rows, index.shape, "i64")), index)
+    with named("y", "y = x[index] * 2", 2):
+        checked = op("check_index", wrapped, full(rows, index.shape, "i64"))
+        return gather(x, checked, axes=(0,)) * 2.0
+
+
 BODIES: dict[str, Body] = {
     "rms_forward": (rms_forward, {"x": ROWS, "w": WEIGHT}),
     "rms_backward": (rms_backward, {"dy": ROWS, "x": ROWS, "w": WEIGHT, "rstd": STATISTIC}),
@@ -221,6 +230,7 @@ BODIES: dict[str, Body] = {
     "rotate_half": (rotate_half, {"q": QUERY, "cos": Input("f32", (M, 1, 16)), "sin": Input("f32", (M, 1, 16))}),
     "column_softmax": (column_softmax, {"x": ROWS}),
     "add_rms": (add_rms, {"x": ROWS, "residual": ROWS, "w": WEIGHT}),
+    "lookup": (lookup, {"x": ROWS, "index": Input("i64", (K,))}),
     "kl": (kl, {"a": EXACT, "b": EXACT}),
     "jsd": (jsd, {"x": EXACT, "y": EXACT}),
 }

@@ -85,3 +85,12 @@ def test_grids_and_scratch_follow_the_sizes() -> None:
     assert [evaluated(kernel.grid, {M: m}) for m in (1, 100, 4096, 100000)] == [1, 9, 128, 132]
     assert kernel.pinned == {N: 4096}
     assert {b.name: b.zeroed for b in kernel.scratch} == {"dw_partial": False, "arrived": True}
+
+
+def test_an_index_is_asserted_once_per_program() -> None:
+    """One assertion, none of Triton's own of overflow; the row behind the index is read 16 bytes at a time."""
+    sizes = {M: 32000, N: 4096, K: 8192}
+    ptx = compiled("lookup", "cuda:90", sizes).asm["ptx"]
+    assert ptx.count("call.uni") == ptx.count("call.uni __assertfail") == 1
+    assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
+    assert "s_trap" in compiled("lookup", "hip:gfx942", sizes).asm["amdgcn"]

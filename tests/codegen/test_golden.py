@@ -21,6 +21,7 @@ KERNELS = {
     "softmax": {M: 4096, N: 4096},
     "softmax_packed": {M: 4096, N: 65536},
     "cross_entropy": {M: 8192, N: 128256},
+    "lookup": {M: 32000, N: 4096, K: 8192},
     "swiglu": {M: 32},
     "rope": {M: 4096},
     "dyt_backward": {M: 16384, N: 4096},

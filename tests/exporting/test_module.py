@@ -317,3 +317,30 @@ def test_what_a_file_cannot_hold(cls: Any, args: Any, said: str, tmp_path: Path)
 def test_unknown_formats(asked: dict[str, Any]) -> None:
     with pytest.raises(ExportFormatError, match="one of py, json"):
         fusegrad.export(*CASES["swiglu"], **asked)
+
+
+class Picked(Function):
+    """A row looked up by an index, and a kernel without any."""
+
+    @staticmethod
+    def forward(ctx, x, index):
+        ctx.save_for_backward(x)
+        return x[index] * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return x * g.sum(), None
+
+
+def test_an_index_is_checked_in_the_module_too(tmp_path: Path) -> None:
+    path = tmp_path / "picked.py"
+    fusegrad.export(fusegrad.compile(Picked), "f32[32,48]", "i64[7]", path=path)
+    text = path.read_text()
+    launches = re.findall(r"^ +(\w+)\[\(.*?^ +\)$", text, re.M | re.S)
+    checked = [m[1] for m in re.finditer(r"^ +(\w+)\[\((?:(?!^ +\)$).)*?\*\*CHECKED,", text, re.M | re.S)]
+    assert text.count("tl.device_assert((0 <= ") == 1 and '"debug": True, "sanitize_overflow": False' in text
+    assert checked == ["Picked_forward"] and len(launches) > 1
+    with fusegrad.config.patch(disable="index_checks"):
+        fusegrad.export(fusegrad.compile(Picked), "f32[32,48]", "i64[7]", path=path)
+    assert "device_assert" not in path.read_text() and "CHECKED" not in path.read_text()

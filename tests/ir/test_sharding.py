@@ -215,6 +215,11 @@ REFUSED: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], str]] = {
         lambda x: emit("mul", x, emit("cast", emit("iota", size=N, dtype="i64"), dtype="f64")), ((N,),), "position",
     ),
     "positions that are returned": (lambda x: emit("iota", size=N, dtype="i64"), ((N,),), "counts along it"),
+    "an index for a divided axis": (
+        lambda x, i: emit("check_index", emit("cast", i, dtype="i64"),
+                          emit("full", value=N, shape=i.shape, dtype="i64")),
+        ((N,), (M,)), "looks rows",
+    ),
     "rows of others": (
         lambda x: emit("gather", x, emit("full", value=1, shape=(2,), dtype="i64"), axes=(0,)), ((N, M),), "looks rows",
     ),

@@ -16,6 +16,7 @@ import fusegrad
 from fusegrad.codegen import Pointer, Scalar
 from fusegrad.codegen.proofs import accesses
 from fusegrad.codegen.proofs.bounds import World
+from fusegrad.codegen.proofs.claims import Claim
 from fusegrad.codegen.proofs.polynomials import Poly
 from fusegrad.codegen.proofs.search import has_readable_coefficients
 from fusegrad.runtime.kernels.proofs import are_proved
@@ -46,6 +47,48 @@ def test_kernels_are_proved(name: str, size: str) -> None:
 def test_an_index_from_memory_is_a_condition() -> None:
     (claim,) = (c for c in proofs.prove(the("body cross_entropy")).claims if c.answer == "data")
     assert claim.text.startswith("tl.load(x_ptr + at") and claim.condition.startswith("labels in 0 .. ")
+
+
+ASSERTION = (
+    "tl.device_assert((0 <= index_2) & (index_2 < size), "
+    '"body.py:2 index: index out of range", mask=inside_row)'
+)
+WITHOUT_PROOF = {
+    "no assertion": (ASSERTION, "pass_by = 0"),
+    "one too far": ("index_2 < size", "index_2 <= size"),
+    "no lower end": ("(0 <= index_2) & ", ""),
+    "of something else": (ASSERTION, ASSERTION.replace("index_2", "row")),
+    "under another mask": (", mask=inside_row)\n    x", ", mask=inside_row & (index < 5))\n    x"),
+    "under a mask that was exchanged": ("    x = ", "    inside_row = row < N\n    x = "),
+    "in a branch": (ASSERTION, f"if size > 3:\n        {ASSERTION}"),
+    "in a loop": (ASSERTION, f"for turn in range(size):\n        {ASSERTION}"),
+    "behind the access": (ASSERTION, "pass_by = 0"),
+}
+
+
+def looked_up(subject: Subject) -> Claim:
+    (claim,) = (c for c in proofs.prove(subject).claims if "(x_ptr" in c.text)
+    return claim
+
+
+def test_an_asserted_index_is_proved() -> None:
+    subject = the("body lookup", {**WIDE, proofs.N: 24}, "interpret")
+    assert ASSERTION in subject.kernel.source
+    claim = looked_up(subject)
+    assert claim.answer == "proved" and claim.asserted
+
+
+@pytest.mark.parametrize("fault", WITHOUT_PROOF)
+def test_an_assertion_that_does_not_cover_an_access_proves_nothing(fault: str) -> None:
+    subject = the("body lookup", {**WIDE, proofs.N: 24}, "interpret")
+    old, new = WITHOUT_PROOF[fault]
+    source = subject.kernel.source
+    assert old in source
+    source = source.replace(old, new)
+    if fault == "behind the access":
+        source += f"    {ASSERTION}\n"
+    claim = looked_up(replace(subject, kernel=replace(subject.kernel, source=source)))
+    assert claim.answer != "proved" and not claim.asserted
 
 
 def test_reads_of_long_odd_rows_stay_in_their_groups() -> None:

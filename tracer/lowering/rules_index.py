@@ -9,7 +9,7 @@ import torch
 
 from ...ir import Size, TensorType, Value, emit
 from ...ir.infer import drop_axes, sizes_equal
-from ...ir.passes.index_checks import is_within
+from ...ir.passes.index_checks import is_never_negative, is_within
 from ...ir.switches import is_on
 from .rules import (
     Call,
@@ -123,9 +123,9 @@ def _embedding(call: Call, weight: Value, index: Value, *_: Any) -> Result:
 
 # ---------------------------------------------------------------------------------------------- x[i, :, j]
 def wrap_negative(index: Value, size: Size) -> Value:
-    """Negative indices count from the end; an index that is a count itself is never negative."""
+    """Negative indices count from the end, where there may be any."""
     index = cast(index, "i64")
-    if _counts(index):
+    if is_never_negative(index):
         return index
     return where(compare("lt", index, 0), emit("add", index, full(size, index.aval)), index)
 
@@ -133,12 +133,6 @@ def wrap_negative(index: Value, size: Size) -> Value:
 def _wrapped_inside(index: Value, size: Size) -> Value:
     """An index in -size .. size - 1 as one in 0 .. size - 1, asserted."""
     return check_index(wrap_negative(index, size), size)
-
-
-def _counts(index: Value) -> bool:
-    if index.prim in ("broadcast", "reshape", "permute"):
-        return _counts(index.args[0])
-    return index.prim in ("iota", "argmax", "argmin")
 
 
 def common_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:

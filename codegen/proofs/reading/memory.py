@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from ..polynomials import Poly
 from .reader import Reader
 from .values import Access, Assertion, Int, Kind, Opaque, Pointer, Ticket, Truth, UnreadableText, Value, names_in
 
@@ -19,13 +20,16 @@ def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
     # The mask's facts hold where it touches memory; both the mask and the address have to be right in 32 bits.
     mask = mask_of(node)
     truth = reader.value(mask) if mask is not None else Truth()
-    facts, needs = reader.facts + reader.asserted(mask), pointer.needs
+    asserted = reader.asserted(mask)
+    facts, needs = reader.facts + asserted, pointer.needs
     if isinstance(truth, Truth):
         facts, needs = facts + truth.true, needs + truth.needs
     reader.require(needs)
     stored = frozenset(names_in(node.args[1])) if kind == "store" else frozenset[str]()
     place, text = (pointer.name, pointer.offset), ast.unparse(node)
-    reader.read.accesses.append(Access(kind, *place, facts, reader.tickets, node.lineno, text, stored))
+    atoms = pointer.offset.atoms & {a for fact in asserted for a in fact.atoms}
+    by_assertion = any(reader.is_data(Poly.atom(a)) for a in atoms)
+    reader.read.accesses.append(Access(kind, *place, facts, reader.tickets, node.lineno, text, stored, by_assertion))
     return pointer
 
 

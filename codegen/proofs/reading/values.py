@@ -107,11 +107,12 @@ class Access:
     kind: Kind
     pointer: str
     offset: Poly
-    facts: Facts  # of the branches and loops around it, and of its mask
+    facts: Facts  # of the branches and loops around it, of its mask, and what was asserted of the lanes under it
     tickets: tuple[Ticket, ...]
     line: int
     text: str
     stored: frozenset[str] = frozenset()  # names that the value is made of
+    asserted: bool = False  # of its place, too
 
 
 @dataclass(frozen=True, slots=True)

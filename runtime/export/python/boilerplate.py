@@ -19,6 +19,9 @@ ROUNDING = {} if os.environ.get("TRITON_INTERPRET") == "1" else {"enable_fp_fusi
 if ROUNDING and not torch.version.hip:
     ROUNDING["enable_reflect_ftz"] = False"""
 
+CHECKED = """# indices are asserted to be in range; Triton would add assertions of its own, of overflow
+CHECKED = {} if os.environ.get("TRITON_INTERPRET") == "1" else {"debug": True, "sanitize_overflow": False}"""
+
 LIBRARY = """class StandIn:
     \"\"\"The device library for Triton's interpreter, which has none: torch's own functions.\"\"\"
 

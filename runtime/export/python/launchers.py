@@ -16,7 +16,7 @@ from ..text.scope import WIDTH, Scope, Symbols, fold_words
 from ..text.steps import Memory, Syntax, argument_text, group_of, has_its_strides, step_lines
 from .calls import call_text
 
-RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside")
+RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside", "ROUNDING", "CHECKED")
 """Names that the file has already."""
 
 
@@ -112,6 +112,7 @@ class PythonSyntax(Syntax):
         constants = [f"{k}={v!r}" for k, v in kernel.constants.items()]
         constants += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         constants += [] if kernel.fast else ["**ROUNDING"]
+        constants += ["**CHECKED"] if kernel.assertions else []
         yield f"{kernel.name}[({self.scope.expressions.text(kernel.grid)},)]("
         yield from (f"    {line}" for line in fold_words([*arguments, *constants], WIDTH - 16))
         yield ")"

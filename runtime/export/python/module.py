@@ -27,7 +27,7 @@ from ..gather.batched import LANES, Batched, over_lanes
 from ..gather.gathered import Gathered, gather_function, require_nameable
 from ..text.function import FunctionScopes
 from ..text.scope import Symbols, reachable_versions, snake, symbol_names
-from .boilerplate import HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING
+from .boilerplate import CHECKED, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING
 from .class_text import ClassText, class_lines, output_names
 from .launchers import launch_function, launch_scope
 from .line_folding import tidy
@@ -92,7 +92,8 @@ def _with_lanes(exported: Batched, lane_symbols: Symbols) -> Symbols:
 def _head(module: Module, body: str) -> str:
     doc, libraries = in_docstring("\n".join(_provenance(module))), libraries_in([body])
     imports = "\n".join([IMPORTS, *libraries])
-    parts = [imports, *([LIBRARY] if libraries else []), *([ROUNDING] if "**ROUNDING" in body else [])]
+    options = [text for name, text in (("**ROUNDING", ROUNDING), ("**CHECKED", CHECKED)) if name in body]
+    parts = [imports, *([LIBRARY] if libraries else []), *options]
     text = f'"""{doc}\n"""\n\n' + "\n\n\n".join(parts)
     if module.batched is None:
         return text

@@ -74,9 +74,13 @@ def _ptx_widths(ptx: str) -> Iterator[int]:
 
 _INSTRUCTION = re.compile(r"^\s*(?:global|buffer|flat)_(?:load|store)_(?:lds_)?(\w+)", re.M)
 _DWORDS = re.compile(r"dword(?:x(\d))?")
+_FUNCTION_END = re.compile(r"^\.Lfunc_end\d+:", re.M)
+_OF_AN_ASSERTION = re.compile(r"^__ockl_\w+:", re.M)
+"""Functions that print what an assertion says; a kernel calls them when it fails, and never before."""
 
 
 def _of_amdgcn(text: str, shared: int) -> Metrics:
+    text = "".join(part for part in _FUNCTION_END.split(text) if not _OF_AN_ASSERTION.search(part))
     spills = 4 * _fact(text, "vgpr_spill_count")  # a register holds 4 bytes per thread
     return Metrics(_fact(text, "vgpr_count"), spills, shared, _by_width(_isa_widths(text)))
 

@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.ir.errors import IndexOutOfRangeError
+from fusegrad.runtime.settings import config
 
 Tensor = torch.Tensor
 ROWS, COLUMNS = 6, 5
@@ -31,7 +32,7 @@ def reading(read: Callable[[Tensor, Tensor], Tensor]) -> type[Function]:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> Any:
             x, index = ctx.saved_tensors
-            return read(x, index).sum() * g.sum() + x, None
+            return (read(x, index).sum() * g.sum()).expand(x.shape), None
 
     return Reads
 
@@ -114,3 +115,150 @@ def test_negative_indices_are_what_they_are_in_eager(name: str) -> None:
             cls.apply(x, negative)
         with pytest.raises(IndexOutOfRangeError):
             fast.apply(x, negative)
+
+
+def text_of(fast: Any, *args: Any) -> str:
+    return "\n".join(k.source for k in fusegrad.explain(fast, *args).kernels)
+
+
+# ------------------------------------------------------------------ what is not checked
+KNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "take_along_dim": lambda x, i: x.take_along_dim(i[:, None], 1),
+    "positions": lambda x, i: x[torch.arange(x.shape[0])],
+    "positions from the end": lambda x, i: x[x.shape[0] - 1 - torch.arange(x.shape[0])],
+    "largest": lambda x, i: x.gather(1, x.argmax(1, keepdim=True)),
+    "largest by max": lambda x, i: x.exp().max(1)[0],
+    "clamped": lambda x, i: x.index_select(0, i.clamp(0, x.shape[0] - 1)),
+    "remainder": lambda x, i: x[i % x.shape[0]],
+    "chosen": lambda x, i: x[torch.where(i > 3, torch.arange(i.shape[0]).clamp(max=x.shape[0] - 1), 0)],
+    "checked already": lambda x, i: x.gather(1, i[:, None]) + x.exp().gather(1, i[:, None]),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_index_that_is_known_to_be_in_range_is_not_checked(name: str) -> None:
+    cls = reading(KNOWN[name])
+    fast, x, i = fusegrad.compile(cls, backend="interpret", fullgraph=True), x_of(), rows(ROWS) % COLUMNS
+    torch.testing.assert_close(fast.apply(x, i), cls.apply(x, i))
+    text = fusegrad.explain(fast, x, i).kernels[0].source
+    assert text.count("tl.device_assert(") == (1 if name == "checked already" else 0), text
+
+
+def test_the_check_can_be_left_out() -> None:
+    read, index, _ = READS["embedding"]
+    fast, x = fusegrad.compile(reading(read), backend="interpret", fullgraph=True), x_of()
+    assert "tl.device_assert(" in text_of(fast, x, index)
+    with config.patch(disable="index_checks"):
+        assert "tl.device_assert(" not in text_of(fast, x, index)
+        agree(fast, reading(read), x, index)
+    agree(fast, reading(read), x, index)
+    with pytest.raises(IndexOutOfRangeError):
+        fast.apply(x, with_one(index, ROWS))
+
+
+class Loss(Function):
+    """Cross-entropy over targets of which -100 counts nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        counted = target != -100
+        at = torch.where(counted, target, 0)
+        ctx.save_for_backward(logits, target)
+        return torch.where(counted, logits.logsumexp(1) - logits.gather(1, at[:, None])[:, 0], 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        logits, target = ctx.saved_tensors
+        counted = target != -100
+        at = torch.where(counted, target, 0)[:, None]
+        gradient = logits.softmax(1)
+        gradient = gradient.scatter(1, at, gradient.gather(1, at) - 1)
+        return gradient * counted[:, None] * g, None
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_targets_that_are_ignored_are_not_asserted(dtype: torch.dtype) -> None:
+    """Torch's gather takes int64 alone; a cast to it is in range where its operand is."""
+
+    class Cast(Loss):
+        @staticmethod
+        def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+            return Loss.forward(ctx, logits, target.long())
+
+    fast, x, target = fusegrad.compile(Cast, backend="interpret", fullgraph=True), x_of(), rows(ROWS).to(dtype)
+    for wrong in (-100, COLUMNS, -1):
+        xs, targets = [x.clone().requires_grad_() for _ in range(2)], with_one(target % COLUMNS, wrong)
+        if wrong != -100:
+            with pytest.raises(IndexOutOfRangeError, match="Cast_forward"):
+                fast.apply(xs[0], targets)
+            continue
+        for a, cls in zip(xs, (fast, Cast), strict=True):
+            cls.apply(a, targets).backward()
+        torch.testing.assert_close(xs[0].grad, xs[1].grad)
+
+
+def test_backward_checks_its_own_indices() -> None:
+    class Late(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+            ctx.save_for_backward(x, index)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+            x, index = ctx.saved_tensors
+            return g * x[index], None
+
+    fast, x, index = fusegrad.compile(Late, backend="interpret", fullgraph=True), x_of().requires_grad_(), rows(ROWS)
+    for wrong in (0, ROWS, -ROWS - 1, -1):
+        y = fast.apply(x, with_one(index, wrong))
+        if wrong in (0, -1):
+            y.sum().backward()
+        else:
+            with pytest.raises(IndexOutOfRangeError, match=r"Late_backward.*: index: "):
+                y.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["gather", "x[i]", "x[i, j]", "embedding", "of what is computed"])
+def test_under_transforms(name: str) -> None:
+    read, index, _ = READS[name]
+    cls = reading(read)
+    fast, x = fusegrad.compile(cls, backend="interpret", fullgraph=True), x_of()
+    indices = torch.stack([index, index.flip(0), index])
+    wrong = torch.stack([index, with_one(index, 10**6), index])
+
+    def batched(i: Tensor) -> Tensor:
+        return torch.func.vmap(fast.apply, (None, 0))(x, i)
+
+    torch.testing.assert_close(batched(indices), torch.stack([cls.apply(x, i) for i in indices]))
+    for _ in range(2):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            batched(wrong)
+
+    def pushed(i: Tensor) -> Tensor:
+        return torch.func.jvp(lambda v: torch.func.grad(lambda u: fast.apply(u, i).sum())(v), (x,), (x,))[1]
+
+    pushed(index)
+    for _ in range(2):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            pushed(with_one(index, 10**6))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_of_no_indices(name: str) -> None:
+    read, index, _ = READS[name]
+    if name in ("put", "put in place", "one per row", "of what is computed", "index_copy", "index_add"):
+        return
+    cls, x, none = reading(read), x_of(), index[:0]
+    fast = fusegrad.compile(cls, backend="interpret", fullgraph=True)
+    agree(fast, cls, x, none)
+    agree(fast, cls, x, index)
+
+
+def test_the_first_call_raises_what_eager_raises() -> None:
+    read, index, _ = READS["gather"]
+    cls, x, wrong = reading(read), x_of(), with_one(index, 99)
+    fast = fusegrad.compile(cls, backend="interpret", fullgraph=True)
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        fast.apply(x, wrong)
+    agree(fast, cls, x, index)
