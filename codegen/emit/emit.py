@@ -33,7 +33,7 @@ from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
 from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
-from .names import Names
+from .names import WIDTH, Names
 from .prelude import HELPERS
 from .reductions.direct_partials import DirectPartials
 from .reductions.final_reduction import FinalReductions
@@ -60,8 +60,6 @@ from .stores import Stores
 from .values import Values
 from .walk import Walk
 
-WIDTH = 16
-"""Lengths and strides that are multiples of it make accesses wide."""
 NameAxes = Callable[[Schedule, Names], Mapping[Axis, str]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import struct
@@ -114,6 +115,8 @@ def cast(x: Expr, source: str, target: str) -> Expr:
 Rule = Callable[..., Expr]
 FIRST_DIGITS = 13
 """Beside the 11 digits of float16 and 8 of bfloat16, a product of so many more is exact in float32."""
+UNIFORM_STEP = np.float32(4.6566127342e-10)
+"""Triton's uniform numbers are multiples of it, rounded: by 31 of the 32 bits of a word."""
 Numbers = npt.NDArray[np.float32]
 
 
@@ -373,6 +376,17 @@ def _are_same(a: Numbers, b: Numbers) -> bool:
     """True of equal bits, but for those of NaN."""
     is_same = (a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))
     return bool(is_same.all())
+
+
+# ------------------------------------------------------------------ uniform numbers beside a number
+def first_uniform(comparison: str, limit: float) -> int:
+    """The least i in 1 .. 2 ** 31 for which a uniform number made of i is >= (of "ge" and "lt") or > the limit."""
+
+    def is_below(i: int) -> bool:
+        number = np.float32(i) * UNIFORM_STEP
+        return bool(number < np.float32(limit) if comparison in ("ge", "lt") else number <= np.float32(limit))
+
+    return bisect.bisect_left(range(1 << 31), True, lo=1, key=lambda i: not is_below(i))
 
 
 # ------------------------------------------------------------------ sizes

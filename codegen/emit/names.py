@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import sympy
 
 from ...ir.errors import Unfusible
+from ...ir.switches import is_on
 from ...ir.types import Size
 from ..program.axes import Program
 from ..program.sizes import Hints, evaluate_size, nonnegative, tidy
@@ -27,6 +28,8 @@ RESERVED = frozenset(keyword.kwlist) | {
     "tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len",
     "constexpr", "static_range", "cdiv", "minimum", "maximum", "self",
 }  # fmt: skip
+WIDTH = 16
+"""Lengths and strides that are multiples of it make accesses wide."""
 SPAN = 1 << 29
 """Elements between the first and last lane of a tile, below which 32 bits count them in bytes, too."""
 MOST = (1 << 31) - 1
@@ -98,6 +101,12 @@ class SizeArguments:
         text = self.text(size, wish)
         self.wide |= text.names
         return text
+
+    def is_multiple(self, size: Size) -> bool:
+        """True of a stride that is, and stays, a multiple of WIDTH."""
+        if isinstance(size, int):
+            return size % WIDTH == 0
+        return is_on("multiples") and evaluate_size(size, self.hints) % WIDTH == 0
 
     def require_countable(self, size: Size) -> None:
         """Lengths that are counted in blocks: 32 bits hold a block more, or they are 64 bits wide as they are."""

@@ -12,6 +12,17 @@ def rounded(v, dtype: tl.constexpr):
     return v.to(dtype).to(tl.float32)
 
 @triton.jit
+def from_bf16(x):
+    """The float32 numbers: their bits, moved. Two in a register come apart in two instructions, three with `.to`."""
+    return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+@triton.jit
+def pairs_from_bf16(x):
+    """The same in a loop, whose loads come as vectors: the compiler is told the two instructions."""
+    apart: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return tl.inline_asm_elementwise(apart, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+
+@triton.jit
 def packed(v):
     """The same 16-bit tile, opaque: what was computed from it is computed again, not kept.
 
@@ -275,6 +286,11 @@ def from_f8e5m2fnuz(x):
     return from_float8_fnuz(x, 2, 16)
 
 @triton.jit
+def in_eights(first, lane):
+    """first + lane for multiples of eight: the compiler sees that eight neighbours share their high word."""
+    return first + lane // 8 * 8 | lane % 8
+
+@triton.jit
 def wide_product(x, factor: tl.constexpr, ptx: tl.constexpr):
     """The 64 bits of a product of words: one instruction of NVIDIA's, whose compiler makes two of it unless told."""
     if ptx:
@@ -310,6 +326,12 @@ def uniform(seed, counter, ptx: tl.constexpr = False):
     """In [0, 1), one number per counter."""
     a, _ = philox(seed, counter, ptx)
     return tl.uint_to_uniform_float(a)
+
+@triton.jit
+def uniform_from(first: tl.constexpr, seed, counter, ptx: tl.constexpr = False):
+    """Whether `uniform` is that of the integer `first` or more. Words count up to the middle, then down again."""
+    a, _ = philox(seed, counter, ptx)
+    return a - first < 4294967296 - 2 * first
 
 @triton.jit
 def normal(seed, counter, ptx: tl.constexpr = False):

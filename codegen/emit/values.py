@@ -28,6 +28,7 @@ from .mathematics import (
     TL,
     cast,
     divided_by_number,
+    first_uniform,
     is_counted,
     multiplied_by_reciprocal,
     narrow,
@@ -39,7 +40,7 @@ from .mathematics import (
     widen,
 )
 from .reductions.folding import Folding
-from .statements import Expr, Scope, call, literal, method
+from .statements import Expr, Scope, call, literal, method, unary
 
 LONG = 72
 """A single use is written inline up to this many columns."""
@@ -48,7 +49,10 @@ LONG_NAMED = 24
 
 
 class Values:
-    """`accumulated`: terms that a loop of its own has computed already, by the names of their accumulators."""
+    """`accumulated`: terms that a loop of its own has computed already, by the names of their accumulators.
+
+    `uses`: how often a term is read; `casts`: the dtype of the casts that are all that read a term.
+    """
 
     def __init__(
         self,
@@ -66,8 +70,8 @@ class Values:
         self.addresses, self.loads, self.checks, self.pairs, self.folding = addresses, loads, checks, pairs, folding
         self.rules = rules_for(context.target.kind, context.target.fast, bool(context.plan.packed))
         self.accumulated: dict[Term, Expr] = {}
-        self._uses = count_uses(context.program)
-        self._rounded_to = rounded_by_their_users(context.program)
+        self.uses = count_uses(context.program)
+        self.casts = casts_of_all_users(context.program)
 
     # ------------------------------------------------------------------ on demand
     def value(self, term: Term, scope: Scope) -> Expr:
@@ -79,7 +83,7 @@ class Values:
         # Where no loop around changes it, it is computed once, before the loops
         home = scope.home(self.levels.of(term))
         if term in self.context.plan.packed:
-            return widen(self._packed_row(term, home), term.dtype)
+            return widened(self, term, self._packed_row(term, home), home)
         value = self.compute(term, home)
         # Registers hold more digits than the dtype has: eager rounds after each operation
         if term.dtype in NARROW and self.context.needs_rounding(term):
@@ -92,20 +96,22 @@ class Values:
             return self.accumulated[term]
         if term.op == "load":
             paired = self.pairs.load(term, scope)
-            return widen(self.read(term, scope), term.dtype) if paired is None else paired
+            return widened(self, term, self.read(term, scope), scope) if paired is None else paired
         if term.op == "index":
             return self.addresses.number(term.param)
         if term.op in REDUCTIONS:
             return self.folding.fold(term, self.argument_of_reduction(term, scope))
         if term.op == "check_index":
             return self._checked_index(term, scope)
+        if term.op == "random":
+            return random_numbers(self, term, scope)
+        if (compared := uniform_compared(self, term, scope)) is not None:
+            return compared
         args = [self.value(a, scope) for a in term.args]
         if term.op in SCANS:
             return self.folding.scan(term, args[0], scope)
         if term.op == "spread":
             return self.tile.broadcast(as_tensor(term.args[0], args[0]), term.axes)
-        if term.op == "random":
-            return self._random(term, args)
         return self._elementwise(term, args)
 
     def read(self, term: Term, scope: Scope) -> Expr:
@@ -134,7 +140,7 @@ class Values:
         """The value of a sink in the dtype of the memory; the store itself rounds a value computed for it alone."""
         term, is_low = sink.value, sink.dtype in NARROW
         # A value that only this store reads is not rounded twice
-        is_free = self._uses.get(term, 0) <= 1 and scope.find(term) is None
+        is_free = self.uses.get(term, 0) <= 1 and scope.find(term) is None
         is_alone = is_free and scope.home(self.levels.of(term)) is scope and term.op not in ("load", "const")
         if is_low and term.dtype == sink.dtype and is_alone and self.context.needs_rounding(term):
             value = self.compute(term, scope)
@@ -155,7 +161,7 @@ class Values:
             return home.memo[term]
         # Loads, reductions and random numbers have names even in their only use: a reader looks for these lines
         is_plain = term.op not in ("load", *REDUCTIONS, *SCANS, "random")
-        is_inline = is_plain and self._uses.get(term, 0) <= 1 and home is scope
+        is_inline = is_plain and self.uses.get(term, 0) <= 1 and home is scope
         if is_inline and len(value.text) <= (LONG_NAMED if user else LONG):
             return value
         label = self.context.names.fresh(user, default_name(term))
@@ -199,25 +205,19 @@ class Values:
             return cast(args[0], term.args[0].dtype, term.dtype)
         if term.op in COMPARE and term.args[0].dtype == "i64":
             args = _as_lanes(self.addresses, term, args)
-        if term.op == "div" and (quotient := self._quotient_by_number(term, args[0])) is not None:
+        if term.op == "div" and (quotient := quotient_by_number(self, term, args[0])) is not None:
             return quotient
         return self.rules[term.op](term.args[0].dtype, *args)
 
-    def _quotient_by_number(self, term: Term, dividend: Expr) -> Expr | None:
-        """A quotient of floats by a number as products; None where it is another, or those were not the same."""
-        divisor = term.args[1].param if term.args[1].op == "const" else None
-        if not isinstance(divisor, (int, float)) or term.dtype not in FLOATING or not dividend.names:
-            return None
-        if self.context.target.fast:
-            return multiplied_by_reciprocal(dividend, divisor, term.dtype)
-        rounded = self._rounded_to.get(term, term.dtype)
-        return divided_by_number(dividend, divisor, digits_of(term.args[0]), rounded)
 
-    def _random(self, term: Term, args: list[Expr]) -> Expr:
-        operands = [as_tensor(t, a) for t, a in zip(term.args[:2], args[:2], strict=True)]
-        ptx = {"ptx": literal("True")} if self.context.target.kind == "cuda" else {}
-        drawn = call(term.param, *operands, **ptx)
-        return method(drawn, "to(tl.float64)") if term.dtype == "f64" else drawn
+def quotient_by_number(values: Values, term: Term, dividend: Expr) -> Expr | None:
+    """A quotient of floats by a number as products; None where it is another, or those were not the same."""
+    divisor = term.args[1].param if term.args[1].op == "const" else None
+    if not isinstance(divisor, (int, float)) or term.dtype not in FLOATING or not dividend.names:
+        return None
+    if values.context.target.fast:
+        return multiplied_by_reciprocal(dividend, divisor, term.dtype)
+    return divided_by_number(dividend, divisor, digits_of(term.args[0]), values.casts.get(term, term.dtype))
 
 
 def _as_lanes(addresses: Addresses, term: Term, args: list[Expr]) -> list[Expr]:
@@ -231,13 +231,53 @@ def _as_lanes(addresses: Addresses, term: Term, args: list[Expr]) -> list[Expr]:
     return args
 
 
-def rounded_by_their_users(program: Program) -> dict[Term, str]:
-    """The low float dtypes of values that nothing reads but casts to them."""
+def widened(values: Values, term: Term, bits: Expr, scope: Scope) -> Expr:
+    """What a load reads as registers hold it.
+
+    bfloat16 keeps its `.to` where it is computed with: the compiler takes two at once, if it sees what they are.
+    """
+    is_plain = values.casts.get(term) != "f32" or not values.tile.lanes(term.axes)
+    if term.dtype != "bf16" or is_plain or values.context.target.kind != "cuda":
+        return widen(bits, term.dtype)
+    return call("pairs_from_bf16" if scope.level else "from_bf16", bits)
+
+
+# ------------------------------------------------------------------ random numbers
+def random_numbers(values: Values, term: Term, scope: Scope) -> Expr:
+    """uniform(seed, counter)"""
+    numbers = _drawn(values, term, scope, term.param)
+    return method(numbers, "to(tl.float64)") if term.dtype == "f64" else numbers
+
+
+def uniform_compared(values: Values, term: Term, scope: Scope) -> Expr | None:
+    """uniform(seed, counter) >= 0.1  ->  uniform_from(214748376, seed, counter), if nothing else reads the numbers."""
+    if term.op not in ("ge", "gt", "lt", "le") or term.args[0].op != "random" or term.args[1].op != "const":
+        return None
+    numbers, limit = term.args[0], term.args[1].param
+    is_alone = values.uses.get(numbers, 0) == 1 and numbers.param == "uniform" and numbers.dtype == "f32"
+    if not is_alone or not isinstance(limit, (int, float)) or not 0 < limit < 1:
+        return None
+    is_above = _drawn(values, numbers, scope, "uniform_from", literal(first_uniform(term.op, limit)))
+    return is_above if term.op in ("ge", "gt") else unary("~", is_above)
+
+
+def _drawn(values: Values, term: Term, scope: Scope, function: str, *first: Expr) -> Expr:
+    seed, counter = term.args[:2]
+    is_place = counter.op == "index" and scope.find(counter) is None
+    count = values.addresses.counter(counter.param) if is_place else values.value(counter, scope)
+    operands = [*first, as_tensor(seed, values.value(seed, scope)), as_tensor(counter, count)]
+    ptx = {"ptx": literal("True")} if values.context.target.kind == "cuda" else {}
+    return call(function, *operands, **ptx)
+
+
+# ------------------------------------------------------------------ what is known of terms
+def casts_of_all_users(program: Program) -> dict[Term, str]:
+    """The dtypes of values that nothing reads but casts to them."""
     reads = {s for sink in program.sinks for s in sink.terms}
     casts: dict[Term, set[str]] = {}
     for term in program.terms:
         for arg in term.args:
-            casts.setdefault(arg, set()).add(term.dtype if term.op == "cast" and term.dtype in LOW_FLOATS else "")
+            casts.setdefault(arg, set()).add(term.dtype if term.op == "cast" else "")
     return {t: dtypes.pop() for t, dtypes in casts.items() if t not in reads and len(dtypes) == 1 and "" not in dtypes}
 
 

@@ -167,6 +167,11 @@ INLINE_ASM: dict[str, Callable[[Array], Array]] = {
     "rsqrt.approx": lambda x: 1 / np.sqrt(x),
     "rcp.approx": lambda x: 1 / x,
 }
+ASM_OF_HELPERS: dict[str, Callable[..., Any]] = {
+    "mul.wide.u32 $0, $1, $2;": lambda x, y: TensorHandle(x.data.astype(np.uint64) * y.data, tl.uint64),
+    "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;": lambda x: TensorHandle(widen(x), tl.float32),
+}
+"""What the helpers of emitted text ask of NVIDIA's assembler."""
 _ASM = re.compile(r"(?P<name>v_mov|mov|\w+\.approx)[\w.]* \$0, ?\$1;?")
 
 
@@ -304,8 +309,8 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return narrow(by_torch(libdevice(symbol), *map(widen, args)), ret_type.scalar)
 
     def create_inline_asm(self, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int) -> Results:
-        if asm == "mul.wide.u32 $0, $1, $2;":
-            return Results([TensorHandle(values[0].data.astype(np.uint64) * values[1].data, tl.uint64)])
+        if (known := ASM_OF_HELPERS.get(asm)) is not None:
+            return Results([known(*values)])
         form = _ASM.fullmatch(" ".join(asm.split()))
         function = form and INLINE_ASM.get(form["name"])
         if function is None:

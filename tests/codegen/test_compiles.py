@@ -75,7 +75,7 @@ def test_a_module_includes_what_it_uses() -> None:
     function, inputs = BODIES["dyt_backward"]
     text = module(generate(graph_of(function, **inputs), target=TARGETS["cuda:90"], hints=SIZES, name="dyt").kernels)
     included = {n for n in HELPERS if f"def {n}(" in text}
-    assert included == {"last_to_arrive"} and "libdevice.tanh(" in text
+    assert included == {"last_to_arrive", "pairs_from_bf16"} and "libdevice.tanh(" in text
     assert "from triton.language.extra import libdevice\n" in text
 
 

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.func import grad, vmap
 
 import fusegrad
+from fusegrad.codegen.emit.mathematics import first_uniform
 
 
 class Dropout(Function):
@@ -40,6 +41,64 @@ def test_compiled_dropout_draws_the_numbers_of_eager(backend, seed):
     found = forward_and_gradient(fusegrad.compile(Dropout, backend=backend), seed)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("shape", [(6, 64), (5, 7), (3, 2, 48), (16,), (2, 1, 33)], ids=str)
+def test_every_shape_draws_the_numbers_of_eager(shape):
+    """Rows that begin at multiples of eight, and others: neighbours share what is computed of their counters."""
+
+    def drawn(x, seed):
+        turned = torch.Size(reversed(x.shape))
+        return x + fusegrad.random.uniform(x.shape, seed, like=x), fusegrad.random.normal(turned, seed, like=x)
+
+    x, seed = torch.zeros(shape), torch.tensor(2**33 + 5)
+    for mine, theirs in zip(fusegrad.compile(drawn, backend="interpret")(x, seed), drawn(x, seed), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [1e-9, 0.1, 0.5, 0.999999999, 0, 1.0])
+def test_numbers_are_compared_as_in_eager(limit):
+    """A comparison that is all that reads them asks their words."""
+
+    def compared(x, seed):
+        a, b, c, d = (fusegrad.random.uniform(x.shape, seed, k, like=x) for k in (0, 5, 7, 9))
+        return torch.where(a >= limit, x, 0), torch.where(b > limit, x, 1), torch.where(c < limit, x, 2), d <= limit
+
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    for mine, theirs in zip(fusegrad.compile(compared, backend="interpret")(x, 5), compared(x, 5), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_the_first_number_above_a_limit():
+    """The integer before it makes a number below, at the limit itself, and one step of float32 around it."""
+    step = torch.tensor(4.6566127342e-10)
+    for limit in (1e-9, 0.1, 0.25, 0.3, 0.5, 0.75, float(torch.tensor(3) * step)):
+        for comparison, is_above in (("ge", torch.ge), ("gt", torch.gt)):
+            first = first_uniform(comparison, limit)
+            around = torch.tensor([first - 1, first, first + 1]).float() * step
+            assert is_above(around, torch.tensor(limit)).tolist() == [False, True, True]
+            assert first_uniform({"ge": "lt", "gt": "le"}[comparison], limit) == first
+    assert first_uniform("gt", 0.999999999) == 1 << 31, "none is"
+
+
+def test_dropout_asks_the_words_alone():
+    text = fusegrad.explain(Dropout, "bf16[64,128]", 3, 0.1, target="cuda:90").module
+    assert "uniform_from(" in text and "ptx=True" in text and "def uniform(" not in text
+    assert "in_eights(" not in text, "the offset of eleven is no multiple of eight"
+
+
+def test_rows_of_multiples_of_eight_share_high_words():
+    class Noise(Function):
+        @staticmethod
+        def forward(ctx, x, bias):
+            return x + bias + fusegrad.random.uniform(x.shape, 7, like=x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, g.sum(0)
+
+    texts = {n: fusegrad.explain(Noise, f"f32[64,{n}]", f"f32[{n}]", target="cuda:90").module for n in (128, 100)}
+    assert "uniform(" in texts[128] and "in_eights(" in texts[128] and "in_eights(" not in texts[100]
 
 
 def test_another_seed_draws_other_numbers():

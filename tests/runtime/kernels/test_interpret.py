@@ -224,6 +224,17 @@ def test_helpers_draw_the_numbers_of_philox(kind: str, draw: Callable[..., torch
     torch.testing.assert_close(y, expected, rtol=0, atol=0 if kind == "uniform" else 1e-6)
 
 
+@pytest.mark.parametrize("helper", ["from_bf16", "pairs_from_bf16"])
+def test_bits_of_bfloat16_are_its_numbers(helper: str) -> None:
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
+    body = f"y = {helper}(x)"
+    text = k.elementwise(body).replace("@triton.jit", "\n\n".join([*helpers_in([body]), "@triton.jit"]), 1)
+    record = k.kernel("k", text, {"x_ptr": "bf16", "y_ptr": "f32"}, ("n",), BLOCK=1 << 16)
+    y = torch.zeros(1 << 16)
+    launch.launcher(record, text, "interpret")([x, y, 1 << 16], 1)
+    assert torch.equal(y.view(torch.int32), x.float().view(torch.int32))
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 def test_softmax_with_nested_functions(rows: int) -> None:
     x = torch.randn(rows, 50, generator=torch.Generator().manual_seed(rows)).bfloat16()
