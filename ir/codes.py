@@ -734,6 +734,12 @@ CODES = (
         "Keep indices in range. disable=\"index_checks\" leaves the check out: memory of others is read then.",
         ("IndexOutOfRangeError",),
     ),
+    Code(
+        "FG246", "the machine code of RMSNorm_forward is not read: this triton ships no nvdisasm",
+        "A model of a launch counts instructions of NVIDIA machine code, which Triton's own disassembler lists.",
+        "Install a triton whose wheel has nvdisasm; AMD's machine code is not read.",
+        ("NoListingError",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

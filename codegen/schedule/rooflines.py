@@ -1,22 +1,17 @@
-"""The best that devices can do, from their data sheets: dense products, no sparsity, without TF32 for float32."""
+"""The best that devices can do, from the table of devices: dense products, without TF32 for float32."""
 
 from __future__ import annotations
 
 from ...ir.passes.products import Machine
+from ..devices import DEVICES, Device, device_of
 from ..kernel import Target
 
 
-def _machine(bandwidth: float, low: float, single: float) -> Machine:
-    return Machine(bandwidth, {"f16": low, "bf16": low, "f32": single})
+def _machine(device: Device) -> Machine:
+    return Machine(device.bandwidth, {"f16": device.products, "bf16": device.products, "f32": device.flops})
 
 
-MACHINES = {
-    "cuda:80": _machine(2.0e12, 312e12, 19.5e12),
-    "cuda:89": _machine(0.9e12, 165e12, 82e12),
-    "cuda:90": _machine(3.35e12, 989e12, 67e12),
-    "cuda:100": _machine(8.0e12, 2250e12, 80e12),
-    "hip:gfx942": _machine(5.3e12, 1307e12, 163e12),
-}
+MACHINES = {d.target: _machine(d) for d in DEVICES.values() if d is device_of(d.target)}
 
 
 def machine_of(target: Target) -> Machine:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from ...codegen.devices import Device
 from ..report.page.html import GREY, INK, RULE
-from .devices import Device
 from .roofline import Modelled
 
 COLORS = {"fusegrad": "#3b6fb6", "eager": "#9aa4b2", "torch.compile": "#c2843a"}

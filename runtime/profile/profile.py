@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...codegen.devices import MULTIPROCESSORS
 from ..api import compile
 from ..capture.guards import is_float
 from ..compiled.compiled import Compiled
@@ -21,7 +22,7 @@ from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
 from ..report.explanation import Explanation
 from ..values.tensor_specs import is_spec, parse_spec
-from .devices import MULTIPROCESSORS, device_named
+from .devices import device_named
 from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .report import Measured, Profile, ProfileArgumentError
 from .roofline import model_launches, model_sums

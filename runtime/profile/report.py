@@ -10,12 +10,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ...codegen.devices import Device
 from ...ir.errors import FusegradError
 from ..cache.entry_files import versions
 from ..report.page.html import contents, note, page, picture, section, table
 from ..report.terminal import Block, Table, plain
 from .charts import bars, roofline
-from .devices import Device
 from .measure import Times
 from .roofline import Modelled, ModelledSum
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...codegen import Kernels
+from ...codegen.devices import Device
 from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
@@ -13,7 +14,6 @@ from ...ir.types import Size, product
 from ..report.directions import DirectionReport
 from ..report.explanation import Explanation
 from ..values.sizes import Sizes, number
-from .devices import Device
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from fusegrad.__main__ import main
 from fusegrad.benchmarks import functions as f
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
+from fusegrad.codegen.devices import MULTIPROCESSORS
 from fusegrad.ir.passes.fuse import Group
 from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
-from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
+from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
 from fusegrad.runtime.profile.roofline import _operations

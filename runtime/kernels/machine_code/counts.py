@@ -1,0 +1,136 @@
+"""What a launch issues: warp instructions by pipe, counted by following a lane of some programs. No time is in it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .flight import Flight
+from .flow import Flow
+from .lane import Decisions, Lane, TooLongError, deciding
+from .operands import Values
+from .pipes import pipe_of
+from .sass import Instruction, NoListingError, disassemble
+
+PARAMETERS = {"cuda:80": 0x160, "cuda:89": 0x160, "cuda:90": 0x210, "cuda:100": 0x380}
+"""Where the constant bank holds a kernel's parameters, by architecture (EIATTR_PARAM_CBANK of its cubins)."""
+LAUNCH = {"cuda:100": (0x360, 0x370)}
+"""Where it holds the numbers of threads and of programs; 0x0 and 0xc before."""
+LANE_ZERO = ("SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_LANEID", "SR_LTMASK", "SR_CgaCtaId", "SRZ")
+PROGRAMS, MANY = 3, 5000
+"""Programs whose lanes are followed; one alone where that one runs through so many blocks."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched. parameters: (bytes, value) in their order; a pointer's value is of no matter."""
+
+    target: str
+    grid: tuple[int, int, int]
+    warps: int
+    parameters: tuple[tuple[int, int], ...]
+
+    @property
+    def programs(self) -> int:
+        return math.prod(self.grid)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """pipes: warp instructions of the whole launch by pipe, as they are issued, predicated ones too.
+
+    flight: bytes per lane that are on their way at a time, at most, where most of its loads are. data_dependent:
+    addresses of loops whose number of turns hangs on data, which count as one turn.
+    """
+
+    pipes: dict[str, float]
+    flight: int
+    data_dependent: tuple[int, ...] = ()
+
+    @property
+    def instructions(self) -> float:
+        return sum(self.pipes.values())
+
+
+def count(cubin: bytes, launch: Launch, kernel: str = "a kernel") -> Counts:
+    """Follow one lane of each of some programs, and take the others for like them. Raises NoListingError."""
+    if launch.target not in PARAMETERS:
+        fix = f"one of {', '.join(PARAMETERS)}."
+        raise NoListingError(kernel=kernel, reason=f"nothing is known of machine code for {launch.target}", fix=fix)
+    try:
+        return _count(cubin, launch, kernel)
+    except TooLongError:
+        fix = "ask at smaller sizes."
+        raise NoListingError(kernel=kernel, reason="a lane runs too long to be followed", fix=fix) from None
+
+
+@functools.lru_cache(maxsize=512)
+def _count(cubin: bytes, launch: Launch, kernel: str) -> Counts:
+    flow, decisions = _flow(cubin, kernel)
+    lanes, flight = [], Flight()
+    for program in _sampled(launch.programs):
+        lane = Lane(flow, decisions, Values(_constants(launch), _specials(launch, program)))
+        flight = Flight()
+        lane.run(flight.watch)
+        lanes.append(lane)
+        if lane.visits.total() > MANY:
+            break
+    visits = sum((lane.visits for lane in lanes), Counter[int]())
+    pipes: Counter[str] = Counter()
+    for at, times in visits.items():
+        for pipe, number in _pipes(flow.blocks[at].instructions).items():
+            pipes[pipe] += number * times
+    share = launch.programs * launch.warps / max(1, len(lanes))
+    dependent = {at for lane in lanes for at in lane.data_dependent}
+    most = flight.most({at: n for at, n in visits.items()})
+    return Counts({p: n * share for p, n in pipes.items()}, most, tuple(sorted(dependent)))
+
+
+@functools.lru_cache(maxsize=64)
+def _flow(cubin: bytes, kernel: str) -> tuple[Flow, Decisions]:
+    flow = Flow(disassemble(cubin, kernel))
+    return flow, deciding(flow)
+
+
+@functools.lru_cache(maxsize=4096)
+def _pipes(instructions: tuple[Instruction, ...]) -> Counter[str]:
+    return Counter(pipe_of(i) for i in instructions if i.base != "NOP")
+
+
+def _sampled(programs: int) -> list[int]:
+    """The middle of each third."""
+    return sorted({programs * (2 * i + 1) // (2 * PROGRAMS) for i in range(PROGRAMS)}) if programs else []
+
+
+def _specials(launch: Launch, program: int) -> dict[str, int]:
+    """The lane 0 of warp 0 of a program."""
+    x, y, _ = launch.grid
+    place = {"X": program % x, "Y": program // x % y, "Z": program // (x * y)}
+    places = {f"SR_CTAID.{axis}": at for axis, at in place.items()}
+    return {**places, **dict.fromkeys(LANE_ZERO, 0)}
+
+
+def _constants(launch: Launch) -> dict[int, int]:
+    """The bank by words: threads, programs, and each parameter at a multiple of its size."""
+    threads, programs = LAUNCH.get(launch.target, (0x0, 0xC))
+    words = {threads + 4 * i: n for i, n in enumerate((32 * launch.warps, 1, 1))}
+    words |= {programs + 4 * i: n for i, n in enumerate(launch.grid)}
+    at = PARAMETERS[launch.target]
+    for size, value in launch.parameters:
+        at = -(-at // size) * size
+        words |= {at + 4 * i: value >> 32 * i & 0xFFFFFFFF for i in range(max(1, size // 4))}
+        at += size
+    return words
+
+
+def parameters(pointers: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+    """Parameters as bytes and values: None is a pointer, which is some address; a number has 4 bytes where it fits."""
+    rows = ((8, i + 1 << 36) if value is None else (_bytes(value), value) for i, value in enumerate(pointers))
+    return tuple(rows)
+
+
+def _bytes(value: int) -> int:
+    return 4 if -(1 << 31) <= value < 1 << 31 else 8

@@ -1,0 +1,176 @@
+"""The model of a launch: instructions of listings and kernels whose counts are known by hand, and what times follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusegrad.codegen.devices import DEVICES
+from fusegrad.codegen.kernel import Kernel, Pointer, Ref, Scalar
+from fusegrad.runtime.kernels.cross_compile.pool import compile_for
+from fusegrad.runtime.kernels.machine_code import counts, sass
+from fusegrad.runtime.kernels.machine_code.flow import Flow
+from fusegrad.runtime.kernels.machine_code.lane import Lane, deciding
+from fusegrad.runtime.kernels.machine_code.model import model_launch, model_of
+from fusegrad.runtime.kernels.machine_code.operands import Values
+
+H100 = DEVICES["h100"]
+MASK = 0xFFFFFFFF
+
+LOOP = """
+        /*0000*/                   MOV R0, RZ ;
+        /*0010*/                   LDC R1, c[0x0][0x210] ;
+.L_x_0:
+        /*0020*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0030*/                   FADD R8, R4, R5 ;
+        /*0040*/                   FSETP.GT.AND P0, PT, R8, RZ, PT ;
+        /*0050*/               @P0 BRA `(.L_x_1) ;
+        /*0060*/                   MUFU.EX2 R8, R8 ;
+        /*0070*/                   BRA `(.L_x_2) ;
+.L_x_1:
+        /*0080*/                   MUFU.LG2 R8, R8 ;
+.L_x_2:
+        /*0090*/                   FCHK P1, R8, R9 ;
+        /*00a0*/              @!P1 BRA `(.L_x_3) ;
+        /*00b0*/                   CALL.REL.NOINC `($slow) ;
+.L_x_3:
+        /*00c0*/                   IADD3 R0, R0, 0x1, RZ ;
+        /*00d0*/                   ISETP.GE.AND P2, PT, R0, R1, PT ;
+        /*00e0*/              @!P2 BRA `(.L_x_0) ;
+        /*00f0*/                   EXIT ;
+$slow:
+        /*0100*/                   MUFU.RCP R8, R8 ;
+        /*0110*/                   RET.REL.NODEC R20 `(kernel) ;
+"""
+
+
+def followed(text: str, *numbers: int) -> tuple[Lane, dict[str, int]]:
+    """The lane that has run a listing, and how often each operation was issued."""
+    flow = Flow(sass.parse(text))
+    lane = Lane(flow, deciding(flow), Values({0x210 + 4 * i: n for i, n in enumerate(numbers)}, {}))
+    lane.run(lambda block: None)
+    issued: dict[str, int] = {}
+    for at, times in lane.visits.items():
+        for i in flow.blocks[at].instructions:
+            issued[i.op] = issued.get(i.op, 0) + times
+    return lane, issued
+
+
+@pytest.mark.parametrize("turns", [1, 7, 1000])
+def test_a_counted_loop_runs_its_turns(turns: int) -> None:
+    lane, issued = followed(LOOP, turns)
+    assert issued["LDG.E.128"] == issued["IADD3"] == turns and issued["EXIT"] == 1
+    assert not lane.data_dependent
+
+
+def test_both_sides_of_a_branch_on_data_are_issued_and_no_slow_path() -> None:
+    _, issued = followed(LOOP, 5)
+    assert issued["MUFU.EX2"] == issued["MUFU.LG2"] == 5
+    assert "MUFU.RCP" not in issued and "CALL.REL.NOINC" not in issued
+
+
+def test_a_loop_whose_end_is_data_is_counted_once_and_said_to_be() -> None:
+    lane, issued = followed(LOOP.replace("ISETP.GE.AND P2, PT, R0, R1, PT", "ISETP.GE.AND P2, PT, R0, R4, PT"), 5)
+    assert issued["LDG.E.128"] == 1 and lane.data_dependent == {0xC0}
+
+
+WORDS = """
+        /*0000*/                   LDC R0, c[0x0][0x210] ;
+        /*0010*/                   LDC R1, c[0x0][0x214] ;
+        /*0020*/                   {rule} ;
+        /*0030*/                   ISETP.NE.AND P0, PT, R2, {expected}, PT ;
+        /*0040*/               @P0 EXIT ;
+        /*0050*/                   STG.E desc[UR4][R4.64], R2 ;
+        /*0060*/                   EXIT ;
+"""
+RULES = [
+    ("IADD3 R2, R0, -R1, RZ", 100, 7, 93), ("IMAD R2, R0, R1, 0x5", 100, 7, 705), ("LEA R2, R0, R1, 0x4", 3, 7, 55),
+    ("IMAD.WIDE R2, R0, R1, RZ", -3 & MASK, 7, -21 & MASK), ("SHF.R.S32.HI R2, RZ, 0x1f, R0", 1 << 31, 0, MASK),
+    ("SHF.R.U32.HI R2, RZ, 0x5, R0", 100, 0, 3), ("LOP3.LUT R2, R0, 0xf, R1, 0xf8, !PT", 0x1230, 0x103, 0x1233),
+    ("VIADDMNMX R2, R0, R1, 0x10, PT", 100, 7, 16), ("SEL R2, R0, R1, PT", 100, 7, 100),
+    ("VIMNMX R2, R0, R1, !PT", 3, 7, 7), ("PRMT R2, R0, 0x7632, R1", 0xAAAA1111, 0xBBBB2222, 0xBBBBAAAA),
+    ("HFMA2.MMA R2, -RZ, RZ, 0, 1", 0, 0, 0x3C00), ("LEA.HI R2, R0, R1, RZ, 0x4", 0xF0000000, 7, 22),
+    ("IABS R2, R0", -5 & MASK, 0, 5), ("SHF.L.U32 R2, R0, 0x4, RZ", 0xF0000001, 0, 0x10),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "a", "b", "expected"), RULES, ids=[r[0] for r in RULES])
+def test_integer_instructions(rule: str, a: int, b: int, expected: int) -> None:
+    right = WORDS.format(rule=rule, expected=hex(expected))
+    assert "STG.E" in followed(right, a, b)[1]
+    assert "STG.E" not in followed(WORDS.format(rule=rule, expected=hex(expected ^ 1)), a, b)[1]
+
+
+# ------------------------------------------------------------------ kernels
+COPY = """@triton.jit
+def copy(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    col = tl.arange(0, BLOCK)
+    for at in tl.range(tl.program_id(0) * N * BLOCK, (tl.program_id(0) + 1) * N * BLOCK, BLOCK):
+        tl.store(out_ptr + at + col, tl.load(x_ptr + at + col))
+"""
+
+
+def copy_of(turns: int, programs: int) -> tuple[Kernel, str]:
+    """16 bytes for each lane and turn, there and back."""
+    moved = {"reads": {"x_ptr": 2048 * turns * programs}, "writes": {"out_ptr": 2048 * turns * programs}}
+    arguments = (
+        Pointer("x_ptr", Ref("input", 0), "bf16"),
+        Pointer("out_ptr", Ref("output", 0), "bf16"),
+        Scalar("N", turns),
+    )
+    return Kernel(
+        "copy", COPY, arguments, {"BLOCK": 1024}, programs, 4, **moved
+    ), f"import triton\nimport triton.language as tl\n{COPY}"
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100"])
+def test_a_copy_issues_a_load_and_a_store_for_each_turn(target: str) -> None:
+    device = next(d for d in DEVICES.values() if d.target == target)
+    kernel, module = copy_of(turns=100, programs=1056)
+    found = model_of(kernel, compile_for([kernel], module, [target])["copy"][target], {}, device)
+    assert not found.data_dependent
+    accesses = found.pipes["memory"] * found.bytes / 4 / 32
+    assert accesses == pytest.approx(1056 * 4 * 100 * 2, rel=0.06)
+    assert found.bytes == 2 * 2048 * 100 * 1056 and found.copy == pytest.approx(found.bytes / device.bandwidth * 1e6)
+    assert found.share < 0.5 and found.programs == 1056
+
+
+COUNTS = counts.Counts({"float": 1e6}, 64)
+LAUNCH = counts.Launch("cuda:90", (1056, 1, 1), 8, ())
+MOVED = 100_000_000
+
+
+def modelled(programs: int = 1056, instructions: float = 1e6, flight: int = 64, registers: int = 32):
+    found, launch = counts.Counts({"float": instructions}, flight), replace(LAUNCH, grid=(programs, 1, 1))
+    return model_launch(found, launch, MOVED, MOVED // 4, (registers, 0), H100)
+
+
+def test_a_full_wave_takes_the_longer_of_bytes_and_issue() -> None:
+    assert modelled().bound == "bytes" and modelled().over_copy == pytest.approx(1)
+    twice = 2 * H100.budget * MOVED
+    assert modelled(instructions=twice).over_copy == pytest.approx(2) and modelled(
+        instructions=twice
+    ).share == pytest.approx(2)
+
+
+def test_a_last_wave_of_few_programs_costs_a_turn_of_all() -> None:
+    heavy = H100.budget * MOVED
+    full, more = modelled(1056, heavy), modelled(1057, heavy)
+    assert full.over_copy == pytest.approx(1) and full.waves == 1
+    assert more.over_copy == pytest.approx(1 + 1 / 8, rel=0.01)
+
+
+def test_idle_multiprocessors_and_few_bytes_on_their_way_cost_time() -> None:
+    heavy = H100.budget * MOVED
+    assert modelled(66, heavy, 256).idle == 0.5 and modelled(66, heavy, 256).over_copy == pytest.approx(2)
+    few = modelled(132, flight=16)
+    assert few.bound == "flight" and few.over_copy == pytest.approx(H100.needed_flight / few.flight)
+
+
+def test_without_tools_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sass, "tools", lambda: None)
+    with pytest.raises(sass.NoListingError, match="ships no nvdisasm"):
+        sass.disassemble(b"not even one")
+    with pytest.raises(sass.NoListingError, match="hip:gfx942"):
+        counts.count(b"", replace(LAUNCH, target="hip:gfx942"))
