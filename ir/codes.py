@@ -614,7 +614,7 @@ CODES = (
         "FG213", "check(Norm): compiled and eager differ",
         "A compiled class and the one you wrote differ; a script that shows it was written.",
         "Run the script. If the class is right, please report it with the script.",
-        ("CheckError",),
+        ("CheckError", "NothingComparedError", "DerivativeError"),
     ),
     Code(
         "FG214", "profile(Norm): there is no baseline 'jax'",

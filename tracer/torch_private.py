@@ -172,6 +172,13 @@ def plain_tensors() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def without_tangents() -> Iterator[None]:
+    """Within the block no operation pushes tangents, and no level of forward mode is seen to be open."""
+    with attribute_within(_here, "plain", True, False), _tangents_seen(False):
+        yield
+
+
 pushes_tangents: Callable[[], bool] = _private("_C._is_fwd_grad_enabled") or torch.is_grad_enabled
 """True if operations push tangents: not so within the forward of a Function."""
 

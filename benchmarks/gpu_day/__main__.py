@@ -3,6 +3,7 @@
     python -m fusegrad.benchmarks.gpu_day                          a slice of 20 minutes
     python -m fusegrad.benchmarks.gpu_day --minutes 9              a shorter one: repeat until nothing is left
     python -m fusegrad.benchmarks.gpu_day --report                 what is known so far
+    python -m fusegrad.benchmarks.gpu_day --page                   write the page, with the static model's times beside
     python -m fusegrad.benchmarks.gpu_day --device pretended       every step rehearsed without a GPU, at tiny sizes
 
 Each step is in a process of its own, which is ended where it hangs. Every result is in the file at once:
@@ -23,7 +24,8 @@ from typing import Any
 
 from ..__main__ import today
 from .day import Day, one_answer
-from .page import page, summary
+from .modelled import asked, model_device
+from .page import page, summary, timed_rows
 from .record import Record, open_record
 from .steps import HERE, STEPS, chosen_steps
 
@@ -90,6 +92,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20.0, help="of this slice (20)")
     parser.add_argument("--only", type=lambda t: t.split(","), default=[], metavar="STEP,STEP", help="some steps alone")
     parser.add_argument("--report", action="store_true", help="print what is known, run nothing")
+    parser.add_argument("--page", action="store_true", help="write the page, the model's times beside; run nothing")
     parser.add_argument("--again", action="store_true", help="try once more what was not right")
     parser.add_argument("--afresh", action="store_true", help="forget the results that there are")
     parser.add_argument("--out", type=Path, help="folder of the results (benchmarks/results; rehearsed: build/gpu)")
@@ -108,14 +111,26 @@ def folders(options: argparse.Namespace) -> list[Path]:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Print every file that there is."""
-    files = [file for folder in folders(options)[:1] for file in sorted(folder.glob("gpu-*.json"))]
+    """Print every file that there is; with --page, ask the model first, and write the page."""
+    files = sorted(folders(options)[0].glob("gpu-*.json"))
     for file in files:
         data = json.loads(file.read_text())
-        print(summary(Record(file, data["surroundings"], data), options.steps), end="\n\n")
+        record = Record(file, data["surroundings"], data)
+        if options.page:
+            ask_model(record)
+            write_page(record)
+        print(summary(record, options.steps), end="\n\n")
     if not files:
         print(f"nothing was run yet: there is no gpu-*.json in {folders(options)[0]}")
     return 0
+
+
+def ask_model(record: Record) -> None:
+    """What the static model of this commit says of the cases that were timed goes into the file."""
+    device = model_device(record.data["surroundings"]["device"])
+    if device is not None:
+        record.data["model"] = asked(record.data.get("model", {}), timed_rows(record), device, commit())
+        record.write()
 
 
 def write_page(record: Record) -> None:
@@ -125,7 +140,7 @@ def write_page(record: Record) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     options = parsed(arguments)
-    if options.report:
+    if options.report or options.page:
         return report(options)
     known = surroundings(options.device)
     if "absent" in known:

@@ -17,6 +17,10 @@ from typing import Any
 WORKER = Path(__file__).with_name("worker.py")
 START = 180.0
 """Seconds until it is ready: torch is imported, on the pretended GPU libraries are built."""
+PLACES = {
+    str(Path(__file__).parents[2]): ".", str(Path(__file__).resolve().parents[2]): ".",
+    sys.prefix: "python", sys.base_prefix: "python", str(Path.home()): "~",
+}  # fmt: skip
 TAIL = 3000
 """Characters kept of what a process said before it failed."""
 
@@ -49,7 +53,7 @@ class Child:
         line = self._line(time.monotonic() + limit)
         if not line:
             return self._failed("died" if line is not None else "hung", began)
-        found: dict[str, Any] = json.loads(line)
+        found: dict[str, Any] = json.loads(nameless(line.decode()))
         if found.pop("spoiled", False):
             self.stop()
         if found["outcome"] in ("failed", "wrong"):
@@ -113,4 +117,11 @@ class Child:
 
     def _tail(self) -> str:
         self.said.seek(0)
-        return self.said.read().decode(errors="replace")[-TAIL:]
+        return nameless(self.said.read().decode(errors="replace"))[-TAIL:]
+
+
+def nameless(text: str) -> str:
+    """Without the folders of this machine: results are committed."""
+    for folder, name in PLACES.items():
+        text = text.replace(folder, name) if len(folder) > len("/usr") else text
+    return text

@@ -16,6 +16,9 @@ from .steps import Step
 OUTCOMES = ("ok", "wrong", "failed", "hung", "died", "skipped")
 TIMED = ("times of ten", "times of functions", "times of the rest", "times with autotuning")
 COMPARED = ("telling", "functions", "gallery", "rest")
+NOT_ASKED = """## Beside the static model
+
+The model was not asked yet: `make gpu ARGS=--page` does it, on any machine."""
 NOTHING = "No GPU: a rehearsal. Its times mean nothing, and what differs from a model means nothing either."
 
 
@@ -85,13 +88,18 @@ def _sections(record: Record) -> Iterator[tuple[str, str]]:
     yield "skipped", _list("What was left out", (
         f"{s}, {u}: {f['facts']['skipped']}" for s, u, f in record.results() if f["outcome"] == "skipped"))  # fmt: skip
     yield "equal", _equality(record)
-    rows = [found["facts"]["row"] for _, _, found in record.results(*TIMED) if "row" in found["facts"]]
+    rows = timed_rows(record)
     if not is_pretended(record):
         yield "model", _model(record, rows)
         yield "goals", _goals(rows)
     yield "times", _times(rows)
     yield "models", _models(record)
     yield "tuned", _list("Where the schedule's own choice was not the fastest", _lost_choices(record))
+
+
+def timed_rows(record: Record) -> list[Any]:
+    """Rows of the benchmarks, of all steps that time."""
+    return [found["facts"]["row"] for _, _, found in record.results(*TIMED) if "row" in found["facts"]]
 
 
 def _list(title: str, lines: Any) -> str:
@@ -137,13 +145,13 @@ def _model(record: Record, rows: Sequence[Any]) -> str:
     if device is None:
         return _list("Beside the static model", ["The model has no row for this device."])
     bandwidth = device_named(device).bandwidth
-    found = list(modelled.beside(rows, device))
-    lines = [
-        [b.case, b.direction, f"{b.measured:.4f}", f"{b.model:.4f}", f"{b.unexplained(bandwidth):.2f}"] for b in found
-    ]
-    table = _table(("case", "direction", "ms", "model, ms", "at the copy's bandwidth, x"), lines)
+    found = list(modelled.beside(rows, record.data.get("model", {})))
+    lines = [[b.case, b.direction, f"{b.measured:.4f}", f"{b.model:.4f}", b.bound, f"{b.unexplained(bandwidth):.2f}"]
+             for b in found]  # fmt: skip
+    table = _table(("case", "direction", "ms", "model, ms", "bound by", "measured over model"), lines)
     corrected = _list("Beside the static model", modelled.corrections(found, bandwidth))
-    return f"{corrected}\n\n{table}" if found else ""
+    note = "The model gets the bandwidth that a copy of the same bytes reached."
+    return f"{corrected}\n\n{note}\n\n{table}" if found else NOT_ASKED
 
 
 def _models(record: Record) -> str:

@@ -79,7 +79,8 @@ def sanitizer(unit: str, kind: str) -> dict[str, Any]:
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor has bounds of its own
     asked = json.dumps({"unit": unit}) + "\n"
     done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=175, env=environment)
-    return {"faults": _sanitizer_faults(done.returncode, done.stdout, done.stderr), "program": program or "none"}
+    wrong = _sanitizer_faults(done.returncode, done.stdout, done.stderr)
+    return {"faults": wrong, "program": "compute-sanitizer" if program else "none"}
 
 
 def _sanitizer_faults(code: int, said: str, errors: str) -> list[str]:

@@ -86,7 +86,7 @@ class LoopNests:
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
         start: Expr = name(variable)
         # Sums from the end take the chunks from the last to the first
-        if any(t.op == "cumsum_reverse" for t in self.context.program.terms):
+        if is_reversed := any(t.op == "cumsum_reverse" for t in self.context.program.terms):
             last = binary("-", call("tl.cdiv", length, step), literal(1))
             start = binary("-", binary("*", last, step), start)
         label = names.fresh(f"first_{axis.name}" if has_lanes else axis.name + "_i")
@@ -98,7 +98,7 @@ class LoopNests:
         if is_aligned:
             self.rows.set_chunk(axis, begin, scope)
         elif has_lanes:
-            self.coords.set_lanes(axis, begin, scope, scope.level)
+            self.coords.set_lanes(axis, begin, scope, scope.level, begin if is_reversed else start)
         else:
             self.coords[axis] = Coord(begin, None, None, scope.level)
         return Loop(variable, call("tl.range", literal(0), end, step, **pipelined), scope)

@@ -8,6 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import sympy
 
 from ...ir.errors import FusegradError
@@ -110,6 +112,9 @@ def cast(x: Expr, source: str, target: str) -> Expr:
 
 
 Rule = Callable[..., Expr]
+FIRST_DIGITS = 13
+"""Beside the 11 digits of float16 and 8 of bfloat16, a product of so many more is exact in float32."""
+Numbers = npt.NDArray[np.float32]
 
 
 def _infix(operator: str) -> Rule:
@@ -257,10 +262,120 @@ fast_rules: dict[str, Rule] = {
 packed_rules: dict[str, Rule] = {**rules, **{name: fast_rules[name] for name in ("exp", "div", "reciprocal")}}
 """Beside rows that fill the registers: for 16-bit numbers the hardware's quotients and powers are exact enough."""
 
+ptx_rules: dict[str, Rule] = {
+    "tanh": lambda d, x: call("tanh", _tensor(d, x), literal("True")) if d != "f64" else rules["tanh"](d, x),
+}
+"""What NVIDIA's processors have in fewer instructions, with the accuracy of the device library's function."""
+
+
+def rules_for(kind: str, fast: bool, packed: bool) -> dict[str, Rule]:
+    """The table of a target; `packed`: of kernels whose rows fill the registers."""
+    table = fast_rules if fast else packed_rules if packed else rules
+    return table | ptx_rules if kind == "cuda" else table
+
+
 EXACT = frozenset("neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod".split())
 """Operations on low floats whose result needs no rounding."""
 
 
+# ------------------------------------------------------------------ quotients by numbers
+def divided_by_number(x: Expr, divisor: float, digits: str, rounded: str) -> Expr | None:
+    """x / divisor out of products, all bits the same; None where products are not.
+
+    `digits`: a dtype that holds all x; `rounded`: the one that the quotient is rounded to.
+
+    x / 4096.0                       ->  x * 0.000244140625                   exact, as for all powers of two
+    rounded(x / 0.9, tl.bfloat16)    ->  rounded(x * 1.1111111, tl.bfloat16)  so for all 65,536 numbers
+    x / 3.0, x a bfloat16 before     ->  tl.fma(x, low, x * high)             so for them, high + low being 1 / 3
+    """
+    if (reciprocal := exact_reciprocal(divisor, digits, rounded)) is not None:
+        return binary("*", x, literal(repr(reciprocal)))
+    if digits not in LOW_FLOATS or (parts := split_reciprocal(divisor, digits)) is None:
+        return None
+    high, low = (literal(repr(p)) for p in parts)
+    return call("tl.fma", x, low, binary("*", x, high))
+
+
+def multiplied_by_reciprocal(x: Expr, divisor: float, dtype: str) -> Expr | None:
+    """x / divisor for numerics="fast": off by a unit in the last place at most."""
+    if dtype == "f64" or (reciprocal := _nearest_reciprocal(divisor)) is None:
+        return None
+    return binary("*", x, literal(repr(reciprocal)))
+
+
+@functools.lru_cache(maxsize=256)
+def exact_reciprocal(divisor: float, digits: str, rounded: str) -> float | None:
+    """The factor in place of a divisor for all numbers of a dtype, where the result is rounded to another."""
+    if (nearest := _nearest_reciprocal(divisor)) is None:
+        return None
+    if abs(math.frexp(divisor)[0]) == 0.5:
+        return 1 / divisor
+    if digits not in LOW_FLOATS or rounded not in LOW_FLOATS:
+        return None
+    x = all_numbers(digits)
+    with np.errstate(all="ignore"):
+        quotients, products = x / np.float32(divisor), x * np.float32(nearest)
+        is_same = _are_same(rounded_numbers(quotients, rounded), rounded_numbers(products, rounded))
+    return nearest if is_same else None
+
+
+@functools.lru_cache(maxsize=256)
+def split_reciprocal(divisor: float, digits: str) -> tuple[float, float] | None:
+    """(high, low) such that x * high + x * low, rounded once, is x / divisor in float32 for all x of a 16-bit dtype.
+
+    `high` is cut off, so that x * high is exact, and towards zero: where both are infinite, they have one sign.
+    """
+    if _nearest_reciprocal(divisor) is None:
+        return None
+    exact = 1 / float(np.float32(divisor))
+    # A grid keeps the products with subnormal numbers exact; a large divisor needs one of its own
+    for places in (FIRST_DIGITS, FIRST_DIGITS - math.frexp(exact)[1]):
+        high = math.ldexp(math.trunc(math.ldexp(exact, places)), -places)
+        low = float(np.float32(exact - high))
+        if _is_quotient(high, low, divisor, digits):
+            return high, low
+    return None
+
+
+def _is_quotient(high: float, low: float, divisor: float, digits: str) -> bool:
+    x = all_numbers(digits)
+    with np.errstate(all="ignore"):
+        products = x * np.float32(high)
+        return _are_same(x / np.float32(divisor), (x.astype(np.float64) * low + products).astype(np.float32))
+
+
+def _nearest_reciprocal(divisor: float) -> float | None:
+    """In float32, unless that is too large or small for float32's own digits."""
+    is_ordinary = 2.0**-100 < abs(divisor) < 2.0**100
+    return float(np.float32(1) / np.float32(divisor)) if is_ordinary else None
+
+
+@functools.cache
+def all_numbers(dtype: str) -> Numbers:
+    """The 65,536 numbers of a 16-bit dtype, in float32."""
+    bits = np.arange(1 << 16, dtype=np.uint32)
+    if dtype == "f16":
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return (bits << 16).view(np.float32)
+
+
+def rounded_numbers(x: Numbers, dtype: str) -> Numbers:
+    """float32 numbers as a 16-bit dtype holds them: to nearest, ties to even."""
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(np.float32)
+    bits = x.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+    return np.where(np.isnan(x), x, rounded)
+
+
+def _are_same(a: Numbers, b: Numbers) -> bool:
+    """True of equal bits, but for those of NaN."""
+    is_same = (a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))
+    return bool(is_same.all())
+
+
+# ------------------------------------------------------------------ sizes
 def of_sizes(value: sympy.Expr, symbol: Callable[[sympy.Symbol], Expr]) -> Expr:
     """A sympy expression over sizes, computed in float64 in the kernel."""
     if value.is_Symbol:

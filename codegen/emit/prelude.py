@@ -55,6 +55,11 @@ def row_prod(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     return tl.reduce(v, axis, times, keep_dims=keep_dims)
 
 @triton.jit
+def lane_of(place, first, lanes: tl.constexpr):
+    """The lane at a place, in a block from `first` on: -1 for all below it, `lanes` for all above."""
+    return (tl.minimum(tl.maximum(place, first - 1), first + lanes) - first).to(tl.int32)
+
+@triton.jit
 def evens(v):
     """Every other element along the last axis, from the first on."""
     return tl.split(tl.reshape(v, v.shape[:-1] + [v.shape[-1] // 2, 2]))[0]
@@ -102,6 +107,35 @@ def sigmoid(x):
         return 1.0 / below
     else:
         return tl.div_rn(1.0, below)
+
+@triton.jit
+def near_power(x, ptx: tl.constexpr):
+    """2 ** x to about 22 bits; what is subnormal may be zero."""
+    if ptx:
+        power: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(power, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.exp2(x)
+
+@triton.jit
+def near_reciprocal(x, ptx: tl.constexpr):
+    """1 / x to about 23 bits; what is subnormal may be zero."""
+    if ptx:
+        quotient: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(quotient, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return 1.0 / x
+
+@triton.jit
+def tanh(x, ptx: tl.constexpr):
+    """Both formulas of the device library: a choice of two results is less than a branch for each element."""
+    far = tl.fma(near_reciprocal(near_power(tl.abs(x) * 2.885390043258667, ptx) + 1.0, ptx), -2.0, 1.0)
+    square = x * x
+    near = tl.fma(tl.fma(square, 0.01573968306183815, -0.05230396240949631), square, 0.13315297663211823)
+    near = tl.fma(tl.fma(tl.fma(near, square, -0.33332768082618713), square, 0.0), x, x)  # of -0.0, too
+    sign = x.to(tl.int32, bitcast=True) & -2147483648
+    signed = (far.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < 0.6000000238418579, near, signed)
 
 @triton.jit
 def sign_bit(x):
@@ -241,27 +275,46 @@ def from_f8e5m2fnuz(x):
     return from_float8_fnuz(x, 2, 16)
 
 @triton.jit
-def philox(seed, counter):
+def wide_product(x, factor: tl.constexpr, ptx: tl.constexpr):
+    """The 64 bits of a product of words: one instruction of NVIDIA's, whose compiler makes two of it unless told."""
+    if ptx:
+        wide: tl.constexpr = "mul.wide.u32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(wide, "=l,r,r", [x, factor], dtype=tl.uint64, is_pure=True, pack=1)
+    else:
+        return x.to(tl.uint64) * factor
+
+@triton.jit
+def philox(seed, counter, ptx: tl.constexpr):
     """Philox4x32-10 with a 64-bit key and counter: the first two of its four words."""
     key = seed.to(tl.uint64)
     count = counter.to(tl.uint64)
-    low = (count & 0xFFFFFFFF).to(tl.uint32)
-    zero = low * 0
-    k0 = (key & 0xFFFFFFFF).to(tl.uint32)
+    k0 = key.to(tl.uint32)
     k1 = (key >> 32).to(tl.uint32)
-    a, b, _, _ = tl.philox_impl(low, (count >> 32).to(tl.uint32), zero, zero, k0, k1)
+    a = count.to(tl.uint32)
+    b = (count >> 32).to(tl.uint32)
+    c = a * 0
+    d = c
+    for _ in tl.static_range(10):
+        product_a = wide_product(a, 0xD2511F53, ptx)
+        product_c = wide_product(c, 0xCD9E8D57, ptx)
+        a = (product_c >> 32).to(tl.uint32) ^ b ^ k0
+        c = (product_a >> 32).to(tl.uint32) ^ d ^ k1
+        b = product_c.to(tl.uint32)
+        d = product_a.to(tl.uint32)
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
     return a, b
 
 @triton.jit
-def uniform(seed, counter):
+def uniform(seed, counter, ptx: tl.constexpr = False):
     """In [0, 1), one number per counter."""
-    a, _ = philox(seed, counter)
+    a, _ = philox(seed, counter, ptx)
     return tl.uint_to_uniform_float(a)
 
 @triton.jit
-def normal(seed, counter):
+def normal(seed, counter, ptx: tl.constexpr = False):
     """Box-Muller, one number per counter."""
-    a, b = philox(seed, counter)
+    a, b = philox(seed, counter, ptx)
     u = tl.maximum(1.0e-7, tl.uint_to_uniform_float(a))
     return tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * tl.uint_to_uniform_float(b))
 '''

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import sympy
 
 from ...ir.errors import Unfusible
-from ...ir.types import Size
+from ...ir.prims import COMPARE
+from ...ir.types import LOW_FLOATS, Size
 from ..program.axes import REDUCTIONS, SCANS, Program, Sink, Term
 from ..program.sizes import tidy
 from .access.addresses import Addresses, Indices
@@ -22,18 +23,19 @@ from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes
 from .context import Context, as_tensor, default_name, name_of
 from .mathematics import (
+    FLOATING,
     NARROW,
     TL,
     cast,
-    fast_rules,
+    divided_by_number,
     is_counted,
+    multiplied_by_reciprocal,
     narrow,
     number,
     of_sizes,
-    packed_rules,
     register_dtype,
     round_to,
-    rules,
+    rules_for,
     widen,
 )
 from .reductions.folding import Folding
@@ -62,9 +64,10 @@ class Values:
     ) -> None:
         self.context, self.buffers, self.tile, self.levels = context, buffers, tile, levels
         self.addresses, self.loads, self.checks, self.pairs, self.folding = addresses, loads, checks, pairs, folding
-        self.rules = fast_rules if context.target.fast else packed_rules if context.plan.packed else rules
+        self.rules = rules_for(context.target.kind, context.target.fast, bool(context.plan.packed))
         self.accumulated: dict[Term, Expr] = {}
         self._uses = count_uses(context.program)
+        self._rounded_to = rounded_by_their_users(context.program)
 
     # ------------------------------------------------------------------ on demand
     def value(self, term: Term, scope: Scope) -> Expr:
@@ -102,7 +105,7 @@ class Values:
         if term.op == "spread":
             return self.tile.broadcast(as_tensor(term.args[0], args[0]), term.axes)
         if term.op == "random":
-            return _random(term, args)
+            return self._random(term, args)
         return self._elementwise(term, args)
 
     def read(self, term: Term, scope: Scope) -> Expr:
@@ -194,12 +197,55 @@ class Values:
             args[0] = as_tensor(term.args[0], args[0])
         if term.op == "cast":
             return cast(args[0], term.args[0].dtype, term.dtype)
+        if term.op in COMPARE and term.args[0].dtype == "i64":
+            args = _as_lanes(self.addresses, term, args)
+        if term.op == "div" and (quotient := self._quotient_by_number(term, args[0])) is not None:
+            return quotient
         return self.rules[term.op](term.args[0].dtype, *args)
 
+    def _quotient_by_number(self, term: Term, dividend: Expr) -> Expr | None:
+        """A quotient of floats by a number as products; None where it is another, or those were not the same."""
+        divisor = term.args[1].param if term.args[1].op == "const" else None
+        if not isinstance(divisor, (int, float)) or term.dtype not in FLOATING or not dividend.names:
+            return None
+        if self.context.target.fast:
+            return multiplied_by_reciprocal(dividend, divisor, term.dtype)
+        rounded = self._rounded_to.get(term, term.dtype)
+        return divided_by_number(dividend, divisor, digits_of(term.args[0]), rounded)
 
-def _random(term: Term, args: list[Expr]) -> Expr:
-    drawn = call(term.param, *(as_tensor(t, a) for t, a in zip(term.args[:2], args[:2], strict=True)))
-    return method(drawn, "to(tl.float64)") if term.dtype == "f64" else drawn
+    def _random(self, term: Term, args: list[Expr]) -> Expr:
+        operands = [as_tensor(t, a) for t, a in zip(term.args[:2], args[:2], strict=True)]
+        ptx = {"ptx": literal("True")} if self.context.target.kind == "cuda" else {}
+        drawn = call(term.param, *operands, **ptx)
+        return method(drawn, "to(tl.float64)") if term.dtype == "f64" else drawn
+
+
+def _as_lanes(addresses: Addresses, term: Term, args: list[Expr]) -> list[Expr]:
+    """A place compared with a number that is the same for all lanes: lanes compared, of 32 bits."""
+    for mine, other in ((0, 1), (1, 0)):
+        place, number = term.args[mine], term.args[other]
+        if place.op == "index" and number.op != "const":
+            pair = addresses.lanes_against(place.param, args[other], number.axes)
+            if pair is not None:
+                return list(pair) if mine == 0 else list(pair[::-1])
+    return args
+
+
+def rounded_by_their_users(program: Program) -> dict[Term, str]:
+    """The low float dtypes of values that nothing reads but casts to them."""
+    reads = {s for sink in program.sinks for s in sink.terms}
+    casts: dict[Term, set[str]] = {}
+    for term in program.terms:
+        for arg in term.args:
+            casts.setdefault(arg, set()).add(term.dtype if term.op == "cast" and term.dtype in LOW_FLOATS else "")
+    return {t: dtypes.pop() for t, dtypes in casts.items() if t not in reads and len(dtypes) == 1 and "" not in dtypes}
+
+
+def digits_of(term: Term) -> str:
+    """The narrowest dtype that a value is known to fit: that of what it was cast from."""
+    while term.op in ("neg", "abs", "spread") or (term.op == "cast" and term.args[0].dtype in LOW_FLOATS):
+        term = term.args[0]
+    return term.dtype
 
 
 def count_uses(program: Program) -> dict[Term, int]:

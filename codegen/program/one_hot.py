@@ -24,12 +24,19 @@ def value_at_one_place(terms: TermTable, summed: Term, axis: Axis) -> Term | Non
     if place is None:
         return None
     here = terms.cast(place, "i64")
-    bounds = (terms.test("ge", here, terms.const(0, "i64")), terms.test("lt", here, terms.const(axis.size, "i64")))
+    bounds = _bounds(terms, here, axis)
     value = _at(terms, summed.args[1], axis, here, bounds)
-    if value is None or _is_zero_at_zeros(value, bounds):
+    if value is None or not bounds or _is_zero_at_zeros(value, bounds):
         return value
     inside = terms.test("and", *bounds)
     return terms.make("where", inside, value, summed.args[2], dtype=summed.dtype, node=summed.node)
+
+
+def _bounds(terms: TermTable, place: Term, axis: Axis) -> tuple[Term, ...]:
+    """What has to hold of a place on the axis; nothing where that is asserted."""
+    if place.op == "check_index" and place.args[1].param == axis.size:
+        return ()
+    return terms.test("ge", place, terms.const(0, "i64")), terms.test("lt", place, terms.const(axis.size, "i64"))
 
 
 def _place_of_one(summed: Term, axis: Axis) -> Term | None:

@@ -10,11 +10,19 @@ import sympy
 
 from ...ir.types import ITEMSIZE, Size, product
 from ..program.axes import Axis
-from ..program.sizes import cdiv, tidy
+from ..program.sizes import cdiv, evaluate_size, tidy
+from .occupancy import evenness, programs_per_unit
 from .residency import Residency, passes_over
 from .roles import AxisRoles
 from .tiling import Tiling
 from .workload import Workload
+
+RESIDENT = 2 / 3
+"""Of L2, for rows of which some part is still to be read again."""
+WAVES = 4
+"""The most rounds of persistent programs."""
+EVEN = 0.75
+"""The share of the device that works, from which on another round is not worth its partial sums."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +49,43 @@ def choose_reduction_plan(
     grid = roles.row if residency.shared else tuple(a for a in roles.outer if a not in walk)
     items, strips = (product(cdiv(a.size, tile.get(a, 1)) for a in axes) for axes in (walk, grid))
     # as many programs as the device runs at once, or fewer where the rows in flight are to stay in L2
-    per_unit = max(1, 16 * 32 // (tiling.warps * w.target.warp)) if w.target.kind != "interpret" else 1
-    programs: Size = w.budget.units * per_unit
+    slots = w.budget.units * programs_per_unit(w, roles, residency, tiling)
     if chunked and passes_over(w, roles.row, residency.online) > 1:
-        programs = _fitting_l2(w, roles, tile, programs)
+        programs = _fitting_l2(w, roles, tile, slots)
+    else:
+        programs = slots * _waves(w, slots, strips, tiling.step)
     programs = _per_strip(programs, strips)
     # only sums that keep lanes weigh so much that fewer programs are better
     if not any(r.axes & set(tile) for r in roles.final):
         return ReductionPlan(walk, grid, items, tidy(_least(programs, items)))
     each, most = cdiv(items, tiling.step), _rounds(programs, tiling.step)
-    programs = tiling.step * _even(each, _least(most, _programs_worth_sums(w, roles, tiling, each, walk)))
+    programs = tiling.step * _even(each, _least(most, _programs_worth_sums(w, roles, tiling, walk, each, strips)))
     return ReductionPlan(walk, grid, items, tidy(programs))
 
 
+def _waves(w: Workload, slots: int, strips: Size, step: int) -> int:
+    """Rounds of programs, as few as fill the device evenly with equally many programs of each strip."""
+    blocks = max(1, evaluate_size(strips, w.hints))
+
+    def is_even(waves: int) -> bool:
+        each = step * max(1, waves * slots // (blocks * step))
+        return evenness(each * blocks, slots, w.budget.units) >= EVEN
+
+    return next(filter(is_even, range(1, WAVES + 1)), 1)
+
+
 # ------------------------------------------------------------------ bytes of partial sums
-def _programs_worth_sums(w: Workload, roles: AxisRoles, tiling: Tiling, items: Size, walk: Sequence[Axis]) -> Size:
+def _programs_worth_sums(
+    w: Workload, roles: AxisRoles, tiling: Tiling, walk: Sequence[Axis], items: Size, strips: Size
+) -> Size:
     """Programs whose partial sums weigh little; more of them rather than long walks on an idle device."""
-    turns = max(w.budget.turns, w.budget.walked // tiling.lanes)
-    light = cdiv(items, max(turns, _items_worth_sums(w, roles, tiling.tile, walk)))
+    turns, worth = max(w.budget.turns, w.budget.walked // tiling.lanes), _items_worth_sums(w, roles, tiling.tile, walk)
+    light = cdiv(items, max(turns, worth))
     quick = _least(cdiv(items, max(turns, w.budget.long)), max(1, w.budget.units // 2))
-    return max(light, quick) if isinstance(light, int) and isinstance(quick, int) else sympy.Max(light, quick)
+    # a unit without work may as well take short walks, if the sums of those weigh little, too
+    busy = _least(cdiv(items, max(2, worth)), _per_strip(w.budget.units, strips))
+    counts = (light, quick, busy)
+    return max(counts) if all(isinstance(n, int) for n in counts) else sympy.Max(*counts)
 
 
 def _items_worth_sums(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], walk: Sequence[Axis]) -> int:
@@ -74,22 +99,26 @@ def _items_worth_sums(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], w
     return math.ceil(sums / (w.budget.partials * moved)) if moved else 1
 
 
-def _fitting_l2(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], programs: Size) -> Size:
-    """So few rows in flight that the second pass over them reads L2, not memory."""
+def _fitting_l2(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], programs: int) -> Size:
+    """So few rows in flight that the second pass over them reads L2, not memory; of each about half is in it."""
     loads = {t.param: ITEMSIZE[t.dtype] for t in w.loads if t.axes > set(roles.row)}
     width = math.prod(n for a, n in tile.items() if a not in roles.row)
     length = product(a.size for a in roles.row) * max(1, sum(loads.values())) * width
+    room, units = int(w.target.l2 * RESIDENT), w.budget.units
     if isinstance(length, int):
-        return max(1, min(int(programs), w.target.l2 // 2 // max(1, length)))
-    return sympy.Max(1, sympy.Min(programs, sympy.floor(sympy.Integer(w.target.l2 // 2) / length)))
+        fitting = max(1, min(programs, room // max(1, length)))
+        return max(min(fitting, units), fitting // units * units)
+    # beyond one for each unit, as many for all
+    fitting = sympy.Max(1, sympy.Min(programs, sympy.floor(sympy.Integer(room) / length)))
+    return sympy.Max(sympy.Min(fitting, units), units * sympy.floor(fitting / units))
 
 
 # ------------------------------------------------------------------ arithmetic on counts
 def _per_strip(programs: Size, strips: Size) -> Size:
-    """ceil(programs / strips), at least one."""
+    """floor(programs / strips), at least one: one too many of all would be a wave of its own."""
     if isinstance(programs, int) and isinstance(strips, int):
-        return max(1, -(-programs // max(1, strips)))
-    return sympy.ceiling(sympy.sympify(programs) / (strips if strips != 0 else 1))
+        return max(1, programs // max(1, strips))
+    return sympy.Max(1, sympy.floor(sympy.sympify(programs) / (strips if strips != 0 else 1)))
 
 
 def _rounds(programs: Size, step: int) -> Size:

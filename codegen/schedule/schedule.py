@@ -19,6 +19,7 @@ from ...ir.types import Size, product
 from ..program.axes import Axis, Term
 from ..program.sizes import cdiv
 from .alignment import Slide
+from .occupancy import choose_stages
 from .reduction_plan import choose_reduction_plan, choose_walk
 from .residency import choose_residency, is_hoisted, phases_of
 from .roles import check_finish, choose_roles
@@ -109,5 +110,5 @@ def schedule_of(w: Workload) -> Schedule:
         direct=residency.direct, phase=phases_of(w, roles.inner, residency.online),
         hoisted=hoisted and not residency.shared,
         tile=tiling.tile, slide=tiling.slide, step=tiling.step, whole_axes=tiling.whole_axes, warps=tiling.warps,
-        stages=tiling.stages, items=plan.items, programs=plan.programs,
+        stages=choose_stages(w, roles, residency, tiling), items=plan.items, programs=plan.programs,
     )  # fmt: skip

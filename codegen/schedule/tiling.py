@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ir.switches import is_on
-from ...ir.types import ITEMSIZE
 from ..program.axes import Axis
 from ..program.sizes import power_of_two
 from .alignment import Slide
@@ -30,7 +28,6 @@ class Tiling:
     step: int
     whole_axes: tuple[Axis, ...]
     warps: int
-    stages: int
 
     @property
     def lanes(self) -> int:
@@ -47,7 +44,7 @@ def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Seq
     light = bool(residency.online) and not narrow and passes_over(w, roles.row, residency.online) == 1
     lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if light else 1)
     warps = _warps(w, lanes, bool(roles.accumulators))
-    return Tiling(tile, slide, step, _whole_axes(w, roles, residency, tile), warps, _stages(w, tile, residency.chunked))
+    return Tiling(tile, slide, step, _whole_axes(w, roles, residency, tile), warps)
 
 
 # ------------------------------------------------------------------ lanes
@@ -167,13 +164,3 @@ def _warps(w: Workload, lanes: int, accumulators: bool) -> int:
     warps = next((n for most, n in steps if lanes <= most), 32)
     most, leant = THREADS // w.target.warp, int(warps * 2.0**w.target.leaning.warps)
     return max(1, min(most, leant * 32 // w.target.warp))
-
-
-def _stages(w: Workload, tile: dict[Axis, int], chunked: bool) -> int:
-    """Loads in flight per loop, as far as shared memory holds them; 1 where only registers are used."""
-    if w.target.kind == "hip" or not is_on("stages"):
-        return 1
-    loads = {t.param: ITEMSIZE[t.dtype] for t in w.loads if t.axes & set(tile)}
-    turn = math.prod(tile.values()) * sum(loads.values())
-    most = (3 if chunked else 2) + w.target.leaning.stages
-    return next((n for n in range(most, 1, -1) if n * turn <= w.target.shared * 3 // 4), 1)

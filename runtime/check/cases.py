@@ -42,6 +42,10 @@ class Plan:
         yield from self.layout_cases(small)
         yield from self.size_cases(small)
 
+    def tiny(self) -> tuple[Tensor, ...]:
+        """The arguments at the size of jacobians."""
+        return self.smaller(self.smaller(self.own, SMALL), TINY)
+
     def eager_works(self, xs: Sequence[Tensor]) -> bool:
         gs = self.subject.gradients(xs, Weights())
         return bool(gs) and self.subject.run(self.subject.eager, "backward", xs, gs).error is None

@@ -24,7 +24,8 @@ from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
 from .cases import DTYPES, SIZES, Plan, shapes
 from .compare import Difference, Tolerance
-from .modes import MODES
+from .derivative import Derivative, compare_with_derivative
+from .modes import GRADIENT_FREE, MODES
 from .run_case import Row, run_case
 from .subject import Case, CheckArgumentError, Subject, examine, name_of
 from .variations import LAYOUTS
@@ -46,7 +47,25 @@ class CheckError(FusegradError, AssertionError):
         self.report, self.reproducer = report, reproducer
 
 
+class NothingComparedError(CheckError):
+    """No case of `check` could be compared, or none with a gradient: eager itself raises in all of them."""
+
+    message = "check({function}): {difference}\n  at:   {where}\n  fix:  {fix}"
+
+
+class DerivativeError(CheckError):
+    """A backward that `check(expect_derivative=True)` finds to be no derivative of forward."""
+
+    message = (
+        "check({function}): {difference}\n  at:   {where}\n"
+        "  fix:  mend the backward; where it is meant so, `expect_derivative=False`."
+    )
+
+
 # ------------------------------------------------------------------ the report
+COMPARED = ("ok", "derived", "eager is wrong", "DIFFERS")
+
+
 @dataclass
 class Report:
     """The result of `check`. Prints as a table."""
@@ -54,11 +73,23 @@ class Report:
     name: str
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
+    derivative: Derivative | None = None
 
     @property
     def ok(self) -> bool:
-        """True where nothing differs; what does not apply or was not run is counted in `counts`."""
-        return all(r.result != "DIFFERS" for r in self.rows)
+        """True where something was compared and nothing differs; what does not apply is counted in `counts`."""
+        return all(r.result != "DIFFERS" for r in self.rows) and self.uncompared is None
+
+    @property
+    def uncompared(self) -> str | None:
+        """The reason why nothing was compared, or nothing that has a gradient; None where something was."""
+        compared = {r.mode for r in self.rows if r.result in COMPARED}
+        raising = next((r for r in self.rows if r.raises and r.mode not in GRADIENT_FREE), None)
+        if not compared:
+            return f"nothing was compared: {next((r.detail for r in self.rows if r.detail), 'no case applies')}"
+        if raising is None or not compared <= GRADIENT_FREE or any(r.result == "refused" for r in self.rows):
+            return None
+        return f"no gradient was compared, backward raises in every mode: {raising.detail}"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -66,7 +97,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [vars(r) | {} for r in self.rows]
-        return {"name": self.name, "ok": self.ok, "counts": self.counts, "seconds": self.seconds, "rows": rows}
+        facts = {"name": self.name, "ok": self.ok, "counts": self.counts, "seconds": self.seconds, "rows": rows}
+        return {**facts, "derivative": self.derivative and vars(self.derivative) | {}}
 
     def __str__(self) -> str:
         header = ("backend", "mode", "case", "runs", "ulp", "eager ulp", "result")
@@ -75,7 +107,8 @@ class Report:
         lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in table]
         rule = "-" * max(map(len, lines[:1]))
         counts = ", ".join(f"{n} {result}" for result, n in sorted(self.counts.items()))
-        return "\n".join([f"check({self.name})", *lines[:1], rule, *lines[1:], rule, f"{counts}; {self.seconds:.1f} s"])
+        below = [f"{counts}; {self.seconds:.1f} s", *([str(self.derivative)] if self.derivative else [])]
+        return "\n".join([f"check({self.name})", *lines[:1], rule, *lines[1:], rule, *below])
 
     __repr__ = __str__
 
@@ -99,6 +132,7 @@ def check(
     seed: int = 0,
     atol: float | None = None,
     rtol: float | None = None,
+    expect_derivative: bool | None = None,
     quiet: bool = False,
     **kwargs: Any,
 ) -> Report:
@@ -108,9 +142,12 @@ def check(
     `MODES` in runtime/check/modes.py; dtypes: out of "f32", "f64", "f16", "bf16"; layouts: out of `LAYOUTS` in
     variations.py; sizes: lengths that each axis is given in turn; an empty list leaves a kind of variation out.
     backends: by default the class's own; on CPU also "reference" and "interpret". atol, rtol: how much farther from
-    float64 than eager a number may be; by default half as far again, and 4 ulp of the largest.
+    float64 than eager a number may be; by default half as far again, and 4 ulp of the largest. expect_derivative: by
+    default a line says whether the backward that you wrote is the derivative of forward; with True one that is not is
+    an error, with False (a straight-through estimator) nothing is asked.
 
-    Prints a table and returns it as a Report. Raises CheckError, with a script that shows it, for the first difference.
+    Prints a table and returns it as a Report. Raises CheckError, with a script that shows it, for the first difference,
+    and without one where nothing could be compared because eager itself raises.
     """
     start = time.perf_counter()
     options: dict[str, Any] = {
@@ -127,6 +164,8 @@ def check(
             subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
             failing = _fill_report(report, Plan(subject, own, **options), backend, start)
             failure = failure or (failing and (subject, *failing))
+        if expect_derivative is not False:
+            report.derivative = compare_with_derivative(subject, Plan(subject, own, **options).tiny())
     # The table before the error: making the difference smaller takes seconds.
     report.seconds = time.perf_counter() - start
     if not quiet:
@@ -135,7 +174,25 @@ def check(
         with without_warnings():
             error = _check_error(report, *failure)
         raise error
+    if (unmet := _unmet(report, target, expect_derivative)) is not None:
+        raise unmet
     return report
+
+
+def _unmet(report: Report, target: Any, expect_derivative: bool | None) -> CheckError | None:
+    """The error of a check in which nothing differs, and which is no success."""
+    facts = {"function": report.name, "where": method_place(_method(compiler_of(target).user.cls, "backward"))}
+    if report.uncompared is not None:
+        fix = "run the eager class on these arguments, backward too, and mend what it raises."
+        return NothingComparedError(report, "", difference=report.uncompared, fix=fix, **facts)
+    if expect_derivative and report.derivative is not None and report.derivative.holds is False:
+        return DerivativeError(report, "", difference=str(report.derivative).splitlines()[0], **facts)
+    return None
+
+
+def _method(cls: Any, mode: str) -> Any:
+    """The method that a mode is about."""
+    return (backward_method(cls) if mode != "forward" else None) or cls.forward
 
 
 @contextmanager
@@ -181,9 +238,7 @@ def valid_names(target: Any, option: str, names: Sequence[str] | None, valid: An
 def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: Difference) -> CheckError:
     from .reproducer import reproduce
 
-    cls = subject.compiler.user.cls
     smaller, difference, script = reproduce(subject, case, row, first)
-    method = (backward_method(cls) if case.mode != "forward" else None) or cls.forward  # type: ignore[attr-defined]
     return CheckError(
         report,
         script,
@@ -192,5 +247,5 @@ def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: 
         case=case.label if smaller is case else f"{case.label} (seen at {shapes(smaller.xs)} too)",
         backend=row.backend,
         difference=difference,
-        where=method_place(method),
+        where=method_place(_method(subject.compiler.user.cls, case.mode)),
     )

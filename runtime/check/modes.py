@@ -353,3 +353,5 @@ MODES: dict[str, Mode] = {
 }
 DERIVABLE = list(MODES)[list(MODES).index("dual numbers") :]
 """Modes in which eager may have no rule where a compiled class derives one."""
+GRADIENT_FREE = {"forward", "vmap in_dims=0", "vmap in_dims=1", "vmap in_dims mixed", "vmap(vmap)"}
+"""Modes that ask for no derivative."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tracer.methods import as_tuple
 from .modes import dual_numbers
@@ -16,6 +17,31 @@ from .modes import dual_numbers
 Tensor = torch.Tensor
 F = Callable[..., Any]
 STEP = 1e-5  # of central differences in float64: errors of about 1e-10
+STEADY = 1e-3  # two one-sided differences of what is smooth differ by far less
+WIDER = {
+    torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}  # fmt: skip
+
+
+class UnsteadyError(ArithmeticError):
+    """Differences that depend on the side from which they are taken: a kink, a jump, or rounding inside."""
+
+
+class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Casts to a narrower float go to float64: a small step would vanish in the rounding of `x.float()`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.view.dtype:  # bits, not numbers
+            return func(*args, **(kwargs or {}))
+        return func(*map(_wider, args), **{name: _wider(value) for name, value in (kwargs or {}).items()})
+
+
+def _wider(value: Any) -> Any:
+    return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def track(xs: Sequence[Tensor], at: Sequence[int]) -> list[Tensor]:
@@ -132,19 +158,32 @@ def hessian(fn: F, argnums: Sequence[int]) -> F:
 
 
 def hessian_by_differences(fn: F, argnums: Sequence[int]) -> F:
-    """The derivative of backward as a function of the arguments; it needs float64."""
+    """The derivative of backward as a function of the arguments, in float64. Raises UnsteadyError where it has none."""
 
     def second(*xs: Tensor) -> Any:
-        columns = [[_difference(grad(fn, argnums), xs, i, e) for e in basis(xs[i])] for i in argnums]
+        dtypes = [xs[i].dtype for i in argnums]
+        with InFloat64():
+            xs = tuple(x.to(WIDER.get(x.dtype, x.dtype)) for x in xs)
+            columns = [[_difference(grad(fn, argnums), xs, i, e) for e in basis(xs[i])] for i in argnums]
         inputs = [xs[i] for i in argnums]
-        return _from_columns(columns, inputs, inputs)
+        rows = _from_columns(columns, inputs, inputs)
+        return tuple(tuple(entry.to(dtype) for entry in row) for row, dtype in zip(rows, dtypes, strict=True))
 
     return second
 
 
 def _difference(fn: F, xs: Sequence[Tensor], at: int, unit: Tensor) -> list[Tensor]:
-    ahead, behind = (fn(*[x + s * STEP * unit if i == at else x for i, x in enumerate(xs)]) for s in (1, -1))
-    return [(a - b) / (2 * STEP) for a, b in zip(ahead, behind, strict=True)]
+    behind, here, ahead = (fn(*[x + s * STEP * unit if i == at else x for i, x in enumerate(xs)]) for s in (-1, 0, 1))
+    return [central_difference(*values) for values in zip(behind, here, ahead, strict=True)]
+
+
+def central_difference(behind: Tensor, here: Tensor, ahead: Tensor, step: float = STEP) -> Tensor:
+    """Of three values, a step apart. Raises UnsteadyError where the two sides disagree."""
+    central = (ahead - behind) / (2 * step)
+    sides = (ahead - 2 * here + behind).abs() / step
+    if bool((sides > STEADY * (1 + central.abs())).any()):
+        raise UnsteadyError("the two sides of a difference disagree: a kink, a jump, or rounding inside")
+    return central
 
 
 def vmap(fn: F, in_dims: Any, out_dims: int = 0) -> F:

@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -20,11 +20,9 @@ from . import modes
 from . import reference_transforms as mathematics
 from .compare import Difference
 from .modes import DERIVABLE, MODES
+from .run_case import Row, run_case, saved_intermediates
 from .subject import Case, Subject, Weights
 from .variations import lengths, with_sizes
-
-if TYPE_CHECKING:
-    from .run_case import Row
 
 Tensor = torch.Tensor
 ATTEMPTS, SECONDS = 24, 5.0
@@ -57,8 +55,6 @@ def shrink(subject: Subject, case: Case, difference: Difference) -> tuple[Case, 
 
 
 def failure_of(subject: Subject, case: Case) -> Difference | None:
-    from .run_case import run_case
-
     subject.fast, subject.compiler = subject.compile_again()
     return run_case(subject, case)[1]
 
@@ -87,6 +83,7 @@ import torch.utils._pytree
 import torch.utils.checkpoint
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
 
@@ -154,8 +151,11 @@ def script(subject: Subject, case: Case, backend: str, difference: Difference) -
     # Where eager has no rule, the script has the toolkit of single calls in its place.
     gs = subject.gradients(case.xs, case.weights)
     derived = case.mode in DERIVABLE and _eager_raises(subject, case, gs)
+    partial = derived and case.mode == "hessian" and bool(saved_intermediates(subject.compiler))
+    toolkit = mathematics.Differences if partial else mathematics.Mathematics if derived else modes.Transforms
+    near = ", equal_nan=True" + (", atol=1e-4, rtol=1e-2" if partial else "")
     function = MODES[case.mode]
-    roots = [function, modes.Transforms, *([mathematics.Mathematics] if derived else [])]
+    roots = list({t.__name__: t for t in (function, modes.Transforms, toolkit)}.values())
     tensors = "\n".join([_list("xs", case.xs), _list("gs", gs)])
     return SCRIPT.format(
         title=f"check({subject.name}): {case.mode}, {case.label}, backend {backend}",
@@ -169,10 +169,10 @@ def script(subject: Subject, case: Case, backend: str, difference: Difference) -
         seed=subject.seed,
         mode=function.__name__,
         toolkit="Transforms",
-        other="Mathematics" if derived else "Transforms",
+        other=toolkit.__name__,
         difference=str(difference).replace("\n", " "),
         loose=case.mode in DERIVABLE or not subject.tolerance.strict,
-        near="" if difference.index is None else ", equal_nan=True",
+        near="" if difference.index is None else near,
     )
 
 
@@ -261,6 +261,11 @@ def _importable(module: str) -> bool:
         return False
 
 
+CONSTANTS = (
+    (modes, "BATCH"), (mathematics, "STEP"), (mathematics, "STEADY"), (mathematics, "WIDER"),
+)  # fmt: skip
+
+
 def _sources(roots: Sequence[Any]) -> list[str]:
     """The source of functions and classes, and of everything of this package that they use."""
     # By name, so that each is there once; Python looks names up when it calls, so that the order is free.
@@ -273,15 +278,19 @@ def _sources(roots: Sequence[Any]) -> list[str]:
         definitions[item.__name__] = item
         waiting += [used for name in _names_in(item) if (used := _own_definition(name, item.__module__)) is not None]
     # Constants first, and classes last: their bodies run where they stand.
-    constants = [f"{n} = {getattr(m, n)}" for m, n in ((modes, "BATCH"), (mathematics, "STEP"))]
+    constants = [f"{n} = {getattr(m, n)}" for m, n in CONSTANTS]
     functions = [inspect.getsource(v).rstrip() for v in definitions.values() if not isinstance(v, type)]
-    classes = [inspect.getsource(v).rstrip() for v in definitions.values() if isinstance(v, type)]
+    types = sorted((v for v in definitions.values() if isinstance(v, type)), key=lambda t: len(t.__mro__))
+    classes = [inspect.getsource(v).rstrip() for v in types]
     return ["\n".join(constants), *functions, *classes]
 
 
 def _names_in(item: Any) -> set[str]:
     if isinstance(item, type):
-        return {v.__func__.__name__ for v in vars(item).values() if isinstance(v, staticmethod)}
+        bases = {b.__name__ for b in item.__bases__}
+        methods = [v for v in vars(item).values() if inspect.isfunction(v)]
+        static = {v.__func__.__name__ for v in vars(item).values() if isinstance(v, staticmethod)}
+        return bases.union(static, *(_names_of(inspect.unwrap(m).__code__) for m in methods))
     return _names_of(item.__code__)
 
 

@@ -20,7 +20,7 @@ from ..dispatch.pytree import bound, call_flat
 from ..report.explain import compiler_of
 from ..values.tensor_specs import is_spec, parse_spec
 from .compare import Outcome, Tolerance, error_text, first_difference
-from .modes import MODES, Transforms
+from .modes import MODES, Transforms, weighted_sum
 from .variations import copies_of, with_layout
 
 Tensor = torch.Tensor
@@ -101,6 +101,12 @@ class Subject:
             return Outcome(MODES[mode](toolkit, flat_outputs(self.on_tensors(apply)), copies_of(xs), gs))
         except Exception as error:
             return Outcome({}, error)
+
+    def weighted(self, xs: Sequence[Tensor], gs: Sequence[Any]) -> Tensor:
+        """The outputs of the uncompiled forward, weighted and summed: seeded, on copies."""
+        _seed(self.seed)
+        total: Tensor = weighted_sum(flat_outputs(self.on_tensors(self.eager))(*copies_of(xs)), gs)
+        return total
 
     def gradients(self, xs: Sequence[Tensor], weights: Weights) -> list[Any]:
         """A random gradient for each output that is differentiated; none where eager raises."""

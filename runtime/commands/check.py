@@ -1,4 +1,4 @@
-"""`fusegrad check module:Class "f32[64,128]" ...`: exit code 2 where compiled and eager differ."""
+"""`fusegrad check module:Class "f32[64,128]" ...`: exit code 2 where they differ, or nothing was compared."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", action="append", choices=list(LAYOUTS), help="of the variations; more than once")
     parser.add_argument("--size", action="append", type=int, help="of an axis; more than once")
     parser.add_argument("--seed", type=int, default=0, help="of the numbers")
+    help_ = "yes: backward has to be the derivative of forward; no: it is not meant to be"
+    parser.add_argument("--expect-derivative", choices=("yes", "no"), help=help_)
     parser.add_argument("-o", "--output", type=Path, help="where differences go, as a script that shows the first one")
 
 
@@ -31,6 +33,7 @@ def run(options: argparse.Namespace) -> CommandResult:
     """The table; where something differs, the script that shows it."""
     target, args = call_of(options)
     keywords = {"dtypes": options.dtype, "layouts": options.layout, "sizes": options.size, "seed": options.seed}
+    keywords["expect_derivative"] = options.expect_derivative and options.expect_derivative == "yes"
     try:
         report = check(target, *args, backends=options.backend, transforms=options.transform, quiet=True, **keywords)
     except CheckError as error:
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> CommandResult:
 
 def _differs(error: CheckError, output: Path | None) -> CommandResult:
     facts = {**error.report.to_dict(), "difference": error.facts["difference"].__str__(), "script": error.reproducer}
-    if output is None:
+    if output is None or not error.reproducer:
         return CommandResult(facts, [str(error.report), str(error)], MISMATCH)
     output.write_text(error.reproducer, encoding="utf-8")
     text = str(error).replace(error.reproducer, "").replace("the script below", str(output)).rstrip()

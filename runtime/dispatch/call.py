@@ -10,7 +10,7 @@ from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import OpaqueCallError, is_capturing
 from ...tracer.containers import open_containers
 from ...tracer.opaque.watching import watcher
-from ...tracer.torch_private import dual_level, is_fake, transforms_active
+from ...tracer.torch_private import dual_level, has_tangent, is_fake, transforms_active
 from ..capture.graph_mode import is_for_outer_graph
 from ..compiled.compiled import Compiled
 from ..distributed.call import has_dtensors
@@ -27,7 +27,7 @@ class Mode(Enum):
     OBSERVED = "under a mode that is to see the class's own operations, or with keywords that forward does not bind"
     DISTRIBUTED = "with DTensors"
     TRANSFORMED = "under torch.func, or with dual numbers"
-    PLAIN = "on plain tensors"
+    PLAIN = "on plain tensors; a level of forward mode may be open all the same, which is one for all threads"
 
 
 class Outcome(Enum):
@@ -62,7 +62,11 @@ class Call:
             return Mode.FOREIGN_GRAPH if is_for_outer_graph() and not self.kwargs else Mode.OBSERVED
         if has_dtensors(self.args):
             return Mode.DISTRIBUTED
-        return Mode.TRANSFORMED if transforms_active() or dual_level() >= 0 else Mode.PLAIN
+        return Mode.TRANSFORMED if transforms_active() or self._pushes_tangents() else Mode.PLAIN
+
+    def _pushes_tangents(self) -> bool:
+        """True if an argument has a tangent, or a tracer is to find out; a level may be open for other calls."""
+        return dual_level() >= 0 and (is_capturing() or any(map(has_tangent, self.opened)))
 
     def bind(self) -> None:
         """The arguments by position, defaults filled in, where forward is called without a ctx."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ...ir.switches import should_run
 from ...tracer.capture.capture import OpaqueCallError, capture_lock, is_capturing
 from ...tracer.opaque.opaque import Why, remember_opaque
-from ...tracer.torch_private import dual_level, transforms_active
+from ...tracer.torch_private import dual_level, transforms_active, without_tangents
 from ..autograd.graph_breaks import first_call
 from ..autograd.graph_breaks import run as run_split
 from ..autograd.node import node_of
@@ -150,6 +151,11 @@ def _first_split(dispatcher: Dispatcher, call: Call) -> Any:
     return first_call(dispatcher, call.known.error, call.args)
 
 
+def _plain(dispatcher: Dispatcher, call: Call) -> Any:
+    with without_tangents() if dual_level() >= 0 else nullcontext():
+        return PLAIN_ROUTES[call.outcome](dispatcher, call)
+
+
 ROUTES: dict[Mode, Callable[[Dispatcher, Call], Any]] = {
     Mode.INTERCEPTED: _intercepted,
     Mode.EAGER: _eager,
@@ -157,7 +163,7 @@ ROUTES: dict[Mode, Callable[[Dispatcher, Call], Any]] = {
     Mode.OBSERVED: _observed,
     Mode.DISTRIBUTED: lambda dispatcher, call: distributed.call(dispatcher, call.args, dispatcher.on_parts),
     Mode.TRANSFORMED: lambda dispatcher, call: call_under_transform(dispatcher, call.args),
-    Mode.PLAIN: lambda dispatcher, call: PLAIN_ROUTES[call.outcome](dispatcher, call),
+    Mode.PLAIN: _plain,
 }
 """Every way that a call can take from here; docs/how_it_works.md says where each goes on."""
 

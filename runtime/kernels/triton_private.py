@@ -304,6 +304,8 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return narrow(by_torch(libdevice(symbol), *map(widen, args)), ret_type.scalar)
 
     def create_inline_asm(self, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int) -> Results:
+        if asm == "mul.wide.u32 $0, $1, $2;":
+            return Results([TensorHandle(values[0].data.astype(np.uint64) * values[1].data, tl.uint64)])
         form = _ASM.fullmatch(" ".join(asm.split()))
         function = form and INLINE_ASM.get(form["name"])
         if function is None:

@@ -18,6 +18,8 @@ def mixed(unit: str, kind: str) -> dict[str, Any]:
         os._exit(7)
     if unit == "no memory":
         raise MemoryError("OutOfMemoryError: for a moment")
+    if unit == "where":
+        return {"faults": [__file__], "folder": os.path.expanduser("~/x")}
     facts: dict[str, Any] = {"kind": kind, "process": os.getpid()}
     return {**facts, "faults": ["0: off"]} if unit == "wrong" else {"skipped": "x"} if unit == "skips" else facts
 

@@ -60,6 +60,12 @@ def test_what_fails_or_dies_stops_nothing(record: Record) -> None:
     assert json.loads(record.path.read_text()) == record.data
 
 
+def test_results_do_not_name_the_machines_folders(record: Record) -> None:
+    day(record).run([step("raises", "where")])
+    text = record.path.read_text()
+    assert "fake_steps.py" in text and str(Path.home()) not in text and str(Path(__file__).parents[2]) not in text
+
+
 def test_what_hangs_is_ended_and_says_where(record: Record) -> None:
     day(record).run([step("hangs", "ok", limit=1.0)])
     assert outcomes(record) == {"hangs": "hung", "ok": "ok"}
@@ -196,7 +202,7 @@ def timed(case: str, ms: float, copy_ms: float, least: int = 1 << 30) -> dict[st
 
 def test_the_page_says_what_differs(record: Record) -> None:
     case = "SwiGLU[8192,16384]"
-    ideal = modelled.microseconds(case, "h100")["forward"] * 1e-3
+    ideal = modelled.says(case, "h100")["forward"]["ms"]
     least = int(ideal * 1e-3 * 3.35e12)
     found = {"outcome": "ok", "faults": [], "seconds": 1.0}
     record.begin(1.0, "2026-01-01")
@@ -207,11 +213,15 @@ def test_the_page_says_what_differs(record: Record) -> None:
     record.put("sanitizer", "memcheck", {**found, "facts": {"skipped": "it is not there"}, "outcome": "skipped"})
     trial = {"kernel": "k", "sizes": [2], "candidates": ["own", "wider"], "milliseconds": [2.0, 1.0], "chosen": "wider"}
     record.put("tune", case, {**found, "facts": {"trials": [trial]}})
+    assert "The model was not asked yet" in page.page(record, STEPS)
+    command.ask_model(record)
+    assert set(json.loads(record.path.read_text())["model"]) == {case}
     text = page.page(record, STEPS)
     for said in (
         "# Measured on NVIDIA H100 80GB HBM3", "**telling, RMSNorm[512,1024]**: wrong: 0: off", "it is not there",
         f"| {case} | 0.75 | 0.875 |", "k [2]: wider takes 0.50 of its time", "0.90 of the data sheet's",
-        f"{case} forward: 1.80 x; the model does not know why", "## Goals",
+        f"{case} forward: 1.80 x (bound by bytes): the model misses why", "## Goals",
+        "Bound by bytes: the median of 2 takes",
     ):  # fmt: skip
         assert said in text, text
     assert "telling, RMSNorm[512,1024]: wrong: 0: off" in page.summary(record, STEPS)

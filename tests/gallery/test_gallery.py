@@ -19,6 +19,10 @@ import fusegrad
 from fusegrad.examples.gallery import catalogue
 from fusegrad.examples.gallery.catalogue import CATALOGUE, Entry
 from fusegrad.examples.gallery.figures import SIZES, row
+from fusegrad.runtime.check.cases import Plan
+from fusegrad.runtime.check.compare import Tolerance
+from fusegrad.runtime.check.derivative import compare_with_derivative
+from fusegrad.runtime.check.subject import examine
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(catalogue.__file__).parent
@@ -219,3 +223,10 @@ def test_every_function_has_its_figures() -> None:
 def test_launches_and_bytes_are_those_of_the_page(entry: Entry) -> None:
     """`python -m fusegrad.examples.gallery.figures` writes the table; more launches or bytes are a regression."""
     assert row(entry.name) == TOLD[entry.name]
+
+
+@every
+def test_check_tells_a_derivative_from_what_is_meant_to_be_none(entry: Entry) -> None:
+    subject, own = examine(entry.function, entry.arguments(), {}, "auto", Tolerance(), 0)
+    answer = compare_with_derivative(subject, Plan(subject, own, [], [], [], []).tiny())
+    assert answer is not None and answer.holds is entry.exact, str(answer)

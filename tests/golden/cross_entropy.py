@@ -18,6 +18,12 @@ def row_max(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
 
 
 @triton.jit
+def lane_of(place, first, lanes: tl.constexpr):
+    """The lane at a place, in a block from `first` on: -1 for all below it, `lanes` for all above."""
+    return (tl.minimum(tl.maximum(place, first - 1), first + lanes) - first).to(tl.int32)
+
+
+@triton.jit
 def last_to_arrive(counter, count):
     """True in the last of `count` programs; leaves the counter at zero for the next launch."""
     tl.debug_barrier()
@@ -39,9 +45,9 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
         labels = tl.load(labels_ptr + row)
         top_lanes = tl.full([256], -3.4028234663852886e38, tl.float32)
         total_lanes = tl.full([256], 0.0, tl.float32)
-        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
-            inside = col < N - first_col
+            inside = col < N - col_at
             at = row * N + first_col
             x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
             parts = tl.reshape(x, [BLOCK_N // 2048, 256, 8])
@@ -55,14 +61,14 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
         valid = labels != -100  # body.py:3  valid = target != ignore_index
         count_acc += valid.to(tl.float32)  # body.py:6  count = valid.float().sum()
         label = tl.where(valid, labels, 0)  # body.py:4  label = torch.where(valid, target, 0)
-        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
-            inside = col < N - first_col
+            inside = col < N - col_at
             at = row * N + first_col
             x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
             exp_v = libdevice.exp(x - top)
             div_v = tl.div_rn(exp_v, total)
-            dx = tl.where(first_col + col == label, div_v - 1.0, div_v)  # body.py:7  dx = torch.where(valid, torch.where(hot, p - 1, p), 0)
+            dx = tl.where(col == lane_of(label, first_col, BLOCK_N), div_v - 1.0, div_v)  # body.py:7  dx = torch.where(valid, torch.where(hot, p - 1, p), 0)
             tl.store(dx_ptr + at + col, tl.where(valid, dx, 0.0).to(tl.bfloat16), mask=inside)
         loss = libdevice.log(total) + top  # body.py:5  loss = total.log() + top - x.gather(1, label)
         at = row * N + label

@@ -31,7 +31,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
         mu = tl.load(mu_ptr + at)
         sum_lanes = tl.zeros([BLOCK_N], tl.float32)
         sum_lanes_2 = tl.zeros([BLOCK_N], tl.float32)
-        for c_at in tl.range(0, C, 1, num_stages=3):
+        for c_at in tl.range(0, C, 1, num_stages=4):
             c_i = tl.cast(c_at, tl.int64)
             at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
             dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_last")
@@ -48,7 +48,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
         total_2 = tl.sum(sum_lanes_2, 0)
         div_v = tl.div_rn(total, tl.cast(dy_stride_2, tl.float32))
         div_v_2 = tl.div_rn(total_2, tl.cast(dy_stride_2, tl.float32))
-        for c_at in tl.range(0, C, 1, num_stages=3):
+        for c_at in tl.range(0, C, 1, num_stages=4):
             c_i = tl.cast(c_at, tl.int64)
             at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
             dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_first")
@@ -64,7 +64,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
     if last_to_arrive(arrived_ptr + (strip * GROUPS + group), members):
         for c_at in tl.range(0, C, BLOCK_C):
             first_c = tl.cast(c_at, tl.int64)
-            inside = c < C - first_c
+            inside = c < C - c_at
             sum_total = tl.zeros([BLOCK_C], tl.float32)
             for k in range(group * FAN * ITEMS, tl.minimum((group * FAN + members) * ITEMS, M)):
                 sum_total += tl.load(sum_partial_ptr + tl.cast(strip * PROGRAMS * ITEMS + k, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
@@ -76,7 +76,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
         if last_to_arrive(arrived_ptr + STRIPS * GROUPS + strip, GROUPS):
             for c_at in tl.range(0, C, BLOCK_C):
                 first_c = tl.cast(c_at, tl.int64)
-                inside = c < C - first_c
+                inside = c < C - c_at
                 sum_total = tl.zeros([BLOCK_C], tl.float32)
                 for k in range(GROUPS):
                     sum_total += tl.load(sum_partial_ptr + tl.cast((strip * PROGRAMS + k * FAN) * ITEMS, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")

@@ -20,7 +20,7 @@ def rms_backward(dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, dw_partial_ptr,
     pid = tl.program_id(0)
     dw_acc = tl.zeros([BLOCK_N], tl.float32)
     w = tl.load(w_ptr + col).to(tl.float32)
-    for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M), num_stages=2):
+    for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M), num_stages=5):
         row = tl.cast(item, tl.int64)
         at = row * N
         dy = tl.load(dy_ptr + at + col, eviction_policy="evict_first").to(tl.float32)
@@ -30,7 +30,7 @@ def rms_backward(dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, dw_partial_ptr,
         dw_acc += dy * x_hat  # body.py:6  dw = (g * x_hat).sum(0).to(w.dtype)
         gw = dy * w  # body.py:3  gw = g * w.float()
         c = tl.sum(gw * x_hat, 0)  # body.py:4  c = (gw * x_hat).mean(-1, keepdim=True)
-        dx = x_hat * tl.div_rn(c, 4096.0)  # body.py:5  dx = ((gw - x_hat * c) * rstd).to(x.dtype)
+        dx = x_hat * (c * 0.000244140625)  # body.py:5  dx = ((gw - x_hat * c) * rstd).to(x.dtype)
         tl.store(dx_ptr + at + col, ((gw - dx) * rstd).to(tl.bfloat16))
     tl.store(dw_partial_ptr + tl.cast(pid, tl.int64) * 4096 + col, dw_acc)
     group = pid // FAN

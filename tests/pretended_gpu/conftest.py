@@ -48,6 +48,7 @@ class Worker:
             built = libraries()
             environment = {**os.environ, "TRITON_CACHE_DIR": str(built / "triton"), "FUSEGRAD_STORE": "0"}
             environment["FUSEGRAD_CACHE_DIR"] = self.cache.name
+            environment["FUSEGRAD_DISABLE"] = "patience"  # one process makes classes of the same lines without end
             command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(

@@ -150,51 +150,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# ------------------------------------------------------------------ threads
-@scene
-def threads(count: int, rounds: int = 1) -> Iterator[str]:
-    """First calls, backwards, second derivatives and forward mode of many classes at once."""
-    wrong: list[str] = []
-    one_level = threading.Lock()  # of forward mode there is one in a process
-
-    def work(number: int) -> None:
-        try:
-            wrong.extend(_one_of_many(number, one_level))
-        except Exception as error:
-            wrong.append(f"thread {number}: {type(error).__name__}: {error}")
-
-    for _ in range(rounds):
-        each = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(count)]
-        for thread in each:
-            thread.start()
-        for thread in each:
-            thread.join()
-    yield from wrong
-
-
-def _one_of_many(number: int, one_level: Any) -> Iterator[str]:
-    written = gated(1.0 + number)
-    fast = fusegrad.compile(written, backend="triton", derive_jvp="forward" if number % 4 else "backward")
-    x, w = pair()
-    if number % 2:
-        with one_level, forward_ad.dual_level():
-            fast.apply(forward_ad.make_dual(x.detach(), x.detach()), forward_ad.make_dual(w.detach(), w.detach()))
-    second = []
-    for apply in (fast.apply, written.apply):
-        first = torch.autograd.grad(apply(x, w).square().sum(), (x, w), create_graph=number % 3 == 0)
-        second.append(torch.autograd.grad(sum(g.sum() for g in first), (x, w)) if number % 3 == 0 else first)
-    yield from apart(f"thread {number}", *second, 1e-3, 1e-3)
-
-
 # ------------------------------------------------------------------ settings
 @scene
 def settings_in_backward() -> Iterator[str]:
     """What `config.patch` says around forward and backward holds in backward, which runs in another thread."""
     from fusegrad.ir.switches import is_on
     from fusegrad.runtime.autograd import backward as room
-    from fusegrad.runtime.compiled import budget
-
-    budget._families.clear()  # the scenes before it made many classes of these lines: one more would wait for calls
 
     seen: list[Any] = []
     run = room.run_backward
@@ -207,7 +168,7 @@ def settings_in_backward() -> Iterator[str]:
     room.run_backward = asks
     try:
         fast, (x, w) = fusegrad.compile(gated(), backend="triton"), pair()
-        with fusegrad.config.patch(check=False, debug=True, disable="strips"):
+        with fusegrad.config.patch(check=False, debug=True, disable=("strips", "patience")):
             gradients(fast.apply(x, w), x, w)
         gradients(fast.apply(x, w), x, w)
     finally:

@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -202,6 +203,13 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, MaybeDtype dtype, May
   return at::detail::empty_strided_generic(size, stride, &memory, CUDA, dtype_or_default(dtype));
 }
 
+// The tangent of what has none: without memory, and under a key whose kernels look at no memory.
+Tensor zero_tensor(IntArrayRef size, MaybeDtype dtype, MaybeLayout, MaybeDevice device, std::optional<bool>) {
+  On on(device);
+  native::ZeroTensorAllocator nothing(Device(kCUDA, current));
+  return at::detail::empty_generic(size, &nothing, CUDA | DispatchKeySet(DispatchKey::ZeroTensor), dtype_or_default(dtype), std::nullopt);
+}
+
 Tensor as_strided(const Tensor &tensor, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
   return view_of(tensor, size, stride, offset.value_or(tensor.storage_offset()));
 }
@@ -319,6 +327,7 @@ void by_the_cpu(const c10::OperatorHandle &operation, torch::jit::Stack *stack) 
 template <class Registrar> void every_operation(Registrar &library) {
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);
+  library.impl("_efficientzerotensor", zero_tensor);
   library.impl("as_strided", as_strided);
   library.impl("_reshape_alias", reshape_alias);
   library.impl("view", view);
@@ -330,8 +339,8 @@ template <class Registrar> void every_operation(Registrar &library) {
 
 // A torch that was built for CUDA has kernels of its own under the key: the fallback takes their places.
 void instead_of_real_kernels(torch::Library &library) {
-  static const std::set<std::string> ours = {"empty.memory_format", "empty_strided", "as_strided", "_reshape_alias",
-      "view", "copy_", "resize_", "set_.source_Storage_storage_offset", "set_.source_Tensor"};
+  static const std::set<std::string> ours = {"empty.memory_format", "empty_strided", "_efficientzerotensor",
+      "as_strided", "_reshape_alias", "view", "copy_", "resize_", "set_.source_Storage_storage_offset", "set_.source_Tensor"};
   for (const auto &name : c10::Dispatcher::singleton().getAllOpNames()) {
     auto operation = c10::Dispatcher::singleton().findOp(name);
     auto own = name.name.substr(0, 6) == "aten::" ? name.name.substr(6) : "";

@@ -24,4 +24,4 @@ def test_a_fault(scene: str, play: Any) -> None:
 
 def test_threads(play: Any) -> None:
     """Tracing needs no thread of the engine's: one that waits for a capture never keeps it from ending."""
-    assert play("threads", count=8)
+    assert play("threads", count=16)

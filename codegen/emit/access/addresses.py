@@ -88,6 +88,16 @@ class Addresses:
             parts.append(self.context.sizes.text(place.offset, "offset"))
         return _sum(parts)
 
+    def lanes_against(self, place: Index, value: Expr, varying: Iterable[Axis]) -> tuple[Expr, Expr] | None:
+        """A place with lanes of its own, and a number that varies along other axes: both as lanes, of 32 bits."""
+        axes = self.tile.lanes(place.walked)
+        if place.values or len(axes) != 1 or dict(place.terms)[axes[0]] != 1 or axes[0] in varying:
+            return None
+        lane = self.coords[axes[0]].lane
+        first, _ = self.offset(place, (), "index")
+        assert lane is not None
+        return lane, call("lane_of", value, first or literal(0), self.tile.block(axes[0]))
+
     def times(self, value: Expr, coefficient: Size, buffer: str) -> Expr:
         """A value times a stride of the buffer."""
         if coefficient == 1:

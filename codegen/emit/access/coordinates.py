@@ -59,14 +59,14 @@ class Coordinates(dict[Axis, Coord]):
         wide = call("tl.cast", number, literal("tl.int64"))
         self.set_lanes(axis, scope.define(first, binary("*", wide, self._tile.block(axis))), scope, level)
 
-    def set_lanes(self, axis: Axis, first: Expr, scope: Scope, level: int) -> None:
-        """The program is at the lanes from the element `first` on."""
+    def set_lanes(self, axis: Axis, first: Expr, scope: Scope, level: int, narrow: Expr | None = None) -> None:
+        """The program is at the lanes from the element `first` on; `narrow`: the same, as wide as the size is."""
         plan, sizes = self._context.plan, self._context.sizes
         lane, mask = self._tile.lane(axis), None
         if not (isinstance(axis.size, int) and axis.size % self._tile.block_sizes[axis] == 0):
             label = self._mask_label(axis)
             size = sizes.stride(axis.size, "size") if axis is plan.order[-1] else sizes.text(axis.size)
-            mask = scope.define(label, binary("<", lane, binary("-", size, first)))
+            mask = scope.define(label, binary("<", lane, binary("-", size, narrow or first)))
         self[axis] = Coord(first, lane, mask, level)
 
     def set_element(self, axis: Axis, number: Expr, scope: Scope, level: int) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ pytest.importorskip("triton")
 
 import triton_samples as k
 
+from fusegrad.codegen.emit.prelude import helpers_in
 from fusegrad.ir.errors import KernelFaultError, UnsupportedBackendError
+from fusegrad.runtime.execution.aten import philox
 from fusegrad.runtime.kernels import interpreter as interpret
 from fusegrad.runtime.kernels import launch, triton_module
 
@@ -205,6 +208,20 @@ def test_umulhi(dtype: str) -> None:
 def test_philox_is_in_the_unit_interval_and_moves() -> None:
     y = apply("y = tl.rand(11, lane)", torch.zeros(256), torch.float32, y_dtype="f32")
     assert 0 <= y.min() and y.max() < 1 and y.unique().numel() > 250 and 0.4 < y.mean() < 0.6
+
+
+@pytest.mark.parametrize("ptx", [False, True], ids=["portable", "ptx"])
+@pytest.mark.parametrize(("kind", "draw"), [("uniform", philox.uniform), ("normal", philox.normal)])
+def test_helpers_draw_the_numbers_of_philox(kind: str, draw: Callable[..., torch.Tensor], ptx: bool) -> None:
+    """With NVIDIA's instruction and without, beyond 32 bits of seed and counter, and on to the next high word."""
+    seed, start = 2**40 + 3, 2**32 - 5
+    body = f"y = {kind}(tl.full([], {seed}, tl.int64), lane.to(tl.int64) + {start}, ptx={ptx})"
+    text = k.elementwise(body).replace("@triton.jit", "\n\n".join([*helpers_in([body]), "@triton.jit"]), 1)
+    record = k.kernel("k", text, {"x_ptr": "f32", "y_ptr": "f32"}, ("n",), BLOCK=64)
+    x, y = torch.zeros(100), torch.zeros(100)
+    launch.launcher(record, text, "interpret")([x, y, 100], 2)
+    expected = draw(torch.tensor(seed), torch.arange(100) + start)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0 if kind == "uniform" else 1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -13,16 +13,18 @@ TOP = """# Numerics
 `@fusegrad.compile(numerics="eager")`, the default, promises of every generated kernel: rounding where your operations
 round, and an error against float64 of at most 1.5 times eager's and one unit in the last place (ulp) of the result's
 dtype. So float32 and float64 are divided and rooted as IEEE 754 says, functions are those of the device library,
-which torch's own GPU kernels call, products are not contracted with sums, and subnormal numbers are kept. bfloat16
+which torch's own GPU kernels call (of `tanh` both formulas, and a choice instead of its branch), products are not
+contracted with sums, and subnormal numbers are kept. bfloat16
 and float16 are computed in float32 and rounded after each operation, as eager rounds them. What is free is the order
-of the terms of a sum.
+of the terms of a sum. A quotient by a number is made of products where these have its bits: for powers of two, and, of
+what was bfloat16 or float16, where all 65,536 of them were compared.
 
 `numerics="fast"` gives up rounding between the operations of bfloat16 and float16: values are rounded where they are
 stored, and where you convert them; quotients, roots and exponentials are the hardware's approximations (`div.full`,
-`sqrt.approx`, `ex2.approx`, of about 2 ulp in float32, `exp` more far from zero), products are contracted with sums,
-and subnormal numbers may count as zeros. `config.patch(numerics=...)` and `FUSEGRAD_NUMERICS` choose, too; `explain`
-says which it is. The backends `reference` and `inductor` have the numerics of torch and of Inductor whatever is
-chosen.
+`sqrt.approx`, `ex2.approx`, of about 2 ulp in float32, `exp` more far from zero), those by numbers products with the
+nearest reciprocal, products are contracted with sums, and subnormal numbers may count as zeros.
+`config.patch(numerics=...)` and `FUSEGRAD_NUMERICS` choose, too; `explain` says which it is. The backends `reference`
+and `inductor` have the numerics of torch and of Inductor whatever is chosen.
 
 ## How it was measured
 

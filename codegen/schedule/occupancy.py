@@ -1,0 +1,79 @@
+"""Occupancy: programs that a multiprocessor runs side by side, how evenly they fill the device, and loads in flight.
+
+Registers are known once a kernel is compiled, the number of persistent programs before: it is taken from an estimate.
+One program too many is a second wave, twice the time; one too few costs little: the estimate is a careful one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...ir.switches import is_on
+from ...ir.types import ITEMSIZE
+from ..program.axes import Term
+from .residency import Residency
+from .roles import AxisRoles
+from .tiling import Tiling
+from .workload import Workload
+
+REGISTERS = 1 << 16
+"""Of one multiprocessor, 32 bits each."""
+USUAL, MOST, LEAST = 16, 24, 12
+"""Warps of a multiprocessor: where nothing is known, where programs want few registers, and where they want many."""
+FLYING = 40 << 10
+"""Bytes that a multiprocessor has to wait for at any time, so that its share of the bandwidth is used."""
+STAGES = 6
+"""The most turns of a loop under way at once."""
+
+
+# ------------------------------------------------------------------ programs
+def programs_per_unit(w: Workload, roles: AxisRoles, residency: Residency, tiling: Tiling) -> int:
+    """Persistent programs that one multiprocessor surely runs at once."""
+    if w.target.kind == "interpret":
+        return 1
+    warps = USUAL
+    if w.target.kind == "cuda" and not residency.chunked:
+        fitting = REGISTERS // (32 * _registers(w, roles, tiling))
+        warps = min(USUAL, max(LEAST, fitting)) if roles.row else max(USUAL, min(MOST, fitting))
+    return max(1, warps * 32 // (tiling.warps * w.target.warp))
+
+
+def _registers(w: Workload, roles: AxisRoles, tiling: Tiling) -> int:
+    """Registers of a thread, about: copies of its elements that live at the same time, and what addresses take.
+
+    A row that is reduced inside lives from its load to its store; of what only streams by, a few values at a time do.
+    """
+    elements = tiling.lanes // (tiling.warps * w.target.warp)
+    accumulators = sum(bool(r.args[0].axes & set(tiling.tile)) for r in roles.final)
+    if roles.row:
+        return 24 + elements * (len(w.row_loads(roles.row)) + accumulators + 2)
+    return (64 if tiling.slide is not None else 32) + elements * (3 * accumulators + 3)
+
+
+def evenness(programs: int, slots: int, units: int) -> float:
+    """The share of the device that works, on average over the time of the slowest multiprocessor."""
+    at_once = slots if programs > slots else units
+    return programs / (-(-programs // at_once) * at_once)
+
+
+# ------------------------------------------------------------------ loads
+def choose_stages(w: Workload, roles: AxisRoles, residency: Residency, tiling: Tiling) -> int:
+    """Turns of a loop under way at once, as far as shared memory holds their loads; 1: only registers are used.
+
+    Of n turns one is computed, and the loads of the last begin when it is done: those of n - 2 are in flight meanwhile.
+    """
+    if w.target.kind == "hip" or not is_on("stages"):
+        return 1
+    tile, at_once = tiling.tile, programs_per_unit(w, roles, residency, tiling)
+    # a row that no item changes is not read in the loop
+    again = [t for t in w.loads if t.axes & set(tile) and (residency.chunked or t.axes - set(roles.row))]
+    turn = sum(ITEMSIZE[t.dtype] * math.prod(n for a, n in tile.items() if a in t.axes) for t in _distinct(again))
+    loops = residency.chunked or bool(roles.final)
+    least, most = (3, min(STAGES, 2 + -(-FLYING // max(1, turn * at_once)))) if loops else (2, 2)
+    room = w.target.shared // 2 // at_once
+    return next((n for n in range(most + w.target.leaning.stages, least - 1, -1) if (n - 1) * turn <= room), 1)
+
+
+def _distinct(loads: list[Term]) -> list[Term]:
+    """One load of every buffer."""
+    return list({t.param: t for t in loads}.values())

@@ -1,0 +1,57 @@
+"""How many programs are launched, and how many loads a loop has under way: the device filled, once."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import sympy
+from bodies import BODIES
+from harness import K, M, N, graph_of
+
+from fusegrad.codegen import TARGETS, generate
+from fusegrad.codegen.kernel import Kernel
+from fusegrad.codegen.schedule.occupancy import evenness
+
+PERSISTENT = ("rms_backward", "layer_backward", "dyt_backward")
+SIZES = ({M: 8192, N: 8192}, {M: 8192, N: 16384}, {M: 4096, N: 5120}, {M: 65536, N: 256}, {M: 16384, N: 4096})
+
+
+def kernel(body: str, sizes: dict[sympy.Symbol, int], target: str) -> Kernel:
+    function, inputs = BODIES[body]
+    sizes = {K: 8, **sizes}
+    (found,) = generate(graph_of(function, **inputs), target=TARGETS[target], hints=sizes, name=body).kernels
+    return found
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("body", PERSISTENT)
+def test_persistent_programs_are_one_wave_that_leaves_no_unit_without_work(
+    body: str, sizes: dict[sympy.Symbol, int], target: str
+) -> None:
+    found, units = kernel(body, sizes, target), TARGETS[target].units
+    programs = int(sympy.sympify(found.grid).subs(sizes))
+    # 16 warps fit where a thread takes no more than 128 registers
+    slots = units * max(1, 16 // found.num_warps)
+    assert 0.6 * units <= programs <= slots
+
+
+@pytest.mark.parametrize("body", ["dyt_backward"])
+def test_small_inputs_are_spread_over_the_device(body: str) -> None:
+    sizes = {M: 512, N: 1024}
+    assert int(sympy.sympify(kernel(body, sizes, "cuda:90").grid).subs(sizes)) >= 40
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("body", [*PERSISTENT, "softmax"])
+def test_a_pipelined_loop_has_loads_in_flight_while_it_computes(body: str, sizes: dict[sympy.Symbol, int]) -> None:
+    stages = re.findall(r"num_stages=(\d+)", kernel(body, sizes, "cuda:90").source)
+    assert all(int(n) > 2 for n in stages)
+
+
+@pytest.mark.parametrize(
+    ("programs", "slots", "share"), [(90, 132, 90 / 132), (132, 264, 1), (200, 264, 200 / 264), (544, 528, 544 / 1056)]
+)
+def test_evenness(programs: int, slots: int, share: float) -> None:
+    assert evenness(programs, slots, 132) == pytest.approx(share)

@@ -1,0 +1,88 @@
+"""Quotients by numbers are products where those have the same bits: for all numbers of 16 bits, NaN too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from harness import INTERPRET, Input, M, T, graph_of
+
+import fusegrad
+from fusegrad.codegen import generate
+from fusegrad.codegen.emit.mathematics import exact_reciprocal, split_reciprocal
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+DIVISORS = (0.9, 0.3, 3.0, -7.0, 30.0, 448.0, 12345.0, 1e-3, math.sqrt(2), math.sqrt(2 * math.pi), 0.125)
+
+
+def all_numbers(dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+
+
+def text_of(body: Callable[..., T], dtype: str) -> str:
+    (kernel,) = generate(graph_of(body, x=Input(dtype, (M,))), target=INTERPRET, hints={M: 1 << 16}, name="k").kernels
+    return kernel.source
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    integer = torch.int16 if a.itemsize == 2 else torch.int32
+    return bool(((a.view(integer) == b.view(integer)) | (a.isnan() & b.isnan())).all())
+
+
+@pytest.mark.parametrize("divisor", DIVISORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_numbers_have_the_bits_of_eager(dtype: str, divisor: float) -> None:
+    """In the dtype itself, in float32, and there with a result that is rounded again."""
+    x = all_numbers(DTYPES[dtype])
+
+    def divided(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = x.float() / divisor
+        return x / divisor, x.float() / -divisor, wide.half(), wide.bfloat16(), (-x.abs()).float() / divisor
+
+    for mine, theirs in zip(fusegrad.compile(divided, backend="interpret")(x), divided(x), strict=True):
+        assert same_bits(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "body", "text"),
+    [
+        ("f32", lambda x: x / 4096.0, "x * 0.000244140625"),
+        ("f64", lambda x: x / 0.5, "x * 2.0"),
+        ("bf16", lambda x: (x.to("f32") / 0.9).to("bf16"), "x * 1.1111111640930176"),
+        ("bf16", lambda x: x.to("f32") / 3.0, "tl.fma(x, 8.138021075865254e-05, x * 0.333251953125)"),
+        ("f32", lambda x: x / 3.0, "tl.div_rn(x, 3.0)"),
+        ("f32", lambda x: (x / 0.9).to("bf16"), "tl.div_rn(x, 0.9)"),
+        ("f64", lambda x: x / 3.0, "x / 3.0"),
+        ("f32", lambda x: x / 0.0, "tl.div_rn(x, 0.0)"),
+    ],
+)
+def test_only_where_the_bits_are_the_same(dtype: str, body: Callable[..., T], text: str) -> None:
+    assert text in text_of(body, dtype)
+
+
+def test_a_product_is_refused_that_differs_for_one_number() -> None:
+    """0.3 in bfloat16, the square root of two in float16: some products are rounded to a neighbour of the quotient."""
+    for divisor, dtype in ((0.3, "bf16"), (math.sqrt(2), "f16")):
+        assert exact_reciprocal(divisor, dtype, dtype) is None
+        x = all_numbers(DTYPES[dtype])
+        assert not same_bits((x.float() * (1 / torch.tensor(divisor))).to(x.dtype), x / divisor)
+    assert exact_reciprocal(2.0**-126, "f32", "f32") is None and exact_reciprocal(0.0, "f32", "f32") is None
+    assert split_reciprocal(math.inf, "bf16") is None
+
+
+def test_powers_of_two_are_exact_for_subnormal_numbers_too() -> None:
+    bits = torch.randint(-(1 << 31), 1 << 31, (1 << 16,), generator=torch.Generator().manual_seed(3)).to(torch.int32)
+    for scale in (0, 0x807FFFFF):  # any, and subnormal ones
+        x = (bits & (scale - (1 << 32)) if scale else bits).to(torch.int32).view(torch.float32)
+        for divisor in (2.0**12, 2.0**-12, 2.0**90, -(2.0**-90)):
+            divided = fusegrad.compile(lambda x, by: x / by, backend="interpret")
+            assert same_bits(divided(x, divisor), x / divisor)
+
+
+def test_fast_multiplies_by_the_nearest_reciprocal() -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    fast = fusegrad.compile(lambda x: x / 3.0, backend="interpret", numerics="fast")
+    torch.testing.assert_close(fast(x), x / 3.0, rtol=2**-22, atol=0)
+    assert not torch.equal(fast(x), x / 3.0)
