@@ -73,7 +73,7 @@ class Day:
         todo = self.record.left(step, self.again)
         jobs = min(step.jobs, len(todo)) if self.kind == "cuda" else 1
         work = _Work(step, todo, self.left - budget / step.jobs, crowded if jobs > 1 else None)
-        lanes = [threading.Thread(target=self._lane, args=(work,)) for _ in range(jobs)]
+        lanes = [threading.Thread(target=self._lane, args=(work,), daemon=True) for _ in range(jobs)]
         for lane in lanes:
             lane.start()
         for lane in lanes:

@@ -28,7 +28,7 @@ def model_device(name: str) -> str | None:
     """The row of the model's table for a device's name: "NVIDIA H100 80GB HBM3" -> "h100"; None without one."""
     from fusegrad.runtime.profile.devices import DEVICES
 
-    return next((key for key in DEVICES if key in name.lower()), None)
+    return next((key for key in DEVICES if key in name.lower().replace(" ", "")), None)
 
 
 def says(case: str, device: str) -> dict[str, Any]:

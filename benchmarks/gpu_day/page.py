@@ -15,7 +15,7 @@ from .steps import Step
 
 OUTCOMES = ("ok", "wrong", "failed", "hung", "died", "skipped")
 TIMED = ("times of ten", "times of functions", "times of the rest", "times with autotuning")
-COMPARED = ("telling", "functions", "gallery", "rest")
+COMPARED = ("telling", "functions", "gallery", "products", "rest")
 NOT_ASKED = """## Beside the static model
 
 The model was not asked yet: `make gpu ARGS=--page` does it, on any machine."""
@@ -92,6 +92,7 @@ def _sections(record: Record) -> Iterator[tuple[str, str]]:
     if not is_pretended(record):
         yield "model", _model(record, rows)
         yield "goals", _goals(rows)
+        yield "profile", _profile(record)
     yield "times", _times(rows)
     yield "models", _models(record)
     yield "tuned", _list("Where the schedule's own choice was not the fastest", _lost_choices(record))
@@ -161,8 +162,13 @@ def _models(record: Record) -> str:
     return f"## Models\n\n{_table(('model', *names), rows)}" if rows else ""
 
 
+def _profile(record: Record) -> str:
+    said = ["\n".join(found["facts"]["said"]) for _, _, found in record.results("profile") if "said" in found["facts"]]
+    return "\n\n".join(["## Profiles", *(f"```text\n{text}\n```" for text in said)]) if said else ""
+
+
 def _lost_choices(record: Record) -> Iterator[str]:
-    for _, _, found in record.results("tune"):
+    for _, _, found in record.results("tune", "products"):
         for trial in found["facts"].get("trials", ()):
             times = trial["milliseconds"] or ()
             if times and min(times) < 0.98 * times[0]:

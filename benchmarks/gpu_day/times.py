@@ -15,6 +15,7 @@ from ..clocks import GpuClock
 from ..inputs import real
 from ..peers import AGAIN, OURS
 from .checks import case_named
+from .modelled import model_device
 
 SEED = 11
 BESIDE = {"cuda": (OURS, AGAIN, "eager", "compile", "liger"), "pretended": (OURS, AGAIN, "eager")}
@@ -40,6 +41,14 @@ def _bench(unit: str, kind: str, peers: tuple[str, ...]) -> dict[str, Any]:
     wrong = [row["errors"][OURS]] if OURS in row["errors"] else [f for check in ours for f in check["faults"]]
     assert bool(wrong) == gpu_report.wrong(row)
     return {"faults": wrong, "row": {**row, "case": unit}}
+
+
+def profiled(unit: str, kind: str) -> dict[str, Any]:
+    """What `fusegrad profile` prints, with its columns for the device."""
+    case, device = case_named(unit, kind), model_device(torch.cuda.get_device_name()) or "h100"
+    fast = fusegrad.compile(case.function, backend="triton")
+    found = fusegrad.profile(fast, *real(case, SEED, "cuda"), device=device, seconds=0.2, progress=False)
+    return {"said": str(found).splitlines()}
 
 
 def tune(unit: str, kind: str) -> dict[str, Any]:

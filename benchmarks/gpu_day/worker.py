@@ -10,6 +10,7 @@ Imports nothing of fusegrad's before the pretended GPU is there, which has to co
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import importlib
 import json
@@ -24,6 +25,7 @@ from typing import Any
 
 Body = Callable[[str, str], Mapping[str, Any]]
 """(unit, kind of device) -> facts; "faults": what is wrong; "skipped": why there was nothing to do."""
+PDEATHSIG = 1
 PRETENDED = Path(__file__).resolve().parents[2] / "tests" / "pretended_gpu"
 
 
@@ -64,6 +66,7 @@ def _spoiled() -> bool:
 
 
 def main(kind: str, body: str) -> None:
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)  # a device is not held for a program that was ended
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a body prints is no answer
     faulthandler.enable()

@@ -24,6 +24,14 @@ def mixed(unit: str, kind: str) -> dict[str, Any]:
     return {**facts, "faults": ["0: off"]} if unit == "wrong" else {"skipped": "x"} if unit == "skips" else facts
 
 
+def hangs_by_number(unit: str, kind: str) -> dict[str, Any]:
+    """Says who hangs: its process is to be found."""
+    with open(os.environ["NUMBER"], "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+    return {}
+
+
 def first_is_missing(unit: str, kind: str) -> dict[str, Any]:
     """Right once the file that the environment names is there: a fault that a commit has corrected."""
     return {"faults": [] if os.path.exists(os.environ["CORRECTED"]) else ["not yet"]}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +103,39 @@ def test_what_a_spoiled_device_was_asked_is_asked_of_another_process(record: Rec
     processes += [child.ask("ok", 60, 60)["facts"]["process"] for _ in range(2)]
     assert len(set(processes)) == 2 and processes[2] != processes[3]
     child.stop()
+
+
+ORCHESTRATOR = """
+import sys
+from fusegrad.benchmarks.gpu_day.child import Child
+import os
+Child("cuda", "fake_steps:hangs_by_number", dict(os.environ)).ask("unit", 600, 600)
+"""
+
+
+def test_a_day_that_is_killed_leaves_nothing_on_the_device(tmp_path: Path) -> None:
+    """Whoever lends the machine ends the command at the minute: its workers have sessions of their own."""
+    number, paths = tmp_path / "number", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    told = environment(NUMBER=str(number), PYTHONPATH=paths)
+    command = subprocess.Popen([sys.executable, "-c", ORCHESTRATOR], env=told)
+    _until(lambda: number.exists() and number.read_text())
+    command.kill()
+    command.wait()
+    _until(lambda: not _runs(int(number.read_text())))
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _until(holds: Callable[[], Any], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 # ------------------------------------------------------------------ slices

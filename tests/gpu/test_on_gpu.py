@@ -10,7 +10,7 @@ import torch
 
 from fusegrad.benchmarks.gpu_day.steps import STEPS, Step
 
-STEPS_OF_RIGHT = ("doctor", "telling", "functions", "gallery", "launching", "exports", "models", "rest")
+STEPS_OF_RIGHT = ("doctor", "telling", "functions", "gallery", "launching", "exports", "models", "products", "rest")
 UNITS = [(step, unit) for step in STEPS if step.name in STEPS_OF_RIGHT for unit in step.units()]
 
 
