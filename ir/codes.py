@@ -533,9 +533,10 @@ CODES = (
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(
         "FG200", "RMSNorm.forward cannot be traced: it calls `print`",
-        "fullgraph=True or is_traceable = True promises a trace, and it failed. The reason has a code of its own.",
+        "fullgraph=True or is_traceable = True promises a trace, and it failed; or of what was traced no kernel may "
+        "run. The reason has a code of its own.",
         "Keep the operation out of the method, or take the promise back.",
-        ("NotTraceableError",),
+        ("NotTraceableError", "NotLaunchedError"),
     ),
     Code(
         "FG201", "fusegrad.compile(3): it is neither a Function class nor a function",

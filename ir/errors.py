@@ -103,6 +103,16 @@ class NotTraceableError(FusegradError):
         return code_of(self.facts["reason"]) or super().code
 
 
+class NotLaunchedError(NotTraceableError):
+    """A method that has to be compiled (`fullgraph=True`, or `is_traceable = True`) has kernels that may not run."""
+
+    message = (
+        "{function}.{method} is traced, and launches no kernel: {reason}\n"
+        "  at:   {where}\n"
+        "  fix:  please report it. Without `fullgraph=True` / `is_traceable = True` torch runs it, one by one."
+    )
+
+
 class LoweringError(FusegradError):
     """A captured graph cannot be written in primitives; it is run as it was captured."""
 

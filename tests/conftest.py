@@ -33,6 +33,7 @@ ONE_IN = {
     "exporting/test_hostile_names.py": 6,
     "gallery/test_in_graphs.py": 25,
     "gallery": 20,
+    "suite/test_proved_on_targets.py": 61,
     "gpu": 20,
     "models": 6,
     "interop/test_operators.py": 15,

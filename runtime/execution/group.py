@@ -34,6 +34,7 @@ Tensor = torch.Tensor
 RunGroup = Callable[[Sequence[Tensor], Sizes], list[Any]]
 LIBRARY = "the library's product"
 OPERATION_BY_OPERATION = "runs operation by operation"
+UNPROVED = "goes through torch at some sizes: not proved to stay in its tensors"
 RECORDS = 512
 """Distinct size tuples that a group remembers; older ones are evaluated again."""
 
@@ -108,7 +109,7 @@ class GroupRunner:
 
     def _do_without(self, key: tuple[int, ...], why: str) -> None:
         if why not in self.unproved.values():
-            self.report(f"{self.name} goes through torch at some sizes: not proved to stay in its tensors: {why}")
+            self.report(f"{self.name} {UNPROVED}: {why}")
         if len(self.unproved) >= RECORDS:
             self.unproved.clear()
         self.unproved[key] = why
@@ -170,8 +171,8 @@ class GroupRunner:
         return self._through_torch(inputs, sizes)
 
     def _give_up(self, why: str) -> None:
+        self.report(f"{self.name} {OPERATION_BY_OPERATION}: {why}")  # which raises where kernels were asked for
         self.one_by_one = True
-        self.report(f"{self.name} {OPERATION_BY_OPERATION}: {why}")
 
     def _through_torch(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         graph = self.group.graph

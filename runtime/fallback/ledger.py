@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 import torch
 
 from ...ir.codes import code_of
-from ...ir.errors import NotTraceableError, users_line
+from ...ir.errors import NotLaunchedError, NotTraceableError, users_line
 from ...tracer.capture.capture import is_capturing
 from ...tracer.methods import method_place
 from ...tracer.torch_private import observing_mode, transforms_active
@@ -20,6 +21,8 @@ from .records import OpaqueCall, Record, warn
 MODES, ANOMALY, FURTHER = "dispatch modes", "anomaly mode", "further kinds of calls"
 """Records that are of no method: calls under a TorchDispatchMode, double backwards under
 torch.autograd.detect_anomaly, kinds of calls that wait for a capture of a class some kinds of which were refused."""
+UNLAUNCHED = re.compile(r"no kernels|\w+ (runs operation by operation|goes through torch at some sizes)")
+"""Reasons why torch runs the operations of a captured method, or of a part of it, one by one."""
 DEBUGGED = "anomaly mode is on, which names the operation that made a NaN"
 
 
@@ -112,10 +115,16 @@ class Ledger:
 
     # ------------------------------------------------------------------ what runs
     def report(self, method: str, why: str) -> None:
-        """A captured method runs slower than its backend promises: on record, with a warning."""
-        self.records[method] = Record("compiled", why, self._place(method))
+        """A captured method runs slower than its backend promises: on record, with a warning.
+
+        Raises NotLaunchedError where the user asked for kernels and none may run.
+        """
+        name, place = self._user.cls.__name__, self._place(method)
+        if UNLAUNCHED.match(why) and self.must_capture(method):
+            raise NotLaunchedError(function=name, method=method, reason=why, where=place)
+        self.records[method] = Record("compiled", why, place)
         count("fallbacks")
-        warn(f"{self._user.cls.__name__}.{method}: {why} [{code_of(why)}]")
+        warn(f"{name}.{method}: {why} [{code_of(why)}]")
 
     def report_once(self, method: str, why: str) -> None:
         """The same, at the first time."""

@@ -10,7 +10,7 @@ from ...codegen import Kernel, Kernels, Target
 from ...ir import Graph, Value
 from ...ir.errors import LoweringError
 from ...ir.passes.cost import minimal_bytes
-from ...ir.passes.fuse import Extern, Step
+from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...tracer.opaque.opaque import opaque_of
 from ...tracer.trace import Trace
@@ -18,14 +18,17 @@ from ..execution.executable import fills_memory, has_outer_product
 from ..execution.fusion_report import FusionBreak, GroupReport, fusion_breaks_of, groups_of
 from ..execution.generated import Generated
 from ..execution.graph_to_kernels import generate, graph_of, text_of
+from ..execution.group import UNPROVED
 from ..execution.kernel_plan import is_opaque
+from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
 from .eager_cost import EagerCost, aten_calls
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One launch: a generated kernel, or the call of a library op (`source` is then empty).
+    """One launch: a generated kernel ("triton"); else, with an empty `source`, the call of a library op ("library"), or
+    an operation of torch's: where nothing is generated ("aten"), or in place of a kernel that may not run ("torch").
 
     Bytes are of device memory; `bytes_cached` are read once more, out of L2, in the same launch.
     """
@@ -54,6 +57,12 @@ class DirectionReport:
     cuts: list[FusionBreak] = field(default_factory=list)
     products: list[str] = field(default_factory=list)  # which are in kernels, which by the library, and why
     eager: EagerCost | None = None  # of the method as the user wrote it, run in eager
+
+    @property
+    def is_unlaunched(self) -> bool:
+        """True if kernels were generated and none of them may run."""
+        kinds = {launch.kind for launch in self.launches}
+        return "torch" in kinds and "triton" not in kinds
 
     @property
     def moved(self) -> int:
@@ -85,13 +94,27 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
     for at, step in enumerate(generated.steps):
         if is_opaque(step):
             continue
-        if at in generated.kernels:
-            report.launches += [_kernel_report(k, direction, sizes) for k in generated.kernels[at].kernels]
+        if isinstance(step, Group) and at in generated.kernels:
+            kernels, why = generated.kernels[at], _why_not_launched(step, generated.kernels[at], sizes)
+            if why:
+                report.reasons.append(f"{generated.names[at]} {UNPROVED}: {why}")
+                report.launches += [_node_report(v, direction, sizes, "torch") for v in _computed_values(step.graph)]
+            else:
+                report.launches += [_kernel_report(k, direction, sizes) for k in kernels.kernels]
         elif isinstance(step, Extern):
             report.launches.append(_node_report(step.value, direction, sizes))
     if any(map(is_opaque, generated.steps)):
         report.segments = _segments(generated)
     return report
+
+
+def _why_not_launched(group: Group, kernels: Kernels, sizes: Sizes) -> str:
+    """The reason why calls of these sizes go through torch; "" where the kernels run."""
+    shapes = [aval.shape for value in group.graph.order() for aval in value.avals]
+    symbols = {s for shape in shapes for n in shape for s in getattr(n, "free_symbols", ())}
+    if not symbols <= set(sizes) or are_proved(group.graph, kernels):  # what data decides is known in a call
+        return ""
+    return unproved_at(group.graph, kernels, sizes)
 
 
 def _segments(generated: Generated) -> list[str]:
@@ -118,11 +141,11 @@ def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport
     return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached)
 
 
-def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:
+def _node_report(value: Value, direction: str, sizes: Sizes, kind: str = "library") -> KernelReport:
     name = str(value.params.get("op") or getattr(value.params.get("target"), "__name__", value.prim))
     bytes_read = sum(number(t.nbytes, sizes) for a in value.args for t in a.avals)
     bytes_written = sum(number(t.nbytes, sizes) for t in value.avals)
-    return KernelReport(name, direction, "", bytes_read, bytes_written, kind="library")
+    return KernelReport(name, direction, "", bytes_read, bytes_written, kind=kind)
 
 
 def aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:

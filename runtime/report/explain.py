@@ -102,7 +102,10 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         methods |= {name: Record("absent", NO_RULE, explanation.opaque[0].where) for name in derived}
     for direction, report in explanation.directions.items():
         if report.reasons:
-            methods[direction] = replace(methods[direction], reason="; ".join(report.reasons))
+            reason = "; ".join(report.reasons)
+            methods[direction] = replace(methods[direction], reason=reason)
+            if report.is_unlaunched:
+                methods[direction] = replace(methods[direction], status="opaque")
     explanation.variants = variants_of(compiler)
     return explanation
 

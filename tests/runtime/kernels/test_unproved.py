@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,13 @@ import torch
 
 import fusegrad
 from fusegrad import codegen
-from fusegrad.codegen import Kernels
+from fusegrad.benchmarks import gpu
+from fusegrad.benchmarks.peers import OURS, appliers
+from fusegrad.benchmarks.suite import CASES
+from fusegrad.codegen import TARGETS, Kernels
 from fusegrad.ir import Graph
 from fusegrad.ir.codes import code_of
+from fusegrad.ir.errors import NotLaunchedError, Unfusible
 from fusegrad.runtime.execution.bound_group import BoundGroup
 from fusegrad.runtime.execution.variants import Variants
 from fusegrad.runtime.kernels import proofs
@@ -99,6 +104,66 @@ def test_an_access_that_may_leave_its_tensor_is_not_made(emitted: list[Change], 
     (forward, backward) = reasons(compiled, x)
     assert "Cube_forward" in forward and "Cube_backward" in backward and "tl.load" in forward
     assert code_of(f"Cube_forward {OPEN}: not proved") == "FG105"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_explain_claims_no_launch_of_kernels_that_never_run(emitted: list[Change], target: str) -> None:
+    x = torch.randn(3, 50, requires_grad=True)
+    launched = fusegrad.explain(fast(), x, target=target)
+    assert {k.kind for k in launched.kernels} == {"triton"} and launched.methods["backward"].status == "compiled"
+    emitted.append(without_masks)
+    found = fusegrad.explain(fast(), x, target=target)
+    assert {k.kind for k in found.kernels} == {"torch"} and not any(k.source for k in found.kernels)
+    for direction in ("forward", "backward"):
+        record = found.methods[direction]
+        assert (record.status, record.code) == ("opaque", "FG105")
+        moved = found.to_dict()["bytes"]
+        assert moved[direction] > launched.to_dict()["bytes"][direction] == moved[f"minimal_{direction}"]
+
+
+def test_one_kernel_of_two_that_is_not_proved(emitted: list[Change]) -> None:
+    """What runs is said of each direction."""
+    emitted.append(lambda source: source if "backward" in source else without_masks(source))
+    found = fusegrad.explain(fast(), torch.randn(3, 50, requires_grad=True))
+    assert [k.kind for k in found.kernels if k.direction == "backward"] == ["triton"]
+    assert found.methods["backward"].status == "compiled" and found.methods["forward"].status == "opaque"
+
+
+def test_fullgraph_raises_where_no_kernel_is_launched(emitted: list[Change], launched: list[str]) -> None:
+    """At each call, in each direction: nothing is computed by torch under the name of a kernel."""
+    compiled = fusegrad.compile(type("Cube", (Cube,), {}), backend="interpret", fullgraph=True)
+    x = torch.randn(3, 50, requires_grad=True)
+    y = compiled.apply(x)
+    emitted.append(without_masks)
+    for _ in range(2):
+        with pytest.raises(NotLaunchedError, match=r"Cube\.backward is traced, and launches no kernel") as raised:
+            torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)
+        assert raised.value.code == "FG105"
+        with pytest.raises(NotLaunchedError, match=r"Cube\.forward is traced, and launches no kernel"):
+            fusegrad.compile(type("Cube", (Cube,), {}), backend="interpret", fullgraph=True).apply(x)
+    assert launched == ["Cube_forward"]
+
+
+def test_fullgraph_raises_where_the_generator_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = fusegrad.compile(type("Cube", (Cube,), {}), backend="interpret", fullgraph=True)
+    compiled.apply(torch.randn(3, 50))
+
+    def refuse(*_: Any) -> None:
+        raise Unfusible(value=None, reason="nothing fits")
+
+    monkeypatch.setattr(Variants, "admitting", refuse)
+    for _ in range(2):
+        with pytest.raises(NotLaunchedError, match=r"runs operation by operation: .*nothing fits"):
+            compiled.apply(torch.randn(3, 51))
+
+
+def test_the_benchmark_times_no_operations_of_torch_under_our_name(emitted: list[Change]) -> None:
+    emitted.append(without_masks)
+    case = replace(next(c for c in CASES if c.name.startswith("SquaredReLU")), args=("bf16[63,17]",))
+    row: dict[str, Any] = {"errors": {}, "checks": {}}
+    apply = appliers(case, (OURS,), "interpret")[OURS]
+    assert not gpu._is_right(OURS, case, apply, argparse.Namespace(device="cpu"), row)
+    assert "launches no kernel" in row["errors"][OURS]
 
 
 def test_sizes_at_which_it_stays_inside_are_launched(emitted: list[Change], launched: list[str]) -> None:
