@@ -633,7 +633,7 @@ CODES = (
         "FG216", "function NormBackward returned an incorrect number of gradients (expected 2, got 1)",
         "A method returned another number of tensors than autograd expects.",
         "Return one per argument (backward) or one per result (jvp).",
-        ("TangentCountError", "GradientCountError"),
+        ("TangentCountError", "GradientCountError", "GradientShapeError"),
     ),
     Code(
         "FG217", "vmap(Add): forward writes into `x`, which has no batch axis",

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import types
+import warnings
 
 import torch
 
@@ -25,6 +26,17 @@ def user_frame() -> types.FrameType | None:
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """A warning at the user's innermost line; at the caller's where the stack has none (autograd's own threads)."""
+    frame = user_frame()
+    if frame is None:
+        warnings.warn(message, category, stacklevel=2)
+        return
+    names = frame.f_globals
+    registry, module = names.setdefault("__warningregistry__", {}), names.get("__name__")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
 
 def user_line() -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import sympy
 import torch
 
-from ..ir.errors import FusegradError
 from ..ir.program import ValueRef
 from .arithmetic import SYMBOLIC, compute_number
 from .capture.capture import Session, as_data_read_error, is_a_view, is_capturing, reason_of
@@ -36,7 +35,8 @@ from .containers import (
     with_replaced,
 )
 from .frames import where_raised
-from .methods import as_tuple, backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
+from .gradients import exact_gradients
+from .methods import backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
 from .opaque.output_aliasing import whole_tensors
 from .opaque.shared import Shared, shared_with
@@ -573,6 +573,7 @@ def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     """`value` with every session symbol replaced: by ints at run time, by another session's SymInts while tracing."""
     return map_leaves(value, lambda leaf: _rebound(leaf, sizes))
 
+
 def _rebound(leaf: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     if isinstance(leaf, SYMBOLIC):
         return compute_number(expression_at_forward(leaf, sizes), sizes)
@@ -580,21 +581,6 @@ def _rebound(leaf: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
 
 
 # ------------------------------------------------------------------ backward
-class GradientCountError(FusegradError):
-    """backward returned too few or too many gradients. The text is torch's own."""
-
-    speaks = "torch"
-    message = "function {function}Backward returned an incorrect number of gradients (expected {expected}, got {got})"
-
-
-def exact_gradients(cls: type, result: Any, count: int) -> tuple[Any, ...]:
-    """backward's result as a tuple of `count` gradients; extra trailing Nones are dropped, as torch does."""
-    gradients = as_tuple(result)
-    if len(gradients) < count or any(g is not None for g in gradients[count:]):
-        raise GradientCountError(function=cls.__name__, expected=count, got=len(gradients))
-    return gradients[:count]
-
-
 def run_backward(
     cls: type,
     forward: ForwardCapture,
@@ -630,5 +616,3 @@ def run_backward(
 
 def _identities_on(ctx: Any) -> dict[str, list[int]]:
     return {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}
-
-

@@ -775,3 +775,14 @@ def python_implementations() -> list[str]:
     """ATen operations for which a library in Python brought an implementation; those that vmap brings late apart."""
     registered = map(str, getattr(torch.library, "_impls", ()))
     return [name for name in registered if name.startswith("aten/") and not name.endswith("/FuncTorchBatched")]
+
+
+def graph_break(reason: str) -> Exception | None:
+    """The error that breaks the graph which Dynamo makes right now, and says why; None where it makes none."""
+    translator = _private("_dynamo.symbolic_convert.InstructionTranslator.current_tx")
+    broken: Any = _private("_dynamo.exc.Unsupported")
+    try:
+        translator()
+    except Exception:  # no frame is followed, or this torch tells of none
+        return None
+    return None if broken is None else broken(reason, "a call that fusegrad cannot put into a graph")

@@ -199,7 +199,7 @@ def documentation(found: Any) -> str:
 VARIABLES = {
     "FUSEGRAD_BACKEND": ("a backend's name", "Of every compiled class, ahead of what `compile` was asked for."),
     "FUSEGRAD_WARN": ("`0`", "No warning where a method runs in eager; `explain` still says it."),
-    "FUSEGRAD_DEBUG": ("`1`", "Verify every graph after every step. Slow."),
+    "FUSEGRAD_DEBUG": ("`1`", "Verify every graph after every step; tracebacks show fusegrad's own frames. Slow."),
     "FUSEGRAD_STORE": ("`0`", "Traces are neither cached on disk nor found there: every process makes its own."),
     "FUSEGRAD_DISABLE": ("names, comma-separated", "Steps of the pipeline that are left out: [which](#steps)."),
     "FUSEGRAD_NUMERICS": ("`eager` or `fast`", "Of every compiled class, ahead of what `compile` was asked for."),

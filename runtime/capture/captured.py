@@ -218,6 +218,9 @@ def passthrough_inputs(captured: CapturedFunction) -> tuple[tuple[int, int], ...
 
 def name_at(captured: CapturedFunction, place: ValueRef) -> str:
     """The user's name for what is at a place."""
+    for attribute, at in captured.forward.tensor_attributes.items():
+        if at == place and place.kind == "hidden":
+            return f"ctx.{attribute}"
     if place.kind == "input":
         return captured.names[captured.slots[place.index]]
     position = place.index + (len(captured.forward.fake_outputs) if place.kind == "hidden" else 0)

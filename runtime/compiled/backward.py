@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import Function
 
 from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock, is_capturing
-from ...tracer.function import exact_gradients
+from ...tracer.frames import warn_user
+from ...tracer.function import rebind
+from ...tracer.gradients import exact_gradients, is_summable, shape_error
 from ...tracer.methods import backward_method
 from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import Mismatch, Tape, remember_opaque
 from ...tracer.opaque.segments import Segment
 from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
-from ..capture.captured_backward import admits_sizes, layout_guard_failure, predicted_kinds
+from ..capture.captured_backward import admits_sizes, layout_guard_failure, needs_no_gradient, predicted_kinds
 from ..capture.ctx_attributes import attributes_on
 from ..capture.guards import backward_guard_failure
 from ..capture.opaque_replay import VARIANTS
@@ -27,6 +28,7 @@ from ..settings import logs
 from ..settings.counters import count
 from ..specialize.compiled_backward import BackwardCall, run, run_entry
 from .derived_backward import require_transposable, why_no_backward
+from .slips import warn_of_no_gradient
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
@@ -65,7 +67,7 @@ def note(compiler: Compiled, call: OpaqueCall, declared: bool) -> None:
     logs.log_split(told)
     if not declared:
         count("fallbacks")
-        warnings.warn(told, FallbackWarning, stacklevel=2)
+        warn_user(told, FallbackWarning)
 
 
 def split_backward(
@@ -177,20 +179,31 @@ def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> 
             raise CaptureError(reason=why, where=spec.captured.backward_place())
         results = run(spec.backward, call)
     except (OpaqueCallError, Mismatch) as error:
-        results = split_backward(compiler, spec, call.on_originals(), error)
+        results = _of_fitting_shapes(spec.captured, split_backward(compiler, spec, call.on_originals(), error), call)
     except CaptureError as error:
         call = call.on_originals()
         if compiler.keys.take_out("backward", error):
             spec.adopt(compiler.user.cls, compiler.keys.reads_now())
             return _gradients(compiler, spec, call)
-        results = _users_gradients(compiler, spec, call)
+        results = _of_fitting_shapes(spec.captured, _users_gradients(compiler, spec, call), call)
         with recorded_faults(compiler, "backward", call.gradients):
             compiler.ledger.refuse("backward", error)
         return results
+    warn_of_no_gradient(spec.captured, results)
     compiler.ledger.records.setdefault("backward", Record("derived" if compiler.user.derives_backward else "compiled"))
     if spec.keeper is not None:
         with recorded_faults(compiler, "backward", call.gradients):
             spec.keeper.keep_backward(spec, call.gradients)
+    return results
+
+
+def _of_fitting_shapes(captured: CapturedFunction, results: tuple[Any, ...], call: BackwardCall) -> tuple[Any, ...]:
+    """The gradients. Raises GradientShapeError for one that autograd would refuse."""
+    for i, gradient in enumerate(results):
+        if isinstance(gradient, torch.Tensor) and i in captured.slots and not needs_no_gradient(captured, i):
+            shape = rebind(captured.forward.fakes[captured.slots.index(i)].shape, call.sizes)
+            if not is_summable(shape, gradient.shape):
+                raise shape_error(captured.cls, i, captured.names[i], gradient.shape, shape)
     return results
 
 

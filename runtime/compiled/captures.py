@@ -22,6 +22,7 @@ from ..specialize.specialization import Specialization
 from .budget import Budget
 from .keys import Keys
 from .options import Options
+from .slips import warn_of_slips
 from .table import SpecializationTable
 from .user_class import UserClass
 from .variants import log_captured_again, log_variant
@@ -71,6 +72,7 @@ class Captures:
         facts = self.keys.facts(args)  # a capture that came to functions of other packages compares what these read
         self.table.add(facts, attempt)
         self.ledger.note_compiled("forward")
+        warn_of_slips(attempt.captured)
         log_variant(self, facts, attempt)
         return attempt
 

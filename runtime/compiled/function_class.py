@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...tracer.methods import methods
+from ..fallback.user_traceback import hide_own_frames
 from .traceability import Traceability
 
 in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -57,7 +58,11 @@ def shown(run: Callable[..., Any], own: Callable[..., Any] | None = None) -> Cal
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         if not in_dynamo():
-            return run(ctx, *gradients)
+            try:
+                return run(ctx, *gradients)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         return outside_backward(run, ctx, *gradients) if own is None else own(ctx, *gradients)
 
     return backward

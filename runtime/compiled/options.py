@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from ...tracer.declared import Option
+from ...tracer.frames import warn_user
 from ..fallback.records import FallbackWarning
 from ..settings.config import backend_name, with_numerics
 
@@ -45,8 +45,6 @@ def is_triton_installed() -> bool:
     try:
         import triton  # noqa: F401
     except ImportError:
-        warnings.warn(
-            "triton is not installed: GPU tensors run on the reference backend", FallbackWarning, stacklevel=2
-        )
+        warn_user("triton is not installed: GPU tensors run on the reference backend", FallbackWarning)
         return False
     return True

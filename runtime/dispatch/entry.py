@@ -12,6 +12,7 @@ from ...tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
 from ..compiled.function_class import in_dynamo, outside
 from ..dynamo.graph_names import in_graph
 from ..fallback.answer import Fault, is_fault
+from ..fallback.user_traceback import hide_own_frames
 from ..fast_path.argument_forms import MISS
 from ..fast_path.inline_cache import InlineCache
 
@@ -39,9 +40,14 @@ def applied(  # noqa: C901  # in one piece: every call comes through here
                 return run(own, args, kwargs)
             except Exception as error:
                 if not is_fault(error):
+                    hide_own_frames(error)
                     raise
                 fault = Fault.of(error)
-            return otherwise(own, args, kwargs, fault)
+            try:
+                return otherwise(own, args, kwargs, fault)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
 
     def two_steps(own: type, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +82,13 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return in_graph(name, *args, **kwargs) if in_dynamo() else run(*args, **kwargs)
+        if in_dynamo():
+            return in_graph(name, *args, **kwargs)
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return compiled
 

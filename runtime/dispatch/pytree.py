@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch.autograd.function import Function, FunctionMeta, once_differentiable
 
 from ...ir.errors import FusegradError, KeywordOnlyError
-from ...tracer.function import exact_gradients
+from ...tracer.gradients import exact_gradients
 from ...tracer.locks import INNER, lock_of
 from ...tracer.methods import (
     backward_method,

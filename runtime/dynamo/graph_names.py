@@ -13,6 +13,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from ...ir.errors import FusegradError
+from ...tracer.torch_private import graph_break
+
 _shown: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
 """What calls in graphs mean, by the name that stands there, as long as what makes them is there."""
 _numbers = itertools.count()
@@ -27,8 +30,12 @@ def name_in_graphs(cls: Any, call: Callable[..., Any]) -> str:
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def in_graph(name: str, *args: Any, **kwargs: Any) -> Any:
-    """A call of the class of this name."""
-    return _undisturbed(name, args, kwargs)
+    """A call of the class of this name. Where it is refused Dynamo is told why, in our words."""
+    try:
+        return _undisturbed(name, args, kwargs)
+    except NotImplementedError as error:
+        broken = graph_break(str(error)) if isinstance(error, FusegradError) else None
+        raise broken or error from None
 
 
 @torch.compiler.disable(reason="fusegrad compiled it")  # type: ignore[untyped-decorator,no-untyped-call]

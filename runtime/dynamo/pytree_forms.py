@@ -17,6 +17,7 @@ import torch
 
 from ..capture.graph_mode import is_for_a_graph
 from ..compiled.function_class import in_dynamo, outside
+from ..fallback.user_traceback import hide_own_frames
 from .call import OuterGraphError
 from .graph_names import in_graph
 
@@ -124,7 +125,11 @@ def shown_nested(itself: list[type], name: str, run: Callable[..., Any]) -> Any:
 
     def apply(own: type, *args: Any, **kwargs: Any) -> Any:
         if not in_dynamo():
-            return run(own, args, kwargs)
+            try:
+                return run(own, args, kwargs)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         if own is itself[0] and has_form(args) and has_form(kwargs):
             return nested_in_graph(name, args, kwargs)
         return outside(own, args, kwargs)
@@ -138,7 +143,11 @@ def function_shown_nested(fn: Callable[..., Any], name: str, run: Callable[..., 
     @functools.wraps(fn)
     def nested(*args: Any, **kwargs: Any) -> Any:
         if not in_dynamo():
-            return run(args, kwargs)
+            try:
+                return run(args, kwargs)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         if has_form(args) and has_form(kwargs):
             return nested_in_graph(name, args, kwargs)
         return _outside(run, args, kwargs)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import shutil
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx.passes.split_module import split_module
+
+from ...tracer.frames import warn_user
 
 
 @functools.cache
@@ -27,10 +28,8 @@ def compile_by_inductor(gm: torch.fx.GraphModule) -> Callable[[Sequence[Any], Se
     With opaque nodes in it, every segment between them is compiled, and they are called as they are.
     """
     if cpp_compiler() is None and not torch.cuda.is_available():
-        warnings.warn(
-            "backend='inductor' needs a C++ compiler (set CXX or install g++); running the reference instead",
-            stacklevel=2,
-        )
+        told = "backend='inductor' needs a C++ compiler (set CXX or install g++); running the reference instead"
+        warn_user(told, UserWarning)
         return lambda inputs, lifted: list(gm(*inputs, *lifted))
     fast = _compiled_apart(gm) if _has_opaque(gm) else torch.compile(gm, dynamic=None)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import linecache
 import platform
-import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from ..capture.ctx_attributes import attributes_on
 from ..execution.source_writer import NODE, STRAIGHT
 from ..settings.config import settings
 from .effects import AFTER_EFFECTS, launching
+from .user_traceback import USERS
 
 Tensor = torch.Tensor
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def hand_over(method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def is_fault(error: Exception) -> bool:
     """True if an error is a fault of ours, so that the user's own method is to answer the call."""
     # Never twice: what speaks to the user, what the device cannot do again, what wrote already.
-    if _is_meant(error) or _is_of_the_device(error) or getattr(error, AFTER_EFFECTS, False):
+    if _is_meant(error) or _is_of_the_device(error) or any(hasattr(error, mark) for mark in (AFTER_EFFECTS, USERS)):
         return False
     if _is_looked_at() or _is_of_a_missing_method(error) or _is_of_randomness(error):
         return False
@@ -353,11 +353,3 @@ def describe_argument(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__ if not isinstance(value, bool | int | float | None) else repr(value)
     return f"{value.dtype} {list(value.shape)} {value.device}, requires_grad={value.requires_grad}"
-
-
-def stack_level() -> int:
-    """The number of calls from the function that asks up to one that is neither ours nor torch's; for a warning."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _room_of(frame) in (PACKAGE, "torch"):
-        frame, level = frame.f_back, level + 1
-    return level

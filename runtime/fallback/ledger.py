@@ -15,7 +15,7 @@ from ...tracer.torch_private import observing_mode, transforms_active
 from ...tracer.trace import CaptureError
 from ..settings import logs
 from ..settings.counters import count
-from .answer import FaultError, stack_level
+from .answer import FaultError
 from .records import OpaqueCall, Record, warn
 
 MODES, ANOMALY, FURTHER = "dispatch modes", "anomaly mode", "further kinds of calls"
@@ -142,7 +142,7 @@ class Ledger:
             raise FaultError(function=name, method=method, reason=reason, where=where)
         self.records[method] = Record(status, reason, where)
         outcome = "falls back to eager" if status == "opaque" else "goes another way"
-        warn(f"{name}.{method} {outcome}: {reason} [{code_of(reason)}]", stack_level())
+        warn(f"{name}.{method} {outcome}: {reason} [{code_of(reason)}]")
         count("fallbacks")
         logs.log_opaque_method(f"{name}.{method}", reason, where)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from ...ir.codes import code_of
+from ...tracer.frames import warn_user
 from ...tracer.opaque.opaque import OpaqueNode, reason_alone
 from ...tracer.trace import CaptureError
 from ..settings.config import warns
@@ -86,9 +86,10 @@ class Later(Exception):
     """A call is not worth a capture yet, and why: the user's own class runs, all of it."""
 
 
-def warn(message: str, level: int = 2) -> None:
+def warn(message: str) -> None:
+    """A FallbackWarning at the user's line, where settings want warnings."""
     if warns():
-        warnings.warn(message, FallbackWarning, stacklevel=level + 1)
+        warn_user(message, FallbackWarning)
 
 
 def needs_a_fix(record: Record) -> bool:

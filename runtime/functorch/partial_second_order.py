@@ -6,12 +6,12 @@ once a class; under torch.func the value is an output of forward, and the second
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...ir.program import ValueRef
+from ...tracer.frames import warn_user
 from ..capture.activity import sources_of
 from ..capture.captured import name_at
 from ..capture.guards import is_float
@@ -35,7 +35,7 @@ def warn_once(spec: Specialization, args: Sequence[Any], needed: Sequence[bool],
     for i, place in enumerate(captured.residual_places):
         if i in relevant and is_float(args[i]) and not needed[i] and place is not None and _moves(spec, place):
             _warned.add(captured.cls)
-            warnings.warn(_message(spec, place), PartialGradientWarning, stacklevel=2)
+            warn_user(_message(spec, place), PartialGradientWarning)
             return
 
 

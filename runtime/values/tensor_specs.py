@@ -14,6 +14,7 @@ from ...tracer.torch_private import FakeTensorMode
 
 Tensor = torch.Tensor
 _SPEC = re.compile(r"^\s*(\w+)\s*\[([\d\s,_]*)\]\s*$")
+_BEGINNING = re.compile(r"^\s*(\w+)\s*\[")
 
 _ALIASES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",
             "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b1", "float": "f32", "double": "f64", "half": "f16",
@@ -32,7 +33,7 @@ def parse_spec(spec: str) -> tuple[torch.dtype, tuple[int, ...]]:
 
 def fake_argument(value: Any) -> Any:
     """A tensor without memory for a specification, a meta or a real tensor; other arguments as they are."""
-    if isinstance(value, str) and "[" in value and value.rstrip().endswith("]"):
+    if isinstance(value, str) and (is_spec(value) or ("[" in value and value.rstrip().endswith("]"))):
         dtype, shape = parse_spec(value)
         return fake_tensor(shape, None, dtype, torch.device("cpu"), dtype.is_floating_point)
     if isinstance(value, Tensor):
@@ -59,5 +60,8 @@ def with_gradients_asked(args: Sequence[Any]) -> list[Any]:
 
 
 def is_spec(value: Any) -> bool:
-    """True if an argument is a specification."""
-    return isinstance(value, str) and _SPEC.match(value) is not None
+    """True if an argument is a specification, or begins like one: `parse_spec` then says what is wrong with it."""
+    if not isinstance(value, str):
+        return False
+    beginning = _BEGINNING.match(value)
+    return _SPEC.match(value) is not None or (beginning is not None and beginning.group(1) in {*_ALIASES, *TO_TORCH})

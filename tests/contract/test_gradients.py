@@ -165,7 +165,7 @@ def test_16_what_backward_may_return(kind, backend) -> None:
     for _ in range(2):
         mine = outcome(told, fast)
         if isinstance(theirs, Exception):
-            assert isinstance(mine, type(theirs)) and str(mine) == str(theirs)
+            assert isinstance(mine, type(theirs)) and str(mine).partition(" [FG216]")[0].startswith(str(theirs))
         else:
             assert [None if t is None else (t.dtype, t.tolist()) for t in mine] == [
                 None if t is None else (t.dtype, t.tolist()) for t in theirs

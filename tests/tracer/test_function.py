@@ -12,14 +12,13 @@ from fusegrad.ir.program import ValueRef
 from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.function import (
     ForwardCapture,
-    GradientCountError,
     capture_forward,
-    exact_gradients,
     has_unbacked,
     merge_attributes,
     rebind,
     symbols_in,
 )
+from fusegrad.tracer.gradients import GradientCountError, exact_gradients
 from fusegrad.tracer.methods import (
     backward_method,
     is_once_differentiable,

@@ -92,7 +92,7 @@ REVIEWED: dict[str, str] = {
         "tracer/function.py:expression_at_forward",
         "tracer/methods.py:backward_method",
         "tracer/methods.py:is_once_differentiable",
-        "tracer/function.py:exact_gradients",
+        "tracer/gradients.py:exact_gradients",
         "tracer/torch_private.py:_private",
         "tracer/torch_private.py:dict_of_context",
         "tracer/torch_private.py:expression_of",
