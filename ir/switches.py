@@ -39,6 +39,7 @@ KERNELS: dict[str, str] = {
     "packed": "wide 16-bit rows stay packed in registers",
     "online": "the sum of a softmax rides along with its maximum",
     "partials": "sums that keep a part of a long row are stored per item",
+    "pieces": "programs share the passes over one long column, where there are few columns",
     "strips": "long rows are divided among programs that share their reductions",
     "boundary": "rows at odd places are read from the 16-byte boundary below",
     "pairs": "every other element: two accesses become one wide one",

@@ -15,7 +15,7 @@ from .statements import Expr, Scope, call, literal
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
 PROGRAM_ID = Expr("tl.program_id(0)", names=frozenset(["tl"]))
-VARIABLES = ("pid", "part", "strip", "group", "members", "k", "item")
+VARIABLES = ("pid", "part", "strip", "group", "members", "k", "item", "team", "own", "distance", "piece")
 """Names that the text gives to the same things in all kernels."""
 
 
@@ -60,6 +60,10 @@ class Context:
         if term.dtype in LOW_FLOATS and self.needs_rounding(term):
             return call("rounded", value, literal(TL[term.dtype]))
         return value
+
+    def name_of_reduction(self, term: Term) -> str:
+        """The name of a reduction: the user's own, or one for its operation."""
+        return identifier(name_of(term)) or default_name(term)
 
     def name_of_final(self, term: Term) -> str:
         """The name of a final reduction: the user's own, or that of the first output that depends on it."""

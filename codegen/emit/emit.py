@@ -41,6 +41,7 @@ from .reductions.folding import Folding
 from .reductions.lane_accumulators import LaneAccumulators
 from .reductions.online_sums import OnlineSums
 from .reductions.partial_slots import PartialSlots
+from .reductions.pieces import RowPieces
 from .reductions.strips import RowWords
 from .row_passes import RowPasses
 from .statements import (
@@ -102,8 +103,9 @@ class Emitter:
         directs = DirectPartials(context, self.addresses, self.folding, self.values, self.walk)
         words = RowWords(context, self.buffers, self.tile, self.walk, lanes)
         self.finals = FinalReductions(context, self.folding, self.rows, self.nests, self.stores, slots, directs, words)
+        self.pieces = RowPieces(context, self.buffers, self.walk, self.nests, slots, lanes)
         self.passes = RowPasses(
-            context, self.coords, self.levels, self.loads, self.nests, self.stores, lanes, self.finals
+            context, self.coords, self.levels, self.loads, self.nests, self.stores, lanes, self.finals, self.pieces
         )
 
     def traffic(self) -> Traffic:
@@ -163,6 +165,8 @@ def _emit_walk(emitter: Emitter) -> None:
     if plan.final:
         top.closed = True
         emitter.finals.finish()
+    if plan.pieces > 1:
+        emitter.pieces.clear()
 
 
 def _hold_rows(emitter: Emitter) -> None:
@@ -198,7 +202,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     check(body, {*arguments, *HELPERS, "tl", "libdevice", "range", "float"}, label)
     head = ", ".join(f"{a}: tl.constexpr" if a in constants else a for a in arguments)
     source = "\n".join(["@triton.jit", f"def {label}({head}):", *render(body)]) + "\n"
-    grid = tidy(product([plan.programs, plan.strips])) if plan.programs is not None else tidy(plan.strips)
+    grid = tidy(product([plan.programs, plan.strips, plan.pieces])) if plan.programs is not None else tidy(plan.strips)
     return Kernel(
         label, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
         tuple(emitter.buffers.scratch), {}, tuple(sizes.guards), traffic.reads, traffic.writes, traffic.cached,

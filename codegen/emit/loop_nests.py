@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,12 +26,20 @@ class Loop:
 
 @dataclass(eq=False)
 class LoopNests:
-    """Loops that set coordinates."""
+    """Loops that set coordinates. `span`: where loops along a row in pieces begin and end."""
 
     context: Context
     tile: TileAxes
     coords: Coordinates
     rows: AlignedRows
+    span: tuple[Expr, Expr] | None = None
+
+    @contextmanager
+    def along(self, first: Expr, stop: Expr) -> Iterator[None]:
+        """Within the block loops along the row are over a piece of it."""
+        self.span = first, stop
+        yield
+        self.span = None
 
     def open(self, axes: Sequence[Axis], outer: Scope, level: int, deeper: int) -> list[Loop]:
         """A nest of loops along axes, outermost first; the first has this level, the others are `deeper` each."""
@@ -101,4 +110,5 @@ class LoopNests:
             self.coords.set_lanes(axis, begin, scope, scope.level, begin if is_reversed else start)
         else:
             self.coords[axis] = Coord(begin, None, None, scope.level)
-        return Loop(variable, call("tl.range", literal(0), end, step, **pipelined), scope)
+        begin_at, end = self.span or (literal(0), end)
+        return Loop(variable, call("tl.range", begin_at, end, step, **pipelined), scope)

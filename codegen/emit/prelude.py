@@ -102,6 +102,18 @@ def known(pointer):
     return tl.atomic_add(pointer, 0, sem="relaxed")
 
 @triton.jit
+def are_missing(word, distance, pieces, patience):
+    """True while others have not stored all pieces; behind its own piece, a program tells that it has, and waits."""
+    tl.debug_barrier()
+    own = tl.where(distance == 0, 1, 0)
+    stored = tl.atomic_add(word, own, sem="acq_rel") + own
+    looks = own * patience
+    while (stored < pieces) & (looks > 0):
+        stored = tl.atomic_add(word, 0, sem="acquire")
+        looks -= 1
+    return stored < pieces
+
+@triton.jit
 def word_of(v):
     """A float32 as a word that is not zero, but for one NaN."""
     return v.to(tl.int32, bitcast=True) ^ 0x7FC0DEAD

@@ -13,6 +13,7 @@ from .context import Context
 from .loop_nests import LoopNests
 from .reductions.final_reduction import FinalReductions
 from .reductions.lane_accumulators import LaneAccumulators
+from .reductions.pieces import RowPieces
 from .statements import Accumulate, Statement, call
 from .stores import Stores
 
@@ -32,6 +33,7 @@ class RowPasses:
     stores: Stores
     lanes: LaneAccumulators
     finals: FinalReductions
+    pieces: RowPieces
 
     def emit(self) -> None:
         """All that this program stores itself, and what its accumulators take in."""
@@ -92,6 +94,14 @@ class RowPasses:
     # ------------------------------------------------------------------ one pass
     def _emit_pass(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
         """One nest of loops over chunks of the row: lane accumulators before, the loops, the folds after."""
+        if self.context.plan.pieces > 1:
+            self.pieces.emit(work, lambda: self._emit_loops(axes, work))
+        else:
+            self._emit_loops(axes, work)
+            self.lanes.fold(work)
+
+    def _emit_loops(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
+        """The nest, with what it accumulates."""
         plan, body = self.context.plan, self.context.body
         axes -= frozenset(plan.whole_axes)
         before = self.coords.before(axes)
@@ -120,7 +130,6 @@ class RowPasses:
             body.body.extend(ends)
         self.coords.restore(axes, before)
         self.levels.clear()
-        self.lanes.fold(work)
 
     # ------------------------------------------------------------------ rows that strips share, rows that stay packed
     def _emit_strip(self, sinks: Sequence[Sink]) -> None:

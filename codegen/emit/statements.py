@@ -194,13 +194,14 @@ def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
 
 
 def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
-    """Twice, for what one turn of a loop reads and an earlier turn wrote."""
+    """Twice, for what one turn of a loop reads, a condition too, and an earlier turn wrote."""
+    head = block.over if isinstance(block, For) else block.condition
+    within = needed | head.names
     for _ in range(2):
-        inner = prune(block.body, needed)
+        inner = prune(block.body, within)
     if not inner:
         return []
-    head = block.over if isinstance(block, For) else block.condition
-    needed |= head.names
+    needed |= within
     block.body = inner
     return [block]
 

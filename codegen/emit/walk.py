@@ -42,6 +42,11 @@ class Walk:
     def begin(self) -> tuple[Expr, Expr]:
         """The program's number as (strip, part of its items); with one strip, both are the number."""
         top, programs, pid = self.context.top, self.programs(), self.context.number_program()
+        if self.context.plan.pieces > 1:
+            pieces = self.context.sizes.fixed("PIECES", self.context.plan.pieces)
+            team = top.define("team", binary("//", pid, pieces))
+            top.define("own", binary("%", pid, pieces))
+            return team, team
         if not self.coords.has_strips():
             return pid, pid
         return top.define("strip", binary("//", pid, programs)), top.define("part", binary("%", pid, programs))

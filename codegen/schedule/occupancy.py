@@ -22,6 +22,8 @@ USUAL, MOST, LEAST = 16, 24, 12
 """Warps of a multiprocessor: where nothing is known, where programs want few registers, and where they want many."""
 FLYING = 40 << 10
 """Bytes that a multiprocessor has to wait for at any time, so that its share of the bandwidth is used."""
+EVEN = 0.75
+"""The share of the device that works, from which on more programs are not worth their partial sums."""
 STAGES = 6
 """The most turns of a loop under way at once."""
 

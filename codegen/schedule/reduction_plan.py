@@ -11,7 +11,8 @@ import sympy
 from ...ir.types import ITEMSIZE, Size, product
 from ..program.axes import Axis
 from ..program.sizes import cdiv, evaluate_size, tidy
-from .occupancy import evenness, programs_per_unit
+from .occupancy import EVEN, evenness, programs_per_unit
+from .pieces import choose_pieces
 from .residency import Residency, passes_over
 from .roles import AxisRoles
 from .tiling import Tiling
@@ -21,18 +22,20 @@ RESIDENT = 2 / 3
 """Of L2, for rows of which some part is still to be read again."""
 WAVES = 4
 """The most rounds of persistent programs."""
-EVEN = 0.75
-"""The share of the device that works, from which on another round is not worth its partial sums."""
 
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """`items` and `programs` are per strip (block of grid axes); both None where nothing is walked."""
+    """`items` and `programs` are per strip (block of grid axes); both None where nothing is walked.
+
+    pieces: of a row; a program each, all of which walk the same items. `programs` counts them as one.
+    """
 
     walk: tuple[Axis, ...]
     grid: tuple[Axis, ...]
     items: Size | None = None
     programs: Size | None = None
+    pieces: int = 1
 
 
 def choose_walk(roles: AxisRoles, residency: Residency) -> tuple[Axis, ...]:
@@ -50,14 +53,17 @@ def choose_reduction_plan(
     items, strips = (product(cdiv(a.size, tile.get(a, 1)) for a in axes) for axes in (walk, grid))
     # as many programs as the device runs at once, or fewer where the rows in flight are to stay in L2
     slots = w.budget.units * programs_per_unit(w, roles, residency, tiling)
+    pieces = 1
     if chunked and passes_over(w, roles.row, residency.online) > 1:
-        programs = _fitting_l2(w, roles, tile, slots)
+        fitting = evaluate_size(_least(_fitting_l2(w, roles, tile, slots), items), w.hints)
+        pieces = choose_pieces(w, roles, residency, tiling, slots, fitting)
+        programs = _fitting_l2(w, roles, tile, slots // pieces)
     else:
         programs = slots * _waves(w, slots, strips, tiling.step)
     programs = _per_strip(programs, strips)
     # only sums that keep lanes weigh so much that fewer programs are better
     if not any(r.axes & set(tile) for r in roles.final):
-        return ReductionPlan(walk, grid, items, tidy(_least(programs, items)))
+        return ReductionPlan(walk, grid, items, tidy(_least(programs, items)), pieces)
     each, most = cdiv(items, tiling.step), _rounds(programs, tiling.step)
     programs = tiling.step * _even(each, _least(most, _programs_worth_sums(w, roles, tiling, walk, each, strips)))
     return ReductionPlan(walk, grid, items, tidy(programs))
@@ -108,8 +114,10 @@ def _fitting_l2(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], program
     if isinstance(length, int):
         fitting = max(1, min(programs, room // max(1, length)))
         return max(min(fitting, units), fitting // units * units)
-    # beyond one for each unit, as many for all
     fitting = sympy.Max(1, sympy.Min(programs, sympy.floor(sympy.Integer(room) / length)))
+    if programs <= units:
+        return fitting
+    # where there are more than units, as many for each
     return sympy.Max(sympy.Min(fitting, units), units * sympy.floor(fitting / units))
 
 

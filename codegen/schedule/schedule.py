@@ -56,6 +56,7 @@ class Schedule:
     slide: Slide | None = None
     whole_axes: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
     packed: frozenset[Term] = frozenset()  # loads that stay 16 bits wide from phase to phase; others are made anew
+    pieces: int = 1  # of a row, whose programs walk the same items
     step: int = 1  # items between those of one program: rows that begin alike, so that its lanes stay columns
 
     @property
@@ -110,5 +111,5 @@ def schedule_of(w: Workload) -> Schedule:
         direct=residency.direct, phase=phases_of(w, roles.inner, residency.online),
         hoisted=hoisted and not residency.shared,
         tile=tiling.tile, slide=tiling.slide, step=tiling.step, whole_axes=tiling.whole_axes, warps=tiling.warps,
-        stages=choose_stages(w, roles, residency, tiling), items=plan.items, programs=plan.programs,
+        stages=choose_stages(w, roles, residency, tiling), items=plan.items, programs=plan.programs, pieces=plan.pieces,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def _row_tile(
 
 def _chunk(w: Workload, row: Sequence[Axis], shared: bool) -> dict[Axis, int]:
     """Lanes for the innermost axes of a row, as many as a chunk may have."""
-    room = w.budget.chunk if w.vector in row else min(256, w.budget.chunk // 16)
+    room = w.budget.chunk if w.vector in row else min(128, w.budget.chunk // 16)
     if shared and w.target.kind != "interpret":
         room = SHARED_ROW // (2 if w.has_odd_rows else 1)
     tile: dict[Axis, int] = {}

@@ -15,6 +15,7 @@ from fusegrad.codegen import Target
 from fusegrad.ir.switches import KERNELS, switched_off
 
 ROOM = replace(SMALL, packed=64)
+FEW = replace(INTERPRET, shared=16)
 ODD, EVEN, WIDE = {M: 13, N: 50, K: 3}, {M: 6, N: 64, K: 2}, {M: 6, N: 48, K: 2}
 
 
@@ -25,6 +26,11 @@ def nested(x: T) -> tuple[T, T]:
 def interleaved(x: T) -> T:
     even, odd = x[:, slice(0, None, 2)], x[:, slice(1, None, 2)]
     return cat([even * odd, even - odd], 1)
+
+
+def column_softmax(x: T) -> T:
+    e = (x - x.amax(0, keep=True)).exp()
+    return e / e.sum(0, keep=True)
 
 
 class Witness(NamedTuple):
@@ -47,6 +53,7 @@ WITNESSES: dict[str, Witness] = {
     "packed": _of("softmax", ROOM, WIDE),
     "online": _of("softmax", SMALL, ODD),
     "partials": _of("group_backward", SMALL, ODD),
+    "pieces": Witness(column_softmax, {"x": Input("f32", (M, N))}, FEW, {M: 97, N: 3}),
     "strips": _of("rms_backward", SMALL, EVEN),
     "boundary": _of("rms_backward", MANY, ODD),
     "pairs": Witness(interleaved, {"x": Input("f32", (M, 64))}, INTERPRET, EVEN),

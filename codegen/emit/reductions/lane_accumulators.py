@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from ...program.axes import Term
@@ -41,8 +41,25 @@ class LaneAccumulators:
         self.unfolded.clear()
         for total, top in self.context.plan.online.items():
             if top in reduced:
-                for term, value in self.online.fold(top, total):
+                folded = self.online.fold(top, total, self.context.body)
+                for term, value in self.online.results(top, total, *folded):
                     self._define(term, value)
+
+    def fold_piece(self, scope: Scope) -> Iterator[tuple[Term, Expr]]:
+        """After loops over a piece of the row: the reductions, and what their lanes fold to."""
+        for term, label in self.unfolded:
+            yield term, self.folding.fold_lanes(term, name(label))
+        self.unfolded.clear()
+        for total, top in self.context.plan.online.items():
+            if ("lanes", top) in self.context.body.memo:
+                yield from zip((top, total), self.online.fold(top, total, scope), strict=True)
+
+    def take_lanes(self, term: Term, lanes: Expr) -> None:
+        """What remains to be folded of a reduction."""
+        if term in {*self.context.plan.online, *self.context.plan.online.values()}:
+            self.context.body.memo["lanes", term] = lanes
+        else:
+            self.unfolded.append((term, lanes.text))
 
     def _accumulate_plain(self, term: Term, chunk: Scope) -> None:
         value = self.values.argument_of_reduction(term, chunk)

@@ -6,7 +6,7 @@ What a thread has of a chunk has one maximum, and the sum so far is scaled once 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ....ir.types import ITEMSIZE
 from ...program.axes import Axis, Term, terms_below
@@ -23,6 +23,33 @@ ACCESS = 16
 """Bytes that one thread reads at once."""
 LOWEST = {"f32": "-3.4028234663852886e38", "f64": "-1.7976931348623157e308"}
 """Where a maximum begins: finite, so that -inf - -inf never arises."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A chunk of columns as [accesses, rows read at once, columns]: with one thread's elements along the first."""
+
+    block: Expr
+    rows: int
+    columns: Expr
+
+    @property
+    def shape(self) -> Expr:
+        accesses = binary("//", self.block, literal(self.rows))
+        names = self.block.names | self.columns.names
+        return Expr(f"[{accesses}, {self.rows}, {self.columns}]", names=names)
+
+    @property
+    def lanes(self) -> Expr:
+        return Expr(f"[{self.rows}, {self.columns}]", names=self.columns.names)
+
+    def fold(self, term: Term, parts: Expr) -> Expr:
+        """What each thread has of a column, folded."""
+        return call(fold_function(term), parts, literal(0))
+
+    def spread(self, value: Expr) -> Expr:
+        """A value of each thread beside all that it has."""
+        return Expr(f"{value.inside(ATOM)}[None, :, :]", names=value.names)
 
 
 @dataclass(frozen=True)
@@ -53,11 +80,12 @@ class Parts:
 
 @dataclass(eq=False)
 class OnlineSums:
-    """Pairs of a maximum and the sum that rides along."""
+    """Pairs of a maximum and the sum that rides along. `labels`: their accumulators."""
 
     context: Context
     folding: Folding
     values: Values
+    labels: list[str] = field(default_factory=list)
 
     def accumulate(self, top: Term, total: Term, value: Expr, chunk: Scope) -> None:
         """Both take a chunk in."""
@@ -71,6 +99,7 @@ class OnlineSums:
         dtype = literal(TL[register_dtype(top.dtype)])
         body.memo["lanes", top] = body.define(tops, call("tl.full", shape, literal(LOWEST[top.dtype]), dtype))
         body.memo["lanes", total] = body.define(sums, call("tl.full", shape, literal("0.0"), dtype))
+        self.labels += [tops, sums]
         # The sum so far is relative to the maximum before: it is scaled before the maximum changes
         highest = value if parts is None else parts.fold(top, value)
         higher = context.let(chunk, "higher", call("larger", name(tops), highest))
@@ -80,35 +109,43 @@ class OnlineSums:
         chunk.body.append(Accumulate(sums, "=", binary("+", scaled, added), context.comment(total)))
         chunk.body.append(Accumulate(tops, "=", higher, context.comment(top)))
 
-    def fold(self, top: Term, total: Term) -> Iterator[tuple[Term, Expr]]:
+    def fold(self, top: Term, total: Term, scope: Scope) -> tuple[Expr, Expr]:
+        """The lanes of both folded: the maximum, and the sum relative to it."""
+        let, memo = self.context.let, self.context.body.memo
+        tops = memo["lanes", top]
+        highest = let(scope, "highest", self.folding.fold(top, tops))
+        relative = binary("*", memo["lanes", total], self._exp(top, binary("-", tops, highest)))
+        return highest, let(scope, "added", self.folding.fold(total, relative))
+
+    def results(self, top: Term, total: Term, highest: Expr, added: Expr) -> Iterator[tuple[Term, Expr]]:
         """Maximum and sum of the row, relative to the maximum, or to zero where that is asked for if it is infinite."""
-        let, body = self.context.let, self.context.body
-        tops, sums = body.memo["lanes", top], body.memo["lanes", total]
-        highest = let(body, "highest", self.folding.fold(top, tops))
-        relative = binary("*", sums, self._exp(top, binary("-", tops, highest)))
-        added = let(body, "added", self.folding.fold(total, relative))
         # A row of nothing but -inf ends as in torch: with NaN for a sum relative to its maximum
         is_empty = binary("==", added, literal("0.0"))
         yield top, call("tl.where", is_empty, literal('float("-inf")'), highest)
         if total.args[0].args[0].args[1] is top:
             yield total, call("tl.where", is_empty, literal('float("nan")'), added)
         else:
-            found = body.memo[top]
+            found = self.context.body.memo[top]
             is_infinite = binary("==", call("tl.abs", found), literal('float("inf")'))
             yield total, call("tl.where", is_infinite, self._exp(top, found), added)
 
-    def _parts(self, top: Term) -> Parts | None:
+    def _parts(self, top: Term) -> Parts | Columns | None:
         """The chunk by threads, where each keeps whole accesses of it; None where a thread has lanes of many places."""
-        context, plan, dims = self.context, self.context.plan, self.folding.tile.dims
-        if dims != top.param or plan.order[-1:] != dims:
+        context, plan, tile = self.context, self.context.plan, self.folding.tile
+        if plan.order[-1:] != tile.dims[-1:]:
             return None
-        (axis,) = dims
+        axis = tile.dims[-1]
         loads = [t for t in terms_below([top.args[0]]) if t.op == "load" and axis in t.axes]
         access = min((ACCESS // ITEMSIZE[t.dtype] for t in loads), default=1)
-        threads = plan.warps * context.target.warp
-        lanes = self.folding.tile.block_sizes[axis]
+        threads, lanes = plan.warps * context.target.warp, tile.block_sizes[axis]
+        if len(tile.dims) == 2 and tile.dims[:1] == top.param:
+            rows, block = threads * access // lanes, tile.block_sizes[tile.dims[0]]
+            fits = access > 1 and 0 < rows < block and all(self._is_wide(t, axis, access) for t in loads)
+            return Columns(tile.block(tile.dims[0]), rows, tile.block(axis)) if fits else None
+        if tile.dims != top.param:
+            return None
         fits = access > 1 and lanes >= access * threads and all(self._is_wide(t, axis, access) for t in loads)
-        return Parts(self.folding.tile.block(axis), threads, access) if fits else None
+        return Parts(tile.block(axis), threads, access) if fits else None
 
     def _is_wide(self, load: Term, axis: Axis, access: int) -> bool:
         """Rows begin at multiples of an access, or are read from such a boundary on."""

@@ -58,12 +58,12 @@ class PartialSlots:
 
     def store(self, partial: Partial, slot: Expr, value: Expr) -> Store:
         """A value in a slot."""
-        return masked_store(self._address(partial, slot), value, self._mask(partial))
+        return masked_store(self.address(partial, slot), value, self._mask(partial))
 
     def sum_slots(self, partial: Partial, level: Level, scope: Scope) -> Expr:
         """The sum of the slots of one level, in order."""
         offset = name("k") if level.step is None else binary("*", name("k"), level.step)
-        address = self._address(partial, add(level.first, offset))
+        address = self.address(partial, add(level.first, offset))
         over = call("range", level.count)
         return add_slots(self.folding, partial.term, partial.lanes, over, address, self._mask(partial), scope)
 
@@ -79,7 +79,7 @@ class PartialSlots:
         masked = [a for a in partial.lanes if self._width(a) < lanes[a]]
         return total("&", self.folding.coords.masks(masked, summed=True))
 
-    def _address(self, partial: Partial, slot: Expr) -> Expr:
+    def address(self, partial: Partial, slot: Expr) -> Expr:
         """The address of a program's partial sum."""
         pointer = name(partial.pointer)
         if not partial.lanes:

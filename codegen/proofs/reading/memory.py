@@ -65,6 +65,12 @@ def atomic_add(reader: Reader, node: ast.Call) -> Value:
     return content(reader, access(reader, "atomic", node))
 
 
+def are_missing(reader: Reader, node: ast.Call) -> Value:
+    access(reader, "atomic", node)
+    reader.require([need for argument in node.args[1:] for need in reader.integer(argument).needs])
+    return Truth()
+
+
 def last_to_arrive(reader: Reader, node: ast.Call) -> Value:
     counter = access(reader, "atomic", node)
     reader.require(reader.integer(node.args[1]).needs)
@@ -77,5 +83,6 @@ MEMORY: dict[str, Callable[[Reader, ast.Call], Value]] = {
     "tl.store": store,
     "tl.atomic_add": atomic_add,
     "known": lambda reader, node: content(reader, access(reader, "atomic", node)),
+    "are_missing": are_missing,
     "last_to_arrive": last_to_arrive,
 }
