@@ -47,6 +47,13 @@ def test_amd_widths_registers_and_spills() -> None:
     )
 
 
+def test_what_an_assertion_of_amd_prints_is_no_access_of_the_kernel() -> None:
+    helper = "__ockl_fprintf_stderr_begin:\n\tglobal_load_dwordx4 v[0:3], v[4:5], off\n.Lfunc_end0:\n"
+    kernel = "k:\n\tglobal_load_dwordx2 v[0:1], v[4:5], off\n\ts_trap 2\n.Lfunc_end1:\n\t.vgpr_count:     9\n"
+    found = measure({"amdgcn": helper + kernel}, "hip:gfx942")
+    assert found.accesses == {8: 1} and found.registers == 9
+
+
 @pytest.mark.parametrize("tools", [None, Path("/nowhere")])
 def test_without_tools_registers_are_unknown(tools: Path | None) -> None:
     assert measure({"ptx": "", "cubin": b"x"}, "cuda:90", 7, tools) == Metrics(-1, -1, 7, {})

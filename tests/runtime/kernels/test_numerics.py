@@ -98,6 +98,14 @@ def test_the_compiler_is_told() -> None:
     assert loose.options("hip") == {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
 
 
+def test_the_compiler_is_told_of_assertions() -> None:
+    """Triton leaves assertions out unless it debugs, and then adds its own of overflow unless it is told not to."""
+    kernel = Kernel("k", 'tl.device_assert((0 <= i) & (i < N), "")', (), {}, 1, 4)
+    for kind in ("cuda", "hip"):
+        options = kernel.options(kind)
+        assert options["debug"] is True and options["sanitize_overflow"] is False
+
+
 def test_the_environment_and_patch_win_over_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = fusegrad.compile(Steps, backend="interpret", numerics="fast")
     args = numbers(torch.float32)
