@@ -13,10 +13,15 @@ fusegrad.stats()                  counters of this process
 fusegrad.config.patch(...)        settings for a block of code
 """
 
-from .ir import versions as _versions  # refuses a torch that is too old, ahead of what imports it
+from __future__ import annotations
 
-try:
-    from .ir.errors import FusegradError, NotTraceableError
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .ir import versions as _versions  # refuses a torch that is too old, ahead of what imports it
+from .ir.errors import FusegradError, NotTraceableError
+
+if TYPE_CHECKING:
     from .runtime.api import compile
     from .runtime.bisect.search import bisect
     from .runtime.check.check import CheckError, check
@@ -31,8 +36,6 @@ try:
     from .runtime.settings import config
     from .runtime.settings.counters import stats
     from .runtime.swap.swap import swap
-except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
-    raise _versions.explain_import_error(_error) from None
 
 __all__ = [
     "BundleError",
@@ -55,3 +58,46 @@ __all__ = [
     "swap",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "BundleError": "runtime.export.bundle.archive:BundleError",
+    "CheckError": "runtime.check.check:CheckError",
+    "FallbackWarning": "runtime.fallback.records:FallbackWarning",
+    "bisect": "runtime.bisect.search:bisect",
+    "check": "runtime.check.check:check",
+    "compile": "runtime.api:compile",
+    "config": "runtime.settings.config",
+    "explain": "runtime.report.explain:explain",
+    "export": "runtime.export.export:export",
+    "load": "runtime.export.bundle.load:load",
+    "load_program": "runtime.export.torch_export.saved:load_program",
+    "profile": "runtime.profile.profile:profile",
+    "random": "runtime.execution.aten.random",
+    "save_program": "runtime.export.torch_export.saved:save_program",
+    "stats": "runtime.settings.counters:stats",
+    "swap": "runtime.swap.swap:swap",
+}
+"""Where each name is: imported when it is first asked for, torch with it, so that `import fusegrad` costs nothing."""
+_ROOMS = ("ir", "tracer", "codegen", "runtime")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = _imported(_HOMES[name])
+    return value
+
+
+def _imported(home: str) -> Any:
+    module, _, attribute = home.partition(":")
+    try:
+        found = importlib.import_module(f"{__name__}.{module}")
+        return getattr(found, attribute) if attribute else found
+    except (ImportError, AttributeError) as error:  # torch or triton lacks a name
+        raise _versions.explain_import_error(error) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

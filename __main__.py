@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -15,16 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from .ir.errors import FusegradError
-from .runtime.commands import bench, demo, doctor
-from .runtime.commands import bisect as bisect_command
-from .runtime.commands import cache as stored
-from .runtime.commands import check as check_command
-from .runtime.commands import crash_report as failure
-from .runtime.commands import explain as explain_command
-from .runtime.commands import export as export_command
-from .runtime.commands import profile as profile_command
-from .runtime.commands import tune as tuning
-from .runtime.commands.arguments import suggestion
+from .runtime.commands.suggestions import suggestion
 from .runtime.report.command_result import INTERNAL, OK, USERS, CommandResult
 from .runtime.report.terminal import show
 
@@ -32,18 +24,30 @@ from .runtime.report.terminal import show
 class Command(Protocol):
     """What a command's module has."""
 
-    SUMMARY: str
-
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, options: argparse.Namespace) -> CommandResult: ...
 
 
-COMMANDS: dict[str, Command] = {
-    "demo": demo, "explain": explain_command, "check": check_command, "bisect": bisect_command,
-    "export": export_command, "profile": profile_command, "bench": bench, "tune": tuning, "cache": stored,
-    "doctor": doctor,
-}  # fmt: skip
+COMMANDS = {
+    "demo": "train a small language model with eager and with compiled Functions, and compare",
+    "explain": "say what a compiled Function becomes: kernels, bytes, what is not compiled and why",
+    "check": "compare a compiled Function with the one you wrote",
+    "bisect": "name the first step after which a compiled Function differs from the one you wrote",
+    "export": "write a compiled Function as a Triton module, a bundle, a graph or a picture",
+    "profile": "time a compiled Function, and model its kernels on a GPU",
+    "bench": "measure kernels, bytes, registers and host time (part of the sources, not of a wheel)",
+    "tune": "time configurations of a Function's kernels on the GPU at hand, and keep the fastest",
+    "cache": "look at, check, or empty the cache of compiled kernels",
+    "doctor": "say what this machine can do, and what to install for the rest",
+}
+"""What each command is for. Its module is imported when it is asked for: most of them need torch."""
+
+
+def module_of(command: str) -> Command:
+    """The module of a command."""
+    module: Any = importlib.import_module(f"{__package__}.runtime.commands.{command}")
+    return module  # type: ignore[no-any-return]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(given)
     try:
         with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-            answer = COMMANDS[options.command].run(options)
+            answer = module_of(options.command).run(options)
         _print(options, answer)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: not an error
@@ -91,7 +95,9 @@ def _refused(options: argparse.Namespace, error: Exception) -> int:
 
 def _failed(given: Sequence[str], options: argparse.Namespace, error: Exception) -> int:
     """A mistake of fusegrad: what went wrong in a line, and the file that shows it again."""
-    path = failure.write_report(given, options, error)
+    from .runtime.commands import crash_report
+
+    path = crash_report.write_report(given, options, error)
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     print(f"fusegrad {options.command}: internal error [FG900]: {what}\n  written: {path}\n"
           "  fix:     please report it with that file", file=sys.stderr)  # fmt: skip
@@ -124,7 +130,8 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def parsed(given: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; what a command hands on to another program is in `rest`."""
-    top, commands = parser()
+    named = next((word for word in given if not word.startswith("-")), "")
+    top, commands = parser(named)
     options, rest = top.parse_known_args(given)
     if rest and not hasattr(options, "rest"):
         commands[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
@@ -132,15 +139,16 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def parser() -> tuple[Parser, dict[str, Parser]]:
-    """The whole command line, and the parser of each command."""
+def parser(only: str | None = None) -> tuple[Parser, dict[str, Parser]]:
+    """The whole command line, and the parser of each command. only: the one whose arguments are wanted."""
     top = Parser("fusegrad", description="Compiles custom autograd Functions into Triton kernels.")
     top.add_argument("--version", action="version", version=_version())
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        own: Any = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
-        own.add_argument("--json", action="store_true", help="print what was found as JSON")
-        module.add_arguments(own)
+    for name, summary in COMMANDS.items():
+        own: Any = commands.add_parser(name, help=summary, description=summary)
+        if only in (None, name):
+            own.add_argument("--json", action="store_true", help="print what was found as JSON")
+            module_of(name).add_arguments(own)
     return top, dict(commands.choices)
 
 

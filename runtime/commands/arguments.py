@@ -22,6 +22,7 @@ import torch
 from ...ir.errors import FusegradError
 from ...tracer.frames import where_raised
 from ..values.tensor_specs import is_spec
+from .suggestions import suggestion
 
 HERE = "the command line"
 FLOATS = {"inf", "-inf", "nan"}
@@ -154,11 +155,3 @@ def _meant(name: str, candidates: Iterable[str], listed: Sequence[str] = ()) -> 
     near = suggestion(name, candidates)
     choices = f"there are {', '.join(sorted(listed)[:8])}" if listed else "write module:Class or file.py:Class"
     return f"did you mean {near}?" + (f" ({choices})" if listed else "") if near else choices
-
-
-def suggestion(name: str, candidates: Iterable[str]) -> str | None:
-    """The known name that looks most like this one, if any does."""
-    names = list(candidates)
-    folded = {n.lower(): n for n in reversed(names)}
-    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
-    return folded[near[0]] if near else None

@@ -12,7 +12,6 @@ from ...ir.errors import FusegradError
 from ..report.command_result import CommandResult
 from .arguments import HERE
 
-SUMMARY = "measure kernels, bytes, registers and host time (part of the sources, not of a wheel)"
 PACKAGE = f"{__name__.partition('.')[0]}.benchmarks"
 
 

@@ -11,8 +11,6 @@ from ..report.command_result import MISMATCH, OK, CommandResult
 from ..settings.config import BACKENDS
 from .arguments import add_target, call_of
 
-SUMMARY = "name the first step after which a compiled Function differs from the one you wrote"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)

@@ -10,7 +10,6 @@ from ..cache import store as cache
 from ..report.command_result import MISMATCH, OK, CommandResult
 from ..report.terminal import Block, Table
 
-SUMMARY = "look at, check, or empty the cache of compiled kernels"
 ACTIONS = {
     "dir": "where it is",
     "ls": "its entries: key, size, time since the last use, what it is",

@@ -13,8 +13,6 @@ from ..report.command_result import MISMATCH, CommandResult
 from ..settings.config import BACKENDS
 from .arguments import add_target, call_of
 
-SUMMARY = "compare a compiled Function with the one you wrote"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)

@@ -12,7 +12,6 @@ from ..report.command_result import CommandResult
 from ..settings.config import BACKENDS
 from .arguments import HERE
 
-SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
 EXAMPLE = f"{__name__.partition('.')[0]}.examples.demo"
 
 

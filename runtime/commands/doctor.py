@@ -26,7 +26,6 @@ from ..report.terminal import Block, Table
 from ..settings.config import BACKENDS, settings
 from .cache import bytes_text
 
-SUMMARY = "say what this machine can do, and what to install for the rest"
 TESTED = {"Python": "3.11", "torch": "2.13.0", "triton": "3.7.1"}
 """The versions of constraints.txt; a test compares them."""
 LEAST = {"Python": "3.11", **versions.LEAST}

@@ -10,8 +10,6 @@ from ..report.explain import explain
 from ..report.terminal import Block
 from .arguments import add_target, call_of
 
-SUMMARY = "say what a compiled Function becomes: kernels, bytes, what is not compiled and why"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)

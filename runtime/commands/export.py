@@ -9,8 +9,6 @@ from ..export.export import FORMATS, TREES, export
 from ..report.command_result import CommandResult
 from .arguments import add_target, call_of
 
-SUMMARY = "write a compiled Function as a Triton module, a bundle, a graph or a picture"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)

@@ -10,8 +10,6 @@ from ..profile.report import blocks
 from ..report.command_result import CommandResult
 from .arguments import add_target, call_of
 
-SUMMARY = "time a compiled Function, and model its kernels on a GPU"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)

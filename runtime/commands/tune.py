@@ -8,8 +8,6 @@ from ..profile.tuning import tune_function
 from ..report.command_result import CommandResult
 from .arguments import add_target, call_of
 
-SUMMARY = "time configurations of a Function's kernels on the GPU at hand, and keep the fastest"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)

@@ -51,9 +51,13 @@ def applied(  # noqa: C901  # in one piece: every call comes through here
         return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
 
     def two_steps(own: type, *args: Any, **kwargs: Any) -> Any:
-        if not in_dynamo():
+        if in_dynamo():
+            return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
+        try:
             return _fusegrad_apply(own, *args, **kwargs)
-        return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     two_steps.__name__ = _fusegrad_apply.__name__  # by which pickle and Dynamo look a bound method up
     return _fusegrad_apply if DYNAMO_TAKES_ANY_CLOSURE else two_steps

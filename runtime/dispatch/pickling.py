@@ -7,6 +7,7 @@ goes as `Cls` and what `compile` was told, and is the same class again where tha
 from __future__ import annotations
 
 import copyreg
+import importlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,6 +32,13 @@ class Maker(NamedTuple):
 _makers: list[Maker] = []
 
 
+def _maker() -> Maker:
+    """The makers; a pickle may be the first that asks for any of this package."""
+    if not _makers:
+        importlib.import_module(f"{__package__}.compiled_class")
+    return _makers[0]
+
+
 def make_classes_by(maker: Maker) -> None:
     """compiled_class.py does, when it is imported: it stands on this file."""
     _makers[:] = [maker]
@@ -45,7 +53,7 @@ def remember(fast: Any, options: Sequence[Any]) -> None:
 
 def arrived(cls: Any) -> None:
     """A class was put together from its contents, in another process maybe: it is entered as every other is."""
-    apply = _makers[0].entrance(cls._fusegrad, [cls])
+    apply = _maker().entrance(cls._fusegrad, [cls])
     for name in ("apply", "_fusegrad_apply"):
         type.__setattr__(cls, name, apply)
 
@@ -72,7 +80,7 @@ def reduced(cls: Any) -> Any:
 
 def again(users: type, options: Sequence[Any]) -> type:
     """The compiled class that such a call stands for."""
-    return _compiled.get(_key(users, options)) or _makers[0].compile_class(users, Options(*options))
+    return _compiled.get(_key(users, options)) or _maker().compile_class(users, Options(*options))
 
 
 def register(metaclass: type) -> None:

@@ -36,6 +36,7 @@ from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, forward_graph
 from ..values.sizes import Sizes, number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
+from .argument_errors import own_error
 from .directions import aten_report, kernels_report
 from .eager_cost import eager_cost, fake_bytes
 from .explanation import Explanation
@@ -183,12 +184,21 @@ def _forward(
         ):
             require_equal(specialization, compiler.user.complete(real))
     except OpaqueCallError as met:
+        _require_that_eager_runs(compiler, stand_ins, met)
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
+        _require_that_eager_runs(compiler, stand_ins, error)
         methods["forward"] = compiler.ledger.record_of("forward", error)
         without_rules_over_opaque(compiler, methods)
         return None
     return specialization
+
+
+def _require_that_eager_runs(compiler: Compiled, stand_ins: Sequence[Any], met: CaptureError) -> None:
+    """Raises ExplainedArgumentsError where the class itself fails on such arguments: there is nothing to explain."""
+    if (own := own_error(compiler.user.original, stand_ins, met)) is not None:
+        detail, place = own
+        raise ExplainedArgumentsError(function=compiler.user.cls.__name__, detail=detail, where=place)
 
 
 def _known_split(

@@ -393,6 +393,15 @@ def test_the_command_refuses_what_does_not_bind(tmp_path: Path) -> None:
     assert main(["explain", target, "f32[8]", "f32[8]", "f32[8]"]) == 1
 
 
+def test_sizes_that_do_not_fit_are_told_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    from fusegrad.__main__ import main
+
+    assert main(["explain", f"{__file__}:Product", "f32[8]", "f32[9]"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "forward raises RuntimeError: " in lines[0] and "9" in lines[0] and "[8]" in lines[0] and len(lines) == 3
+    assert f"{__file__}:{Product.forward.__code__.co_firstlineno + 3}" in lines[1]
+
+
 def test_a_script_ends_with_the_users_lines_alone(tmp_path: Path) -> None:
     script = tmp_path / "typo.py"
     source = Path(__file__).read_text(encoding="utf-8")

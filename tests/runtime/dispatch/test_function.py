@@ -677,7 +677,7 @@ def test_what_backward_may_return(kind, backend) -> None:
         theirs: Any = run(Returns, leaf(3), 2)
     except Exception as error:
         mine = raised(lambda: run(fast, leaf(3), 2))
-        assert issubclass(mine[0], type(error)) and mine[1] == str(error)
+        assert issubclass(mine[0], type(error)) and mine[1].startswith(str(error))  # then argument, line, way out
         return
     assert_same(run(fast, leaf(3), 2), theirs)
     (leaf_a := leaf(3)), (leaf_b := leaf(3))
