@@ -108,6 +108,18 @@ class SizeArguments:
             return size % WIDTH == 0
         return is_on("multiples") and evaluate_size(size, self.hints) % WIDTH == 0
 
+    def stays_multiple(self, size: Size, block: int, guarded: bool) -> bool:
+        """True of a size that blocks divide; if `guarded`, also of one that small blocks divide now, by a guard.
+
+        In a loop, a mask that changes is held for each turn under way, and is asked for each element that is summed.
+        """
+        if isinstance(size, int):
+            return size % block == 0
+        if not (guarded and is_on("multiples")) or block > WIDTH or evaluate_size(size, self.hints) % block:
+            return False
+        self.guards[sympy.Eq(sympy.Mod(size, block), 0)] = None
+        return True
+
     def require_countable(self, size: Size) -> None:
         """Lengths that are counted in blocks: 32 bits hold a block more, or they are 64 bits wide as they are."""
         current = evaluate_size(size, self.hints)

@@ -61,6 +61,24 @@ def row_min(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     return tl.reduce(v, axis, smaller, keep_dims=keep_dims)
 
 @triton.jit
+def plus_two(a, b, c, d):
+    return a + c, b + d
+
+@triton.jit
+def plus_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+@triton.jit
+def two_sums(a, b):
+    """Sums along a row, for which its warps wait for each other once."""
+    return tl.reduce((a, b), 0, plus_two)
+
+@triton.jit
+def three_sums(a, b, c):
+    """Sums along a row, for which its warps wait for each other once."""
+    return tl.reduce((a, b, c), 0, plus_three)
+
+@triton.jit
 def row_prod(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     """The product along an axis."""
     return tl.reduce(v, axis, times, keep_dims=keep_dims)

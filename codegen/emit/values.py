@@ -51,7 +51,8 @@ LONG_NAMED = 24
 class Values:
     """`accumulated`: terms that a loop of its own has computed already, by the names of their accumulators.
 
-    `uses`: how often a term is read; `casts`: the dtype of the casts that are all that read a term.
+    `uses`: how often a term is read; `casts`: the dtype of the casts that are all that read a term; `sums`: those that
+    are folded together.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Values:
         self.rules = rules_for(context.target.kind, context.target.fast, bool(context.plan.packed))
         self.accumulated: dict[Term, Expr] = {}
         self.uses = count_uses(context.program)
+        self.sums = folding.folded_together()
         self.casts = casts_of_all_users(context.program)
 
     # ------------------------------------------------------------------ on demand
@@ -83,7 +85,7 @@ class Values:
         # Where no loop around changes it, it is computed once, before the loops
         home = scope.home(self.levels.of(term))
         if term in self.context.plan.packed:
-            return widened(self, term, self._packed_row(term, home), home)
+            return widen(self._packed_row(term, home), term.dtype)
         value = self.compute(term, home)
         # Registers hold more digits than the dtype has: eager rounds after each operation
         if term.dtype in NARROW and self.context.needs_rounding(term):
@@ -100,7 +102,7 @@ class Values:
         if term.op == "index":
             return self.addresses.number(term.param)
         if term.op in REDUCTIONS:
-            return self.folding.fold(term, self.argument_of_reduction(term, scope))
+            return reduced(self, term, scope)
         if term.op == "check_index":
             return self._checked_index(term, scope)
         if term.op == "random":
@@ -210,14 +212,16 @@ class Values:
         return self.rules[term.op](term.args[0].dtype, *args)
 
 
-def quotient_by_number(values: Values, term: Term, dividend: Expr) -> Expr | None:
-    """A quotient of floats by a number as products; None where it is another, or those were not the same."""
-    divisor = term.args[1].param if term.args[1].op == "const" else None
-    if not isinstance(divisor, (int, float)) or term.dtype not in FLOATING or not dividend.names:
-        return None
-    if values.context.target.fast:
-        return multiplied_by_reciprocal(dividend, divisor, term.dtype)
-    return divided_by_number(dividend, divisor, digits_of(term.args[0]), values.casts.get(term, term.dtype))
+def reduced(values: Values, term: Term, scope: Scope) -> Expr:
+    """A reduction of the lanes of a tile; the first of sums that are folded together emits them all."""
+    group = values.sums.get(term, ())
+    if len({values.levels.of(t) for t in group}) != 1:
+        return values.folding.fold(term, values.argument_of_reduction(term, scope))
+    if (sums := scope.find(("sums", group))) is None:
+        arguments = [values.argument_of_reduction(t, scope) for t in group]
+        sums = values.context.let(scope, "sums", values.folding.fold_together(group, arguments))
+        scope.memo["sums", group] = sums
+    return Expr(f"{sums}[{group.index(term)}]", names=sums.names)
 
 
 def _as_lanes(addresses: Addresses, term: Term, args: list[Expr]) -> list[Expr]:
@@ -229,6 +233,16 @@ def _as_lanes(addresses: Addresses, term: Term, args: list[Expr]) -> list[Expr]:
             if pair is not None:
                 return list(pair) if mine == 0 else list(pair[::-1])
     return args
+
+
+def quotient_by_number(values: Values, term: Term, dividend: Expr) -> Expr | None:
+    """A quotient of floats by a number as products; None where it is another, or those were not the same."""
+    divisor = term.args[1].param if term.args[1].op == "const" else None
+    if not isinstance(divisor, (int, float)) or term.dtype not in FLOATING or not dividend.names:
+        return None
+    if values.context.target.fast:
+        return multiplied_by_reciprocal(dividend, divisor, term.dtype)
+    return divided_by_number(dividend, divisor, digits_of(term.args[0]), values.casts.get(term, term.dtype))
 
 
 def widened(values: Values, term: Term, bits: Expr, scope: Scope) -> Expr:

@@ -59,7 +59,7 @@ def sign(x):
 
 
 @triton.jit
-def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, M, PROGRAMS, ITEMS, TOTAL, GROUPS, STRIPS, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, FAN: tl.constexpr):
+def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, PROGRAMS, ITEMS, TOTAL, GROUPS, STRIPS, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, FAN: tl.constexpr):
     N = N // 16 * 16  # a multiple of 16: accesses are wide
     pid = tl.program_id(0)
     strip = pid // PROGRAMS
@@ -76,16 +76,15 @@ def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, outpu
     sum_acc_3 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, TOTAL), num_stages=4):
         first_row = tl.cast(item, tl.int64) * BLOCK_M
-        inside_row = row < M - first_row
         at = first_row * N + first_col
-        g = pairs_from_bf16(tl.load(g_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first"))
-        x = pairs_from_bf16(tl.load(x_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first"))
+        g = pairs_from_bf16(tl.load(g_ptr + at + lanes, mask=inside_col, other=0.0, eviction_policy="evict_first"))
+        x = pairs_from_bf16(tl.load(x_ptr + at + lanes, mask=inside_col, other=0.0, eviction_policy="evict_first"))
         tanh_v = tanh(alpha * x, True)
         mul_v = g * w * (1.0 - tanh_v * tanh_v)
-        sum_acc += tl.where(inside_row & inside_col, mul_v * x, 0.0)
-        sum_acc_2 += tl.where(inside_row, g * tanh_v, 0.0)
+        sum_acc += tl.where(inside_col, mul_v * x, 0.0)
+        sum_acc_2 += g * tanh_v
         sum_acc_3 += g
-        tl.store(output_ptr + at + lanes, (mul_v * alpha).to(tl.bfloat16), mask=inside_row & inside_col)
+        tl.store(output_ptr + at + lanes, (mul_v * alpha).to(tl.bfloat16), mask=inside_col)
     sum_acc_4 = tl.sum(sum_acc, None)
     sum_acc_2_2 = tl.sum(sum_acc_2, 0, keep_dims=True)
     sum_acc_3_2 = tl.sum(sum_acc_3, 0, keep_dims=True)

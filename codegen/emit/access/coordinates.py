@@ -63,7 +63,7 @@ class Coordinates(dict[Axis, Coord]):
         """The program is at the lanes from the element `first` on; `narrow`: the same, as wide as the size is."""
         plan, sizes = self._context.plan, self._context.sizes
         lane, mask = self._tile.lane(axis), None
-        if not (isinstance(axis.size, int) and axis.size % self._tile.block_sizes[axis] == 0):
+        if not sizes.stays_multiple(axis.size, self._tile.block_sizes[axis], guarded=axis in plan.walk and level == 1):
             label = self._mask_label(axis)
             size = sizes.stride(axis.size, "size") if axis is plan.order[-1] else sizes.text(axis.size)
             mask = scope.define(label, binary("<", lane, binary("-", size, narrow or first)))

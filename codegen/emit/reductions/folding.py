@@ -66,6 +66,25 @@ class Folding:
         """The reduction of its argument's lanes."""
         return as_result(term, self.fold_lanes(term, value))
 
+    def folded_together(self) -> dict[Term, tuple[Term, ...]]:
+        """{sum: itself and others} for sums along a row that all warps hold, which wait for the same.
+
+        They are two or three: more values of a row would be in registers at once.
+        """
+        plan = self.context.plan
+        if len(self.tile.dims) != 1 or plan.chunked or plan.packed or plan.shared:
+            return {}
+        alike: dict[object, list[Term]] = {}
+        for t in (t for t in self.context.program.terms if t in plan.inner and t.op == "sum" and t not in plan.online):
+            if t.dtype == t.args[0].dtype == "f32" and t not in plan.after_final and self.tile.lanes(t.args[0].axes):
+                alike.setdefault((plan.phase[t.args[0]], t.param, t.args[0].axes), []).append(t)
+        groups = (tuple(ts[i : i + 3]) for ts in alike.values() for i in range(0, len(ts), 3))
+        return {t: group for group in groups if len(group) > 1 for t in group}
+
+    def fold_together(self, group: tuple[Term, ...], values: list[Expr]) -> Expr:
+        """two_sums(a, b)"""
+        return call("two_sums" if len(group) == 2 else "three_sums", *values)
+
     def fold_lanes(self, term: Term, value: Expr) -> Expr:
         """The argument, or an accumulator, without the lanes that are reduced; as wide as the fold makes it."""
         dims = [d for d, a in enumerate(self.tile.dims) if a in term.param and a in term.args[0].axes]
