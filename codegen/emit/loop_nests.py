@@ -58,7 +58,8 @@ class LoopNests:
                 loop.scope.body.extend(ends)
         if depth == len(nest):
             nest[-1].scope.body.extend(ends)
-        if not self.context.plan.shared:  # what a strip computes comes after the loops, some of it before them
+        # What a strip computes comes after the loops, some of it before them; a piece is the same whoever reduces it
+        if not self.context.plan.shared and self.context.plan.pieces == 1:
             release = self.context.names.release
             release([loop.variable for loop in nest])
             release([s.name for loop in nest for s in loop.scope.body if isinstance(s, Let)])

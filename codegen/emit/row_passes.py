@@ -14,7 +14,7 @@ from .loop_nests import LoopNests
 from .reductions.final_reduction import FinalReductions
 from .reductions.lane_accumulators import LaneAccumulators
 from .reductions.pieces import RowPieces
-from .statements import Accumulate, Statement, call
+from .statements import Accumulate, Expr, Statement, call
 from .stores import Stores
 
 PACKED = {"cuda": "packed", "hip": "packed_vector"}
@@ -138,6 +138,8 @@ class RowPasses:
         self.loads.evict = "evict_last"
         inner = [t for t in self.context.program.terms if t in plan.inner]
         if inner:
+            # Memory answers while the program asks whether the row was reduced by another
+            ahead = self._read_strip() if plan.ahead and self.coords.has_strips() else {}
             before, body.body = body.body, []
             self._emit_pass(frozenset(plan.row), inner)
             emitted, body.body = body.body, before
@@ -145,10 +147,21 @@ class RowPasses:
                 self.finals.words.reduce_once(inner, emitted)
             else:
                 body.body.extend(emitted)
+            body.memo |= ahead
+            self.levels.clear()
         for reduction in plan.final:
             self.finals.accumulate(reduction, body)
         for sink in sinks:
             self.stores.store(sink, body)
+
+    def _read_strip(self) -> dict[object, Expr]:
+        """The rows of this strip as they are in memory; what the body is to remember of them behind the pass."""
+        body, plan = self.context.body, self.context.plan
+        known = set(body.memo)
+        for term in self.context.program.terms:
+            if term.op == "load" and not term.args and set(plan.row) <= term.axes and set(plan.walk) & term.axes:
+                self.stores.values.read_row(term, body)
+        return {key: body.memo.pop(key) for key in [k for k in body.memo if k not in known]}
 
     def _emit_packed(self, sinks: Sequence[Sink]) -> None:
         """Phase by phase, everything along the row made anew out of what was read."""

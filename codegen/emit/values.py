@@ -85,7 +85,7 @@ class Values:
         # Where no loop around changes it, it is computed once, before the loops
         home = scope.home(self.levels.of(term))
         if term in self.context.plan.packed:
-            return widen(self._packed_row(term, home), term.dtype)
+            return widen(self.read_row(term, home), term.dtype)
         value = self.compute(term, home)
         # Registers hold more digits than the dtype has: eager rounds after each operation
         if term.dtype in NARROW and self.context.needs_rounding(term):
@@ -97,6 +97,8 @@ class Values:
         if term in self.accumulated:
             return self.accumulated[term]
         if term.op == "load":
+            if (row := scope.memo.get(("tile", term))) is not None:
+                return widen(row, term.dtype)
             paired = self.pairs.load(term, scope)
             return widened(self, term, self.read(term, scope), scope) if paired is None else paired
         if term.op == "index":
@@ -170,7 +172,7 @@ class Values:
         home.memo[term] = home.define(label, value, self.context.comment(term))
         return home.memo[term]
 
-    def _packed_row(self, term: Term, home: Scope) -> Expr:
+    def read_row(self, term: Term, home: Scope) -> Expr:
         """A row as it is in memory."""
         if (tile := home.find(("tile", term))) is None:
             label = self.context.names.fresh(name_of(term), default_name(term))

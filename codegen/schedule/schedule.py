@@ -19,7 +19,7 @@ from ...ir.types import Size, product
 from ..program.axes import Axis, Term
 from ..program.sizes import cdiv
 from .alignment import Slide
-from .occupancy import choose_stages
+from .occupancy import choose_stages, reads_ahead
 from .reduction_plan import choose_reduction_plan, choose_walk
 from .residency import choose_residency, is_hoisted, phases_of
 from .roles import check_finish, choose_roles
@@ -56,6 +56,7 @@ class Schedule:
     slide: Slide | None = None
     whole_axes: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
     packed: frozenset[Term] = frozenset()  # loads that stay 16 bits wide from phase to phase; others are made anew
+    ahead: bool = False  # strips read their rows before they wait for what is reduced along them
     pieces: int = 1  # of a row, whose programs walk the same items
     step: int = 1  # items between those of one program: rows that begin alike, so that its lanes stay columns
 
@@ -111,5 +112,6 @@ def schedule_of(w: Workload) -> Schedule:
         direct=residency.direct, phase=phases_of(w, roles.inner, residency.online),
         hoisted=hoisted and not residency.shared,
         tile=tiling.tile, slide=tiling.slide, step=tiling.step, whole_axes=tiling.whole_axes, warps=tiling.warps,
-        stages=choose_stages(w, roles, residency, tiling), items=plan.items, programs=plan.programs, pieces=plan.pieces,
+        stages=choose_stages(w, roles, residency, tiling), ahead=reads_ahead(w, roles, residency),
+        items=plan.items, programs=plan.programs, pieces=plan.pieces,
     )  # fmt: skip

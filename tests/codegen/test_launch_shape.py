@@ -7,7 +7,7 @@ import re
 import pytest
 import sympy
 from bodies import BODIES
-from harness import K, M, N, graph_of
+from harness import Input, K, M, N, T, graph_of
 
 from fusegrad.codegen import TARGETS, generate
 from fusegrad.codegen.kernel import Kernel
@@ -55,3 +55,27 @@ def test_a_pipelined_loop_has_loads_in_flight_while_it_computes(body: str, sizes
 )
 def test_evenness(programs: int, slots: int, share: float) -> None:
     assert evenness(programs, slots, 132) == pytest.approx(share)
+
+
+def test_a_strip_reads_its_rows_before_it_waits_for_what_all_strips_share() -> None:
+    sizes = {M: 8192, N: 65536}
+    source = kernel("rms_backward", sizes, "cuda:90").source
+    turn = source[source.index("for item in") :]
+    read, asked, reduced = turn.index("tl.load("), turn.index("known("), turn.index("tl.sum(")
+    assert read < asked < reduced
+
+
+def test_programs_that_want_many_registers_are_fewer() -> None:
+    """Rows at odd places, 32 elements a thread: three of these fit where four of the others do."""
+
+    def loss(x: T) -> T:
+        x = x.to("f32")
+        return (x - x.amax(1, keep=True)).exp().sum(1).log().sum()
+
+    grids = []
+    for columns in (50257, 32000):
+        sizes = {M: 8192, N: columns}
+        graph = graph_of(loss, x=Input("bf16", (M, N)))
+        (found,) = generate(graph, target=TARGETS["cuda:90"], hints=sizes, name="loss").kernels
+        grids.append(int(sympy.sympify(found.grid).subs(sizes)))
+    assert grids == [3 * 132, 4 * 132]

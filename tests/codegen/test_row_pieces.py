@@ -13,6 +13,7 @@ import torch
 from harness import INTERPRET, Input, K, M, N, T, agree, evaluated, graph_of, inputs_of, op, run, text_of
 
 from fusegrad.codegen import TARGETS, Kernels, generate, module
+from fusegrad.codegen.proofs import prove_kernel
 from fusegrad.ir.switches import switched_off
 from fusegrad.runtime.kernels import interpreter
 
@@ -118,3 +119,12 @@ def test_all_pieces_are_read_after_all_are_stored() -> None:
     order = [text.index(t) for t in ("tl.store(total_partial_ptr", "missing = are_missing(", "_of_pieces =")]
     assert order == sorted(order)
     assert all('cache_modifier=".cg"' in line for line in text.splitlines() if "tl.load(top_partial_ptr" in line)
+
+
+@pytest.mark.parametrize("body", ["softmax", "backward", "two passes", "sums"])
+def test_accesses_are_proved_for_all_sizes_and_who_stores_a_piece_stores_the_same(body: str) -> None:
+    function, inputs = BODIES[body]
+    graph = graph_of(function, **inputs)
+    kernels = generate(graph, target=TARGETS["cuda:90"], hints={M: 16384, N: 4096}, name="body")
+    assert are_divided(kernels)
+    assert all(prove_kernel(k, graph, kernels, apart=True).proved for k in kernels.kernels)
