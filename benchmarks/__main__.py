@@ -23,7 +23,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from . import cpu, inductor, kernels, latency, limits, needs, overhead, picture, plans, report
+from . import cpu, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
+from .peer_instructions import peer_instructions
 from .suite import CASES, Case, chosen
 
 Rows = Iterator[dict[str, Any]]
@@ -62,6 +63,9 @@ PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "plans": lambda cases, options: each(plans.plan, cases, options.jobs),
     "inductor": lambda cases, options: each(inductor.inductor, cases, options.jobs, inductor.pretend_gpu),
     "kernels": lambda cases, options: each(kernels.kernels, cases, options.jobs, kernels.one_compiler),
+    "instructions": lambda cases, options: each(instructions.instructions, cases, options.jobs, kernels.one_compiler),
+    "peers": lambda cases, options: each(peer_instructions, chosen(options.match, True),
+                                         options.jobs, inductor.pretend_gpu),
 }
 """What is timed comes first, while nothing else runs."""
 
@@ -145,7 +149,8 @@ def today() -> str:
 def tighten(options: argparse.Namespace) -> int:
     """Write limits.json."""
     old = limits.read()
-    new = limits.tightened(old, each(plans.plan, chosen(options.match), options.jobs), options.raise_)
+    plans_of = each(limits.plan_with_instructions, chosen(options.match), options.jobs, kernels.one_compiler)
+    new = limits.tightened(old, plans_of, options.raise_)
     new = {case.name: new[case.name] for case in CASES if case.name in new}
     limits.write(new)
     changed = sum(old.get(name) != limit for name, limit in new.items())

@@ -28,16 +28,23 @@ class Goal:
     measure: Callable[[Any], Iterator[Measured]]
     lowest: bool = False
     unit: str = ""
+    beside: str = ""  # another part, whose rows are joined to those of the same cases as row[beside]
 
     def verdict(self, results: Results) -> dict[str, Any] | None:
         """None where the part was not run."""
         if self.part not in results:
             return None
-        found = list(self.measure(results[self.part]["rows"]))
+        found = list(self.measure(joined(results, self.part, self.beside)))
         sign = -1 if self.lowest else 1
         missed = [(w, n) for w, n in found if sign * n > sign * self.limit]
         worst = max(found, key=lambda f: sign * f[1], default=("nothing", float("nan")))
         return {"goal": self.name, "of": len(found), "missed": len(missed), "worst": worst[1], "at": worst[0]}
+
+
+def joined(results: Results, part: str, beside: str) -> list[Mapping[str, Any]]:
+    """The rows of a part, each with the other part's row for the same case, if there is one."""
+    others = {row["case"]: row for row in results.get(beside, {}).get("rows", ())}
+    return [row | {beside: others.get(row["case"])} if beside else row for row in results[part]["rows"]]
 
 
 def _per_direction(name: str, of: Callable[[Mapping[str, Any], int], float]) -> Callable[[Any], Iterator[Measured]]:
@@ -119,6 +126,46 @@ def _compiles(rows: Any) -> Iterator[Measured]:
         yield row["function"], row["batches"].get("compiles", -1) + row["batches"].get("kernels", 0)
 
 
+SMALL, PEER_MARGIN = "512,1024", 1.05
+
+
+def least_of_peers(row: Mapping[str, Any], direction: str) -> float | None:
+    """Warp instructions for 32 elements of the peer that issues the fewest; None where none was counted.
+
+    A peer that computes its gradients in forward already is left out: neither of its directions is one of ours.
+    """
+    peers, elements = row.get("peers") or {}, row[direction]["elements"]
+    counted = [
+        p[direction] for p in (peers.get("inductor"), peers.get("liger")) if p and all(p.get(d) for d in DIRECTIONS)
+    ]
+    return min(counted) * 32 / elements if counted else None
+
+
+def _issued(rows: Any) -> Iterator[Measured]:
+    """Instructions over the budget, or over 1.05 of the best peer's, whichever is less."""
+    for row, direction in _modelled(rows):
+        peer, found = least_of_peers(row, direction), row[direction]
+        shares = [found["share"], *([found["per_32"] / (PEER_MARGIN * peer)] if peer else [])]
+        yield f"{row['case']} {direction}", min(shares)
+
+
+def _modelled(rows: Any) -> Iterator[tuple[Mapping[str, Any], str]]:
+    for row in rows:
+        if not row["case"].startswith(NOT_MEMORY_BOUND):
+            yield from ((row, d) for d in DIRECTIONS if row.get(d))
+
+
+def _modelled_figure(name: str, small: bool | None = None) -> Callable[[Any], Iterator[Measured]]:
+    """A figure of every direction that is modelled: at 512x1024, above it, or everywhere."""
+
+    def measure(rows: Any) -> Iterator[Measured]:
+        for row, direction in _modelled(rows):
+            if small is None or small == row["case"].endswith(f"[{SMALL}]"):
+                yield f"{row['case']} {direction}", row[direction][name]
+
+    return measure
+
+
 NVIDIA = tuple(t for t in TARGETS if t.startswith("cuda"))
 AMD = tuple(t for t in TARGETS if t.startswith("hip"))
 MOVED = [
@@ -135,6 +182,12 @@ GOALS: tuple[Goal, ...] = (
     Goal("kernels without a binary", "kernels", 0, _needs(TARGETS, lambda n: len(n["errors"]))),
     *(Goal(f"16-byte {kind}s of what is streamed, share, NVIDIA", "kernels", 1.0,
            _needs(NVIDIA, lambda n, kind=kind: share(n["streams"][kind])), lowest=True) for kind in ("load", "store")),
+    Goal("model: instructions over the budget, or over 1.05 of a peer's", "instructions", 1.0, _issued, beside="peers"),
+    Goal("model: time over a copy's, from 4096x4096", "instructions", 1.1, _modelled_figure("over_copy", small=False)),
+    Goal("model: time over a copy's, 512x1024", "instructions", 1.25, _modelled_figure("over_copy", small=True)),
+    Goal("model: multiprocessors without a program, share", "instructions", 0.0, _modelled_figure("idle")),
+    Goal("model: bytes on their way, per multiprocessor", "instructions", 40 << 10,
+         _modelled_figure("flight", small=False), lowest=True),
     Goal("host time of forward over a null Function", "host", 1.6, _over_null("forward")),
     Goal("host time of forward+backward over a null Function", "host", 1.2, _over_null("both")),
     Goal("host time of a style of calling over eager, launches stubbed", "host", 1.0, _styles_over_eager),

@@ -58,7 +58,8 @@ def _replace(namespace: Any, props: Any, wrap: Callable[[Any], Any] = lambda fun
         "is_available": True, "_is_compiled": True, "device_count": 1, "current_device": 0, "_lazy_init": None,
         "is_initialized": True, "get_device_properties": props, "get_device_capability": (9, 0),
         "get_device_name": props.name, "synchronize": None, "set_device": None, "exchange_device": 0,
-        "maybe_exchange_device": 0, "get_raw_stream": 0, "get_compute_capability": 90,
+        "maybe_exchange_device": 0, "_exchange_device": 0, "_maybe_exchange_device": 0,
+        "get_raw_stream": 0, "get_compute_capability": 90,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(namespace, name, wrap(lambda *args, answer=answer, **kwargs: answer))
@@ -71,6 +72,7 @@ def _pretend_triton() -> None:
     driver = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0, is_active=lambda: True,
         get_active_torch_device=lambda: torch.device("cuda", 0), get_current_stream=lambda device=0: 0,
+        get_benchmarker=lambda: None,
     )  # fmt: skip
     triton.runtime.driver.set_active(driver)
 
@@ -111,7 +113,7 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
 
 
 # ------------------------------------------------------------------ the two graphs
-class _Ctx:
+class Context:
     """What a forward leaves for backward."""
 
     saved_tensors: tuple[Any, ...] = ()
@@ -129,7 +131,7 @@ def inductor(case: Case) -> dict[str, Any]:
     """Launches, bytes and minimal bytes of forward and backward, or the reason why there are none."""
     try:
         with mock.patch.object(random, "_op", random._op._init_fn):  # its operations, not a call
-            directions = [_counted(*graph) for graph in _graphs(case)]
+            directions = [_counted(*graph) for graph in graphs(case)]
     except Exception as error:  # whatever Inductor or the pretended GPU stumbles over is reported as that
         return {"case": case.name, "error": f"{type(error).__name__}: {error}"[:300]}
     return {"case": case.name, **{k: [d[k] for d in directions] for k in directions[0]}}
@@ -138,9 +140,9 @@ def inductor(case: Case) -> dict[str, Any]:
 Graph = tuple[Callable[..., Any], list[Tensor], FakeTensorMode]
 
 
-def _graphs(case: Case) -> Iterator[Graph]:
+def graphs(case: Case) -> Iterator[Graph]:
     """forward with what it saves among its results; backward of what was saved and the gradients."""
-    mode, ctx = FakeTensorMode(allow_non_fake_inputs=True), _Ctx()
+    mode, ctx = FakeTensorMode(allow_non_fake_inputs=True), Context()
     with mode, Indexing():
         args = [_on_gpu(*parse_spec(a)) if is_spec(a) else a for a in case.args]
         outputs = as_list(case.function.forward(ctx, *args))  # type: ignore[attr-defined]
@@ -152,14 +154,14 @@ def _graphs(case: Case) -> Iterator[Graph]:
 
 
 def _forward(case: Case, args: Sequence[Any], *given: Tensor) -> list[Tensor]:
-    ctx, rest = _Ctx(), iter(given)
+    ctx, rest = Context(), iter(given)
     results = case.function.forward(ctx, *(next(rest) if isinstance(a, Tensor) else a for a in args))  # type: ignore[attr-defined]
     made = (t for t in (*as_list(results), *ctx.saved_tensors) if not any(t is g for g in given))
     return list({id(t): t for t in made}.values())
 
 
 def _backward(
-    case: Case, args: Sequence[Any], ctx: _Ctx, saved: int, wanted: Sequence[bool], *given: Tensor
+    case: Case, args: Sequence[Any], ctx: Context, saved: int, wanted: Sequence[bool], *given: Tensor
 ) -> list[Tensor]:
     ctx.saved_tensors, gradients = given[:saved], iter(given[saved:])
     found = case.function.backward(ctx, *(next(gradients) if w else None for w in wanted))  # type: ignore[attr-defined]
@@ -173,7 +175,12 @@ def _on_gpu(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 # ------------------------------------------------------------------ Inductor
 def _counted(function: Callable[..., Any], args: Sequence[Tensor], mode: FakeTensorMode) -> dict[str, int]:
-    """The passes and the lowering of `compile_fx`, up to the text."""
+    text, moved, least = lowered(function, args, mode)
+    return {"launches": _launches(text), "bytes": moved, "minimal": least}
+
+
+def lowered(function: Callable[..., Any], args: Sequence[Tensor], mode: FakeTensorMode) -> tuple[str, int, int]:
+    """The passes and the lowering of `compile_fx`: the text, the bytes that it moves, and the least."""
     import torch._inductor.config as config
     from torch._inductor.compile_fx import fake_tensor_prop
     from torch._inductor.debug import DebugContext
@@ -197,7 +204,7 @@ def _counted(function: Callable[..., Any], args: Sequence[Tensor], mode: FakeTen
             lowering.run(*args)
             text = lowering.codegen()[0]
             moved = lowering.count_bytes()[0]
-    return {"launches": _launches(getattr(text, "value", text)), "bytes": int(moved), "minimal": least}
+    return str(getattr(text, "value", text)), int(moved), least
 
 
 def _minimal(graph: torch.fx.GraphModule) -> int:

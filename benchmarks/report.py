@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .goals import GOALS
+from .goals import GOALS, joined
 from .kernels import TARGETS
-from .plans import TARGET
+from .plans import DIRECTIONS, TARGET
 from .streams import share
 
 Results = Mapping[str, Any]
@@ -164,6 +164,31 @@ def _first(found: Mapping[str, Any], name: str) -> str:
     return "error" if "error" in found else f"{found[name]:.0f}" if name in found else "-"
 
 
+MODEL_HEAD = (
+    "case", "direction", "instructions / 32", "budget", "share", "fast", "Inductor", "Liger", "programs", "per SM",
+    "occupancy", "waves", "kB in flight", "model us", "over a copy's", "bound by",
+)  # fmt: skip
+
+
+def model_rows(results: Results) -> list[Row]:
+    """A row for each direction of each case that was modelled."""
+    rows = joined(results, "instructions", "peers")
+    return [[row["case"], d, *_modelled(row, d)] for row in rows for d in DIRECTIONS if row[d]]
+
+
+def _modelled(row: Mapping[str, Any], direction: str) -> Iterator[str]:
+    m, fast = row[direction], row["fast"][direction]
+    yield f"{m['per_32']:.1f}" + ("+" if m["data_dependent"] else "")
+    yield f"{m['budget']:.1f}"
+    yield f"{m['share']:.2f}"
+    yield "-" if fast is None else f"{fast:.1f}"
+    for peer in ("inductor", "liger"):
+        counted = ((row["peers"] or {}).get(peer) or {}).get(direction)
+        yield f"{counted * 32 / m['elements']:.1f}" if counted is not None else "-"
+    yield from (f"{m['programs']:,}", str(m["resident"]), f"{m['occupancy']:.0%}", f"{m['waves']:.2f}")
+    yield from (f"{m['flight'] / 1024:.0f}", f"{m['microseconds']:,.1f}", f"{m['over_copy']:.2f}", m["bound"])
+
+
 GOALS_HEAD = ("goal", "limit", "worst", "at", "verdict")
 
 
@@ -180,11 +205,17 @@ def _goal_row(goal: Any, found: Mapping[str, Any]) -> Row:
 
 # ------------------------------------------------------------------ everything
 SECTIONS = (
-    ("The goals that need no GPU", GOALS_HEAD, goal_rows, ("plans", "kernels", "host", "latency", "cpu")),
+    (
+        "The goals that need no GPU",
+        GOALS_HEAD,
+        goal_rows,
+        ("plans", "kernels", "instructions", "host", "latency", "cpu"),
+    ),
     ("Host time", HOST_HEAD, host_rows, ("host",)),
     ("Ways of writing and calling", STYLES_HEAD, style_rows, ("host",)),
     ("Large tensors on a CPU", CPU_HEAD, cpu_rows, ("cpu",)),
     ("The first call", LATENCY_HEAD, latency_rows, ("latency",)),
+    ("A model of an H100", MODEL_HEAD, model_rows, ("instructions",)),
     ("The cases", CASES_HEAD, case_rows, ("plans", "inductor", "kernels")),
 )
 NOTES = {
@@ -202,6 +233,21 @@ NOTES = {
     "code generation and Triton's compilation for sm_90, without loading the binary; the quickest of three processes. "
     "Cold: every cache empty. Warm: Triton's and fusegrad's disk caches filled. torch.compile and `reference` run on "
     "this CPU, on 64 rows.",
+    "A model of an H100": (
+        "A model, not a measurement: no time here is a GPU's. Machine code for sm_90 is read instead of run. "
+        "Instructions: those that warps issue for 32 elements of the largest tensor, by following a lane of some "
+        "programs through the kernel's control flow; a branch on data is taken both ways, a slow path (of a division)"
+        " is not, a loop whose end hangs on data counts once (+). Budget: what 132 multiprocessors issue, four "
+        "instructions a clock at 1.75 GHz, while the kernel's bytes move at 3.35 TB/s: with more, issue is what is "
+        'waited for; share: instructions over budget. Fast: with `numerics="fast"`; otherwise eager\'s roundings are '
+        "kept. Inductor in the best of its own configurations, Liger with its own launches, for the same case; a "
+        "gradient that Liger computes in forward is counted there. Programs, those resident on a multiprocessor (per "
+        "SM), occupancy, waves and bytes on their way: of the longest launch. Model us: the longer of bytes by "
+        "bandwidth and instructions by issue (of each pipe, too), wave by wave, with what the last wave leaves idle; "
+        "where fewer bytes are on their way than memory needs (0.7 us of latency), memory waits. Left out: the L2 "
+        "cache, bank conflicts, instructions that wait for one another, what the last program adds up, launches. Over"
+        " a copy's: over the time of the bytes alone."
+    ),
     "The cases": "forward and backward (forward + backward for launches; registers, shared memory and accesses on "
     "sm_90, the worst kernel of each). Bytes are those that the plans move, a row that is read again out of L2 counted "
     "once; minimal is every input read once and every output written once. Inductor: torch.compile's own passes, "

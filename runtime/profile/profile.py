@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from ...codegen.devices import MULTIPROCESSORS
+from ...codegen.devices import MULTIPROCESSORS, Device
 from ..api import compile
 from ..capture.guards import is_float
 from ..compiled.compiled import Compiled
 from ..dispatch.compiled_class import compile_class
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
+from ..kernels.machine_code.model import model_figures
 from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
-from ..report.explanation import Explanation
+from ..report.explanation import Explanation, binary_figures
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import device_named
 from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
@@ -47,9 +48,10 @@ def profile(
 
     args: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on the GPU, if there
     is one). baselines: "eager" (the class as you wrote it), "torch.compile". device: of the model: "a100", "h100",
-    "h200", "mi300x". seconds: that each candidate is called for, per direction. metrics: also compile the kernels for
-    that device (no GPU needed) and report registers, spills, shared memory and occupancy. progress: a bar on stderr; by
-    default where that is a terminal.
+    "h200", "b200", "mi300x". seconds: that each candidate is called for, per direction. metrics: also compile the
+    kernels for that device (no GPU needed), report registers, spills, shared memory and occupancy, and model each
+    launch by its instructions: a model's time, beside the measured one where a GPU is at hand. progress: a bar on
+    stderr; by default where that is a terminal.
     Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
     """
     modelled_on, fast = device_named(device), _compiled_class(target_class)
@@ -64,7 +66,7 @@ def profile(
         arguments=", ".join(map(_description, real)), measured=[], saved={}, operations={},
         modelled=model_launches(explanation, modelled_on, explanation.sizes), device=modelled_on,
         sums=model_sums(explanation, modelled_on),
-        binaries=_binaries(explanation, modelled_on.target) if metrics and explanation.kernel_records else {},
+        binaries=_binaries(explanation, modelled_on) if metrics and explanation.kernel_records else {},
         copy_bandwidth=copy_bandwidth(place),
     )  # fmt: skip
     # Then the candidates one after the other, forward and backward of each.
@@ -75,14 +77,17 @@ def profile(
     return result
 
 
-def _binaries(explanation: Explanation, target: str) -> dict[str, dict[str, Any]]:
-    """Registers and memory of the compiled kernels, and how full they can make a multiprocessor."""
-    warps, processor = {k.name: k.num_warps for k in explanation.kernel_records}, MULTIPROCESSORS[target]
-    return {
-        name: {**facts, "warps": warps[name],
-               "occupancy": processor.occupancy(facts["registers"], facts["shared"], warps[name])}
-        for name, facts in explanation.metrics(target).items()
-    }  # fmt: skip
+def _binaries(explanation: Explanation, device: Device) -> dict[str, dict[str, Any]]:
+    """Registers and memory of the compiled kernels, how full they can make a multiprocessor; a model of each launch."""
+    processor, binaries, found = MULTIPROCESSORS[device.target], explanation.binaries(device.target), {}
+    for kernel in explanation.kernel_records:
+        binary = binaries[kernel.name][device.target]
+        occupancy = processor.occupancy(binary.registers, binary.shared, kernel.num_warps)
+        found[kernel.name] = {
+            **binary_figures(binary), "warps": kernel.num_warps, "occupancy": occupancy,
+            **model_figures(kernel, binary, explanation.sizes, device),
+        }  # fmt: skip
+    return found
 
 
 def run_once(target_class: Any, args: Sequence[Any]) -> str:

@@ -40,7 +40,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Achieved:
-    """One launch of ours as it was measured: per second, and over the bandwidth of a plain copy on this device."""
+    """One launch of ours as it was measured: per second, and over the bandwidth of a plain copy on this device.
+
+    modelled: what a model of its machine code says that it takes, in microseconds, where it was compiled.
+    """
 
     name: str
     direction: str
@@ -48,6 +51,7 @@ class Achieved:
     bytes_per_second: float
     operations_per_second: float
     of_copy: float | None
+    modelled: float | None = None
 
 
 @dataclass
@@ -99,7 +103,11 @@ class Profile:
                     time = row["microseconds"] / row["calls"]
                     moved, operations = m.bytes / time * 1e6, m.operations / time * 1e6
                     share = moved / self.copy_bandwidth if self.copy_bandwidth else None
-                    yield Achieved(m.name, direction, time, moved, operations, share)
+                    yield Achieved(m.name, direction, time, moved, operations, share, self._modelled(m.name))
+
+    def _modelled(self, name: str) -> float | None:
+        model = self.binaries.get(name, {}).get("model")
+        return model["microseconds"] if model else None
 
     def __str__(self) -> str:
         return "\n\n".join(map(plain, blocks(self)))
@@ -138,11 +146,22 @@ def _write_trace(profile: Profile, path: Path) -> None:
 # ------------------------------------------------------------------ text
 TIMES = ("", "direction", "median us", "p10", "p90", "calls")
 MEMORY = ("memory, bytes", "saved tensors", "at most in forward", "in backward")
-LAUNCHES = ("launch", "direction", "us", "GB/s", "GFLOP/s", "% of a copy")
+LAUNCHES = ("launch", "direction", "us", "GB/s", "GFLOP/s", "% of a copy", "model us")
 OPERATIONS = ("operation", "calls", "us")
 MODEL = ("launch", "direction", "bytes", "operations", "us", "bound by")
 SUMS = ("in sum", "direction", "launches", "bytes", "us")
 BINARIES = ("kernel", "warps", "registers", "spills", "shared", "occupancy", "accesses")
+ISSUED = (
+    "kernel",
+    "warp instructions per 32",
+    "budget",
+    "programs",
+    "waves",
+    "kB in flight",
+    "us",
+    "of a copy",
+    "bound by",
+)
 
 
 def blocks(profile: Profile) -> list[Block]:
@@ -161,6 +180,7 @@ def blocks(profile: Profile) -> list[Block]:
         Table(model, MODEL, _model_rows(profile.modelled)),
         Table("", SUMS, _sum_rows(profile.sums)),
         Table(f"compiled for {device.target}", BINARIES, _binaries(profile)),
+        Table(f"model of {device.name} by machine instructions, not measured", ISSUED, _issued(profile)),
     ]  # fmt: skip
     return [f"{profile.name}({profile.arguments})", *(part for part in parts if part.rows)]
 
@@ -182,7 +202,8 @@ def _with_commas(count: int | None) -> str:
 def _launch_rows(profile: Profile) -> list[list[str]]:
     return [
         [a.name, a.direction, f"{a.microseconds:,.1f}", f"{a.bytes_per_second / 1e9:,.0f}",
-         f"{a.operations_per_second / 1e9:,.0f}", "" if a.of_copy is None else f"{100 * a.of_copy:.0f}"]
+         f"{a.operations_per_second / 1e9:,.0f}", "" if a.of_copy is None else f"{100 * a.of_copy:.0f}",
+         "" if a.modelled is None else f"{a.modelled:,.1f}"]
         for a in profile.achieved()
     ]  # fmt: skip
 
@@ -222,11 +243,25 @@ def _binaries(profile: Profile) -> list[list[str]]:
     return [[kernel, *(_fact(facts.get(n)) for n in BINARIES[1:])] for kernel, facts in profile.binaries.items()]
 
 
+def _issued(profile: Profile) -> list[list[str]]:
+    """A line for each kernel that was compiled; the reason in it, where there is no model."""
+    return [[kernel, *_model_cells(facts)] for kernel, facts in profile.binaries.items()]
+
+
+def _model_cells(facts: dict[str, Any]) -> list[str]:
+    m = facts.get("model")
+    if m is None:
+        return [str(facts.get("not_modelled", "")), *[""] * (len(ISSUED) - 2)]
+    return [f"{m['per_32']:.1f}", f"{m['budget']:.1f}", f"{m['programs']:,}", f"{m['waves']:.2f}",
+            f"{m['flight'] / 1024:.1f}", f"{m['microseconds']:,.1f}", f"{m['over_copy']:.2f}", m["bound"]]  # fmt: skip
+
+
 def _fact(value: Any) -> str:
     return f"{100 * value:.0f} %" if isinstance(value, float) else str(value)
 
 
 # ------------------------------------------------------------------ a page
+MODEL_OF_ISSUE = "A model by the instructions of the machine code, not a measurement: bytes, issue, waves of programs."
 NOT_COMPILED = "Not compiled: profile(..., metrics=True)."
 
 
@@ -270,4 +305,6 @@ def _model_part(profile: Profile) -> str:
 
 
 def _binaries_part(profile: Profile) -> str:
-    return table(BINARIES, _binaries(profile)) if profile.binaries else note(NOT_COMPILED)
+    if not profile.binaries:
+        return note(NOT_COMPILED)
+    return table(BINARIES, _binaries(profile)) + note(MODEL_OF_ISSUE) + table(ISSUED, _issued(profile))

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from ...codegen import Kernel
+from ...codegen.devices import device_of
 from ...codegen.proofs import Proof
 from ...ir import Graph, Program, ValueRef
 from ...ir.codes import code_of, fix_of
@@ -16,6 +17,7 @@ from ...ir.errors import FusegradError
 from ..compiled.variants import Variant
 from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..kernels.cross_compile.pool import Binary
+from ..kernels.machine_code.model import model_figures
 from ..kernels.proofs import proof_line, proofs_of
 from ..settings.config import settings
 from ..values.sizes import Sizes
@@ -105,9 +107,21 @@ class Explanation:
         return compile_for(self.kernel_records, self.module, list(targets) or [self.target])
 
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
-        """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
+        """{kernel: figures} of the machine code for `target`, compiled now, in worker processes; needs no GPU.
+
+        `registers`, `spills` (bytes) per lane, `shared` bytes per program, `accesses` by bytes each, `error`: why
+        there is no binary. `model`: the fields of `LaunchModel` at this explanation's sizes, on the first device of
+        the table (codegen/devices.py) that runs the target: warp instructions for 32 elements and their budget,
+        occupancy, waves, bytes on their way, and the time that a model makes of them (microseconds; nothing is
+        measured). It is None where `not_modelled` says why: not compiled, or machine code that is not read (AMD's, or
+        without a disassembler).
+        """
         target = target or self.target
-        return {kernel: binary_figures(by_target[target]) for kernel, by_target in self.binaries(target).items()}
+        binaries = {name: by_target[target] for name, by_target in self.binaries(target).items()}
+        modelled = {
+            k.name: model_figures(k, binaries[k.name], self.sizes, device_of(target)) for k in self.kernel_records
+        }
+        return {name: {**binary_figures(binary), **modelled[name]} for name, binary in binaries.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain values that json can write; keys are added, never renamed, within a schema."""
@@ -126,8 +140,7 @@ class Explanation:
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
             "cuts": {d: [c.to_dict() for c in report.cuts] for d, report in self.directions.items()},
             "opaque": [
-                {**vars(o), "code": code_of(o.reason_of_method), "fix": fix_of(o.reason_of_method)}
-                for o in self.opaque
+                {**vars(o), "code": code_of(o.reason_of_method), "fix": fix_of(o.reason_of_method)} for o in self.opaque
             ],
             "products": {d: report.products for d, report in self.directions.items()},
             "segments": {d: report.segments for d, report in self.directions.items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from fusegrad.benchmarks import limits
@@ -19,6 +21,26 @@ def test_a_plan_is_within_its_limits(case: Case) -> None:
     assert not found["as_written"]
 
 
+COUNTED = limits.counted(CASES)
+OF_THIS_TRITON = limits.INSTRUCTIONS + version("triton")
+
+
+@pytest.mark.parametrize("case", COUNTED, ids=lambda c: c.name)
+def test_a_kernel_issues_no_more_instructions_than_its_limit(case: Case) -> None:
+    if OF_THIS_TRITON not in LIMITS[case.name]:
+        pytest.skip(f"{limits.PATH.name} has no {OF_THIS_TRITON}: another compiler makes other machine code")
+    found = limits.instructions_of(case)[OF_THIS_TRITON]
+    assert all(f <= at_most for f, at_most in zip(found, LIMITS[case.name][OF_THIS_TRITON], strict=True)), (
+        f"{case.name}: {found} warp instructions for 32 elements, the limit is {LIMITS[case.name][OF_THIS_TRITON]}"
+    )
+
+
+def test_every_function_has_a_limit_of_instructions() -> None:
+    assert {case.function for case in COUNTED} == {case.function for case in CASES}
+    versions = [{name for name in LIMITS[case.name] if name.startswith(limits.INSTRUCTIONS)} for case in COUNTED]
+    assert all(versions) and all(found == versions[0] for found in versions)
+
+
 def test_the_table_has_the_cases_of_the_suite() -> None:
     assert set(LIMITS) == {case.name for case in CASES}
 
@@ -31,6 +53,15 @@ def test_one_more_of_anything_is_above() -> None:
     assert not limits.excesses(PLAN, table)
     for worse in ({"launches": [1, 2]}, {"bytes": [101, 0]}, {"saved": 51}, {"case": "B"}):
         assert limits.excesses({**PLAN, **worse}, table), worse
+
+
+def test_more_instructions_are_above_and_those_of_another_triton_stay() -> None:
+    name, other = f"{limits.INSTRUCTIONS}1.0", f"{limits.INSTRUCTIONS}2.0"
+    table = limits.tightened({}, [{**PLAN, name: [10.0, 20.0]}], may_rise=False)
+    assert not limits.excesses({**PLAN, name: [10.0, 19.9]}, table)
+    assert limits.excesses({**PLAN, name: [10.1, 20.0]}, table) and limits.excesses({**PLAN, other: [1.0, 1.0]}, table)
+    both = limits.tightened(table, [{**PLAN, other: [9.0, 9.0]}], may_rise=False)["A"]
+    assert both[name] == [10.0, 20.0] and both[other] == [9.0, 9.0]
 
 
 def test_the_table_only_falls_unless_it_may_rise() -> None:

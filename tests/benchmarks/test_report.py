@@ -30,6 +30,48 @@ def results(**other: Any) -> dict[str, Any]:
     return {name: {"date": "2026-01-01", "rows": rows} for name, rows in parts.items()}
 
 
+def modelled(share: float, over_copy: float, **other: Any) -> dict[str, Any]:
+    figures = {"per_32": 40.0, "elements": 1 << 20, "budget": 40.0, "share": share, "microseconds": 1.0, "copy": 1.0,
+               "over_copy": over_copy, "programs": 132, "resident": 2, "occupancy": 0.5, "waves": 0.5, "idle": 0.0,
+               "flight": 50_000, "bound": "bytes", "data_dependent": False}  # fmt: skip
+    fast = {"forward": 30.0, "backward": None}
+    return {"case": "A[4096,4096]", "forward": {**figures, **other}, "backward": None, "fast": fast}
+
+
+def model_results(peer: float | None, **figures: Any) -> dict[str, Any]:
+    counted = {"forward": peer, "backward": peer}
+    peers = [{"case": "A[4096,4096]", "inductor": {"error": "no"}, "liger": counted}] if peer else []
+    return {"instructions": {"rows": [modelled(**figures)]}, "peers": {"rows": peers}}
+
+
+ISSUE = "model: instructions over the budget, or over 1.05 of a peer's"
+
+
+def test_instructions_are_within_the_budget_or_near_the_best_peer() -> None:
+    assert verdicts(model_results(None, share=0.9, over_copy=1.0))[ISSUE] == "met"
+    assert verdicts(model_results(None, share=1.1, over_copy=1.0))[ISSUE] == "missed by 1 of 1"
+    as_many = 40.0 * (1 << 20) / 32
+    assert verdicts(model_results(as_many, share=1.1, over_copy=1.0))[ISSUE] == "met"
+    assert verdicts(model_results(0.9 * as_many, share=1.1, over_copy=1.0))[ISSUE] == "missed by 1 of 1"
+
+
+def test_the_model_misses_goals_of_time_idleness_and_bytes_on_their_way() -> None:
+    met = verdicts(model_results(None, share=0.9, over_copy=1.1))
+    assert {v for n, v in met.items() if n.startswith("model")} == {"met"}
+    worse = verdicts(model_results(None, share=0.9, over_copy=1.11, idle=0.1, flight=40_000))
+    assert sum(v == "missed by 1 of 1" for v in worse.values()) == 3
+
+
+def test_the_table_of_the_model_has_peers_beside_and_says_what_it_is() -> None:
+    found = {
+        **model_results(2.0 * (1 << 20) / 32, share=0.9, over_copy=1.0),
+        "machine": {"processor": "A", "cores": 1, "versions": {}},
+    }
+    (row,) = report.model_rows(found)
+    assert row[:8] == ["A[4096,4096]", "forward", "40.0", "40.0", "0.90", "30.0", "-", "2.0"]
+    assert "not a measurement" in report.document(found, None)
+
+
 def verdicts(found: dict[str, Any]) -> dict[str, str]:
     return {row[0]: row[-1] for row in report.goal_rows(found)}
 

@@ -256,3 +256,20 @@ def test_the_command(capsys: Any, tmp_path: Path) -> None:
     assert main([*where, "--device", "mi300x", "-o", str(tmp_path / "p.json")]) == 0
     out = capsys.readouterr().out
     assert "measured on CPU" in out and "model of AMD Instinct MI300X" in out and (tmp_path / "p.json").exists()
+
+
+def test_a_compiled_profile_models_its_launches_by_their_instructions() -> None:
+    found = fusegrad.profile(f.SwiGLU, "bf16[512,1024]", "bf16[512,1024]", seconds=0.0, metrics=True, device="h200")
+    model = found.binaries["SwiGLU_forward"]["model"]
+    assert model["copy"] == pytest.approx(6 * 512 * 1024 / DEVICES["h200"].bandwidth * 1e6)
+    assert model["per_32"] > 5 and model["microseconds"] >= model["copy"]
+    assert "by machine instructions, not measured" in str(found)
+    rows = {"forward": [{"name": "SwiGLU_forward", "calls": 1.0, "microseconds": 8.0}]}
+    (reached,) = replace(found, operations=rows).achieved()
+    assert reached.modelled == model["microseconds"] and reached.microseconds == 8
+
+
+def test_a_profile_without_machine_code_to_read_says_so() -> None:
+    found = fusegrad.profile(f.SquaredReLU, "bf16[64,64]", seconds=0.0, metrics=True, device="mi300x")
+    assert all(facts["model"] is None and "not read" in facts["not_modelled"] for facts in found.binaries.values())
+    assert "not read" in str(found)

@@ -32,14 +32,19 @@ class Block:
     def is_out_of_line(self) -> bool:
         return any(i.base in OUT_OF_LINE for i in self.instructions)
 
+    @property
+    def aborts(self) -> bool:
+        """Whether the launch ends there: by a trap, or by the call of an assertion, whose address is in a register."""
+        return self.last.base == "BPT" or (self.last.base == "CALL" and self.last.target is None)
+
     def successors(self) -> Iterator[int]:
         """Addresses that control may go to next; a call returns."""
         last = self.last
         if last.base in BRANCHES and last.target is not None:
             yield last.target
-        if last.base in ENDS:
+        if last.base in ENDS or self.aborts:
             yield END
-        if last.base not in (*BRANCHES, *ENDS) or is_conditional(last):
+        if not self.aborts and (last.base not in (*BRANCHES, *ENDS) or is_conditional(last)):
             yield self.follows
 
 
@@ -57,11 +62,19 @@ class Flow:
 
     @functools.cached_property
     def meets(self) -> dict[int, int]:
-        """Block -> the first block that every way from it comes through (its immediate postdominator)."""
-        edges = nx.DiGraph()
+        """Block -> the first block on all ways from it that do not abort (its immediate postdominator)."""
+        edges, lost = nx.DiGraph(), self._lost()
         edges.add_nodes_from([*self.blocks, END])
-        edges.add_edges_from((to, block.at) for block in self.blocks.values() for to in block.successors())
+        edges.add_edges_from((to, b.at) for b in self.blocks.values() for to in b.successors() if to not in lost)
         return dict(nx.immediate_dominators(edges, END))
+
+    def _lost(self) -> set[int]:
+        """Blocks from which every way aborts."""
+        lost, size = {block.at for block in self.blocks.values() if block.aborts}, -1
+        while len(lost) > size:
+            size = len(lost)
+            lost |= {block.at for block in self.blocks.values() if set(block.successors()) <= lost}
+        return lost
 
     def between(self, side: int, meet: int) -> set[int]:
         """The blocks on the ways from `side` to `meet`."""

@@ -15,7 +15,7 @@ from .operands import PREDICATE, Values, operands_of, registers_read
 from .rules import Step, rule_of
 from .sass import Instruction
 
-MOST_VISITS = 300_000
+MOST_VISITS = 500_000
 Watch = Callable[[Block], None]
 CONDITIONS = (*BRANCHES, "EXIT", "RET", "CALL")
 

@@ -19,6 +19,7 @@ from ...values.sizes import Sizes, number
 from ..cross_compile.pool import Binary
 from .counts import Counts, Launch, count, parameters
 from .pipes import RATES
+from .sass import NoListingError
 
 PORT = 64
 """Bytes per clock between a multiprocessor and the L2 cache."""
@@ -62,6 +63,17 @@ class LaunchModel:
     def to_dict(self) -> dict[str, Any]:
         """The fields, and `over_copy`."""
         return {**asdict(self), "over_copy": self.over_copy}
+
+
+def model_figures(kernel: Kernel, binary: Binary, sizes: Sizes, device: Device | None) -> dict[str, Any]:
+    """{"model": the fields of a LaunchModel}, or None and "not_modelled": the reason."""
+    if binary.error or device is None or "cubin" not in binary.asm:
+        reason = f"not compiled: {binary.error}" if binary.error else "machine code of this kind is not read"
+        return {"model": None, "not_modelled": reason}
+    try:
+        return {"model": model_of(kernel, binary, sizes, device).to_dict()}
+    except NoListingError as error:
+        return {"model": None, "not_modelled": str(error.facts["reason"])}
 
 
 def model_of(kernel: Kernel, binary: Binary, sizes: Sizes, device: Device) -> LaunchModel:

@@ -70,6 +70,14 @@ def test_both_sides_of_a_branch_on_data_are_issued_and_no_slow_path() -> None:
     assert "MUFU.RCP" not in issued and "CALL.REL.NOINC" not in issued
 
 
+ASSERTED = LOOP.replace("CALL.REL.NOINC `($slow)", "CALL.ABS.NOINC R2").replace("RET.REL.NODEC R20 `(kernel)", "EXIT")
+
+
+def test_an_assertion_of_data_is_no_way_to_the_end() -> None:
+    lane, issued = followed(ASSERTED, 5)
+    assert issued["LDG.E.128"] == 5 and "CALL.ABS.NOINC" not in issued and not lane.data_dependent
+
+
 def test_a_loop_whose_end_is_data_is_counted_once_and_said_to_be() -> None:
     lane, issued = followed(LOOP.replace("ISETP.GE.AND P2, PT, R0, R1, PT", "ISETP.GE.AND P2, PT, R0, R4, PT"), 5)
     assert issued["LDG.E.128"] == 1 and lane.data_dependent == {0xC0}
