@@ -15,6 +15,8 @@ from .steps import Step
 
 STARTS = 2
 """Processes of a step that may fail before they are ready; then it is left, in this slice."""
+PATIENCE = {"cuda": 1, "pretended": 3}
+"""Times the limit of a unit: what is interpreted takes its time."""
 NO_MEMORY = "OutOfMemoryError"
 Say = Callable[[str], None]
 
@@ -72,7 +74,7 @@ class Day:
         crowded: list[str] = []
         todo = self.record.left(step, self.again)
         jobs = min(step.jobs, len(todo)) if self.kind == "cuda" else 1
-        work = _Work(step, todo, self.left - budget / step.jobs, crowded if jobs > 1 else None)
+        work = _Work(step, todo, self.left - budget / max(1, jobs), crowded if jobs > 1 else None)
         lanes = [threading.Thread(target=self._lane, args=(work,), daemon=True) for _ in range(jobs)]
         for lane in lanes:
             lane.start()
@@ -96,7 +98,7 @@ class Day:
     def _unit(self, work: _Work, unit: str, child: Child) -> bool:
         """Ask for one and write what came. Whether the process began at all."""
         step = work.step
-        found = child.ask(unit, step.limit, self.left)
+        found = child.ask(unit, step.limit * PATIENCE[self.kind], self.left)
         begun = bool(found.pop("started", True))
         if work.crowded is not None and any(NO_MEMORY in fault for fault in found["faults"]):
             work.crowded.append(unit)
@@ -105,6 +107,7 @@ class Day:
             self.record.spend(time.monotonic() - self.began)
             if found["outcome"] == "hung" and self.left <= 0:
                 self.record.interrupt(step.name, unit, found)
+                found = {**found, "outcome": "interrupted"}
             else:
                 self.record.put(step.name, unit, found)
             if found["outcome"] not in ("ok", "skipped"):

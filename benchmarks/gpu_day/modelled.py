@@ -7,15 +7,15 @@ which no minute of a lent GPU is spent (`--page` asks it, on any machine).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from ..gpu_report import COPY
 from ..peers import OURS
-from ..plans import DIRECTIONS
-from ..suite import CASES
+from ..plans import DIRECTIONS, plan
+from ..suite import CASES, Case
 
 Row = Mapping[str, Any]
 UNEXPLAINED = 1.15
@@ -32,21 +32,33 @@ def model_device(name: str) -> str | None:
 
 
 def says(case: str, device: str) -> dict[str, Any]:
-    """{direction: {"ms": of its launches, "bound": what the longest of them waits for}}; {} for library calls."""
+    """{direction: {"ms": of its launches, "bound": what the longest waits for}}; {} where it knows not all of them."""
+    found = next(c for c in CASES if c.name == case)
+    if any(plan(found)["library"]):
+        return {}
+    try:
+        from ..instructions import model
+    except ImportError:  # the model of machine code is not there: bytes and operations alone
+        return _by_data_sheet(found, device)
+    said = model(found, device)
+    return {d: _direction(said[d]["microseconds"], said[d]["kernels"].values()) for d in DIRECTIONS if said[d]}
+
+
+def _direction(microseconds: float, kernels: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    longest = max(kernels, key=lambda kernel: kernel["microseconds"])
+    return {"ms": microseconds * 1e-3, "bound": longest["bound"]}
+
+
+def _by_data_sheet(case: Case, device: str) -> dict[str, Any]:
     import fusegrad
     from fusegrad.runtime.profile.devices import device_named
     from fusegrad.runtime.profile.roofline import model_launches
 
-    found, on = next(c for c in CASES if c.name == case), device_named(device)
-    explanation = fusegrad.explain(found.function, *found.args, target=on.target)
-    rows = model_launches(explanation, on, explanation.sizes)
-    if any(row.kind != "triton" for row in rows):
-        return {}
-    return {d: _both([row for row in rows if row.direction == d]) for d in DIRECTIONS}
-
-
-def _both(rows: Sequence[Any]) -> dict[str, Any]:
-    return {"ms": sum(r.microseconds for r in rows) * 1e-3, "bound": max(rows, key=lambda r: r.microseconds).bound}
+    on = device_named(device)
+    explanation = fusegrad.explain(case.function, *case.args, target=on.target)
+    rows = [vars(row) for row in model_launches(explanation, on, explanation.sizes)]
+    each = {d: [row for row in rows if row["direction"] == d] for d in DIRECTIONS}
+    return {d: _direction(sum(row["microseconds"] for row in of), of) for d, of in each.items() if of}
 
 
 def asked(known: Mapping[str, Any], rows: Sequence[Row], device: str, commit: str) -> dict[str, Any]:

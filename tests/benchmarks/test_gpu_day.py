@@ -237,9 +237,16 @@ def timed(case: str, ms: float, copy_ms: float, least: int = 1 << 30) -> dict[st
             "times": {"forward": times, "backward": times}}  # fmt: skip
 
 
-def test_the_page_says_what_differs(record: Record) -> None:
-    case = "SwiGLU[8192,16384]"
-    ideal = modelled.says(case, "h100")["forward"]["ms"]
+def test_the_model_says_a_time_and_what_it_waits_for() -> None:
+    said = modelled.says("SwiGLU[4096,4096]", "h100")
+    assert set(said) == {"forward", "backward"} and all(d["ms"] > 0.02 and d["bound"] for d in said.values())
+    assert modelled.says("FusedLinearCrossEntropy[8192,4096x32000]", "h100") == {}  # products by the library
+    assert [modelled.model_device(n) for n in ("NVIDIA H200", "GeForce")] == ["h200", None]
+
+
+def test_the_page_says_what_differs(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, ideal = "SwiGLU[8192,16384]", 0.25
+    monkeypatch.setattr(modelled, "says", lambda *_: {d: {"ms": ideal, "bound": "bytes"} for d in modelled.DIRECTIONS})
     least = int(ideal * 1e-3 * 3.35e12)
     found = {"outcome": "ok", "faults": [], "seconds": 1.0}
     record.begin(1.0, "2026-01-01")
