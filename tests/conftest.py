@@ -47,6 +47,7 @@ ONE_IN = {
     "runtime/specialize/test_transitions.py": 6,
     "pretended_gpu/test_functions.py": 30,
     "pretended_gpu/test_calls.py": 20,
+    "pretended_gpu/test_on_amd.py": 20,
     "suite/test_derived.py": 2,
     "suite/test_suite.py": 2,
     "suite/test_targets.py": 3,

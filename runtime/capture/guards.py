@@ -17,6 +17,7 @@ from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ...ir.switches import switch_state
+from ...ir.text.syntax_trees import parse_expression
 from ...tracer.capture.capture import Session
 from ...tracer.containers import DEPTH
 from ...tracer.reads.reads import ANY, Reads
@@ -158,7 +159,7 @@ def _compile(conditions: Sequence[str]) -> Guard:
 
 def compare_sizes_only(conditions: Sequence[str]) -> bool:
     """True if conditions, which may come from a file, only compare sizes and strides."""
-    return not conditions or all(map(_is_size_expression, ast.walk(ast.parse(_text(conditions), mode="eval"))))
+    return not conditions or all(map(_is_size_expression, ast.walk(parse_expression(_text(conditions)))))
 
 
 _OF_SIZES = (

@@ -20,6 +20,7 @@ import torch
 
 from ...codegen.kernel import Kernel, Pointer
 from ...ir.errors import IndexOutOfRangeError, KernelFaultError, UnsupportedBackendError
+from ...ir.text.syntax_trees import parse
 from ...tracer.locks import KERNEL, lock_of
 from .triton_module import TRITON_DTYPE, load
 
@@ -89,7 +90,7 @@ class _Rewrite(ast.NodeTransformer):
 def _rewritten_definition(function: Callable[..., Any]) -> ast.FunctionDef:
     """The definition of a kernel function without decorators and annotations, rewritten, at its own line numbers."""
     lines, first = inspect.getsourcelines(function)
-    definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    definition = parse(textwrap.dedent("".join(lines))).body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list.clear()
     for arg in ast.walk(definition.args):
@@ -112,7 +113,7 @@ def _interpreted_function(function: Callable[..., Any], namespace: dict[str, Any
 
     # The definition inside a factory whose parameters are the extra names.
     definition = _rewritten_definition(function)
-    factory = ast.parse(f"def _factory({', '.join(private.KERNEL_BUILTINS)}):\n    return {definition.name}").body[0]
+    factory = parse(f"def _factory({', '.join(private.KERNEL_BUILTINS)}):\n    return {definition.name}").body[0]
     assert isinstance(factory, ast.FunctionDef)
     factory.body.insert(0, definition)
     module = ast.fix_missing_locations(ast.Module([factory], []))

@@ -15,6 +15,7 @@ import torch
 from ...codegen.emit.products import EXACTLY, PRECISION
 from ...codegen.kernel import Kernel, Pointer, Scalar
 from ...ir.errors import UnsupportedBackendError
+from ...ir.text.syntax_trees import undisturbed
 from ...ir.types import FLOAT8
 from ...tracer.torch_private import current_device, current_stream
 from ..settings.config import KERNEL_BACKENDS, is_interpreted
@@ -66,7 +67,8 @@ class _OnDevice:
 
     def _look_up(self, arguments: Sequence[Argument], grid: int, kind: tuple[int, ...]) -> None:
         with torch.cuda.device(self.device):
-            compiled = self.function[(grid,)](*arguments, **self.facts)
+            # Triton parses the kernel's text, where it compiles it, before it launches anything.
+            compiled = undisturbed(lambda: self.function[(grid,)](*arguments, **self.facts))
         if compiled is None or not self.binds or self.device.index is None:
             return
         try:

@@ -275,6 +275,7 @@ def test_every_public_error_is_triggered_here() -> None:
         "CheckError",
         "BundleError",
         "FaultError",
+        "NotLaunchedError",
         "BundleCallError",
         "LogsError",
         "OuterGraphError",

@@ -1,4 +1,4 @@
-"""Builds the two libraries of the pretended GPU with the compilers at hand, once for a torch, a triton and a source."""
+"""Builds the libraries of the pretended GPUs with the compilers at hand, once for a torch, a triton and a source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-DRIVER, TENSORS = "libcuda.so.1", "libpretended_tensors.so"
+DRIVERS = {"nvidia": "libcuda.so.1", "amd": "libamdhip64.so"}
+TENSORS = "libpretended_tensors.so"
 
 
 def lacks() -> str:
@@ -26,7 +27,9 @@ def lacks() -> str:
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"there is no {package}"
-    return "" if (folder_of("triton") / "backends/nvidia/include/cuda.h").exists() else "this triton has no cuda.h"
+    headers = ("nvidia/include/cuda.h", "amd/include/hip/hip_runtime_api.h")
+    missing = [name for name in headers if not (folder_of("triton") / "backends" / name).exists()]
+    return f"this triton has no {' and no '.join(missing)}" if missing else ""
 
 
 def folder_of(package: str) -> Path:
@@ -38,8 +41,8 @@ def folder_of(package: str) -> Path:
 
 @functools.cache
 def libraries() -> Path:
-    """The folder with both libraries, built now unless they are there."""
-    sources = b"".join((HERE / name).read_bytes() for name in ("driver.c", "tensors.cpp"))
+    """The folder with the libraries, built now unless they are there."""
+    sources = b"".join((HERE / name).read_bytes() for name in ("driver.c", "hip_driver.c", "tensors.cpp"))
     places = f"{folder_of('torch')} {folder_of('triton')} {version('torch')}"
     key = hashlib.sha256(sources + places.encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"fusegrad-pretended-gpu-{os.getuid()}"
@@ -59,9 +62,10 @@ def libraries() -> Path:
 
 def _build(folder: Path) -> None:
     torch, shared = folder_of("torch"), ["-shared", "-fPIC"]
-    cuda = folder_of("triton") / "backends/nvidia/include"
-    driver = ["gcc", *shared, "-O1", f"-Wl,-soname,{DRIVER}", f"-I{cuda}", str(HERE / "driver.c")]
-    _run([*driver, "-o", str(folder / DRIVER)])
+    for vendor, source in (("nvidia", "driver.c"), ("amd", "hip_driver.c")):
+        include = folder_of("triton") / "backends" / vendor / "include"
+        driver = ["gcc", *shared, "-O1", f"-Wl,-soname,{DRIVERS[vendor]}", f"-I{include}", str(HERE / source)]
+        _run([*driver, "-o", str(folder / DRIVERS[vendor])])
     headers = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
     linked = [f"-L{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"]
     tensors = ["g++", "-std=c++20", *shared, "-O0", *(f"-I{h}" for h in headers), str(HERE / "tensors.cpp"), *linked]

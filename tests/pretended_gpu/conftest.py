@@ -25,7 +25,8 @@ Play = Callable[..., dict[str, Any]]
 class Worker:
     """Plays scenes in a process of its own, another one after a process that died."""
 
-    def __init__(self) -> None:
+    def __init__(self, vendor: str) -> None:
+        self.vendor = vendor
         self.process: subprocess.Popen[str] | None = None
         self.said = tempfile.TemporaryFile("w+")
         self.cache = tempfile.TemporaryDirectory()  # what was tuned once is not timed again
@@ -49,6 +50,7 @@ class Worker:
             environment = {**os.environ, "TRITON_CACHE_DIR": str(built / "triton"), "FUSEGRAD_STORE": "0"}
             environment["FUSEGRAD_CACHE_DIR"] = self.cache.name
             environment["FUSEGRAD_DISABLE"] = "patience"  # one process makes classes of the same lines without end
+            environment["PRETENDED_GPU"] = self.vendor
             command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
@@ -67,18 +69,29 @@ class Worker:
 
 
 @pytest.fixture(scope="session")
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[Callable[[str], Worker]]:
+    """The worker of a vendor, started when it is asked for."""
     if reason := lacks():
         pytest.skip(f"no pretended GPU: {reason}")
-    made = Worker()
-    yield made
-    made.stop()
+    workers: dict[str, Worker] = {}
+    yield lambda vendor: workers.setdefault(vendor, Worker(vendor))
+    for each in workers.values():
+        each.stop()
 
 
 @pytest.fixture
-def play(worker: Worker, request: pytest.FixtureRequest) -> Play:
+def play(worker: Callable[[str], Worker], request: pytest.FixtureRequest) -> Play:
     """`play(scene, ...)` -> launches by kernel. It may not raise, differ from eager, or have wrong parameters."""
+    return _player(worker("nvidia"), request)
 
+
+@pytest.fixture
+def play_on_amd(worker: Callable[[str], Worker], request: pytest.FixtureRequest) -> Play:
+    """The same on a GPU of AMD's."""
+    return _player(worker("amd"), request)
+
+
+def _player(worker: Worker, request: pytest.FixtureRequest) -> Play:
     def played(scene: str, **arguments: Any) -> dict[str, Any]:
         answer = worker.play(scene, **arguments)
         request.node.user_properties.append(("pretended_gpu", [scene, arguments, answer]))

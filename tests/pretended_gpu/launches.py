@@ -7,7 +7,6 @@ would have been given.
 from __future__ import annotations
 
 import ctypes
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import pretending
 import torch
+from code_objects import interface_of
 
 from fusegrad.codegen.kernel import Kernel, Pointer
 from fusegrad.runtime.kernels import interpreter, launch
@@ -45,35 +45,6 @@ interprets = True
 refuses: list[int] = []
 """The driver's answers to the next launches, instead of running them."""
 _given = threading.local()
-
-
-# ------------------------------------------------------------------ what a binary says of its parameters
-KPARAM_INFO, SIZED = 0x17, 4
-
-
-def parameters_of(image: int, name: str) -> list[int]:
-    """Sizes in bytes of a kernel's parameters, as `.nv.info.<name>` of its ELF file has them."""
-    info = _section(image, f".nv.info.{name}")
-    sizes: dict[int, int] = {}
-    at = 0
-    while at < len(info):
-        form, attribute, size = struct.unpack_from("<BBH", info, at)
-        if form == SIZED and attribute == KPARAM_INFO:
-            _, ordinal, _, flags = struct.unpack_from("<IHHI", info, at + 4)
-            sizes[ordinal] = flags >> 18
-        at += 4 + (size if form == SIZED else 0)
-    return [sizes[n] for n in range(len(sizes))]
-
-
-def _section(image: int, wanted: str) -> bytes:
-    header = ctypes.string_at(image, 64)
-    assert header[:4] == b"\x7fELF"
-    (table,), (_, count, names) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HHH", header, 58)
-    sections = [struct.unpack("<IIQQQQIIQQ", ctypes.string_at(image + table + 64 * i, 64)) for i in range(count)]
-    for name, _, _, _, offset, size, *_ in sections:
-        if ctypes.string_at(image + sections[names][4] + name).decode() == wanted:
-            return ctypes.string_at(image + offset, size)
-    return b""
 
 
 # ------------------------------------------------------------------ a launch
@@ -107,8 +78,11 @@ def _on_launch(config: Any, function: Any, parameters: Any) -> int:
 def _launched(config: Any, function: Any, parameters: Any) -> None:
     kernel, text, arguments, grid = _given.now
     name = function.name.decode()
-    sizes = parameters_of(function.image, name)
+    interface = interface_of(function.image, name)
+    sizes = interface.sizes
     words = [int.from_bytes(ctypes.string_at(parameters[i], size), "little") for i, size in enumerate(sizes)]
+    if interface.threads and config.bx > interface.threads:
+        problems.append(f"{name}: {config.bx} threads, compiled for {interface.threads} at most")
     problems.extend(f"{name}: {found}" for found in _wrong(config, name, sizes, words, kernel, arguments, grid))
     scratch = tuple(
         a.data_ptr() for a, d in zip(arguments, kernel.arguments, strict=True)
@@ -128,8 +102,9 @@ def _wrong(
         yield f"launched in the place of {kernel.name}"
     if (config.gx, config.gy, config.gz) != (grid, 1, 1):
         yield f"grid {config.gx} x {config.gy} x {config.gz}, not {grid}"
-    if (config.bx, config.by, config.bz) != (32 * kernel.num_warps, 1, 1):
-        yield f"{config.bx} threads, not {32 * kernel.num_warps}"
+    threads = pretending.DEVICE.warp_size * kernel.num_warps
+    if (config.bx, config.by, config.bz) != (threads, 1, 1):
+        yield f"{config.bx} threads, not {threads}"
     if len(sizes) != len(arguments) + OWN_PARAMETERS:
         yield f"{len(sizes)} parameters in the binary, {len(arguments)} arguments"
         return

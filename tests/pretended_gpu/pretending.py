@@ -1,5 +1,7 @@
 """A GPU that is not there, for this process: import it before torch, and `cuda:0` and `cuda:1` are devices.
 
+PRETENDED_GPU=nvidia (the default: an H100) or amd (an MI300X).
+
 What is pretended: the driver (`driver.c`), tensors (`tensors.cpp`), and what `torch.cuda` answers. Everything else runs
 as on a GPU: torch's dispatcher and engine with a thread per device, Triton's compiler, binder and launcher.
 """
@@ -14,13 +16,15 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from building import DRIVER, TENSORS, folder_of, libraries
+from building import DRIVERS, TENSORS, folder_of, libraries
 
 DEVICES = 2
+VENDOR = os.environ.get("PRETENDED_GPU", "nvidia")
 _built = libraries()
 assert "torch" not in sys.modules, "torch looks for devices as it is imported"
 os.environ["TRITON_LIBCUDA_PATH"] = str(_built)
-driver = ctypes.CDLL(str(_built / DRIVER), mode=ctypes.RTLD_GLOBAL)
+os.environ["TRITON_LIBHIP_PATH"] = str(_built / DRIVERS["amd"])
+driver = ctypes.CDLL(str(_built / DRIVERS[VENDOR]), mode=ctypes.RTLD_GLOBAL)
 ctypes.CDLL(str(folder_of("torch") / "lib/libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)
 tensors = ctypes.CDLL(str(_built / TENSORS), mode=ctypes.RTLD_GLOBAL)
 tensors.pretended_stream.restype = ctypes.c_uint64
@@ -41,6 +45,12 @@ H100 = types.SimpleNamespace(
     shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
     L2_cache_size=50 << 20, memory_clock_rate=2619000, memory_bus_width=5120, clock_rate=1980000,
 )  # fmt: skip
+MI300X = types.SimpleNamespace(**{
+    **vars(H100), "name": "AMD Instinct MI300X", "major": 9, "minor": 4, "multi_processor_count": 304, "warp_size": 64,
+    "gcnArchName": "gfx942:sramecc+:xnack-", "shared_memory_per_block": 65536,
+    "shared_memory_per_block_optin": 65536, "shared_memory_per_multiprocessor": 65536, "L2_cache_size": 4 << 20,
+})  # fmt: skip
+DEVICE = {"nvidia": H100, "amd": MI300X}[VENDOR]
 
 
 # ------------------------------------------------------------------ streams, events, captured launches
@@ -129,10 +139,10 @@ _ANSWERS: dict[str, Any] = {
     "set_device": lambda device: _exchange(_index(device)) and None,
     "_exchange_device": _exchange,
     "_maybe_exchange_device": _maybe_exchange,
-    "get_device_properties": lambda device=None: H100,
-    "get_device_capability": lambda device=None: (H100.major, H100.minor),
-    "get_device_name": lambda device=None: H100.name,
-    "get_arch_list": lambda: ["sm_90"],
+    "get_device_properties": lambda device=None: DEVICE,
+    "get_device_capability": lambda device=None: (DEVICE.major, DEVICE.minor),
+    "get_device_name": lambda device=None: DEVICE.name,
+    "get_arch_list": lambda: ["sm_90" if VENDOR == "nvidia" else "gfx942"],
     "mem_get_info": lambda device=None: (MEMORY, MEMORY),
     "memory_allocated": lambda device=None: 0,
     "max_memory_allocated": lambda device=None: 0,
@@ -172,7 +182,10 @@ def _pretend() -> None:
         setattr(cuda.random, name, _ANSWERS[name])
     for name, answer in _PRIVATE.items():
         setattr(torch._C, name, answer)
-    torch.version.cuda = torch.version.cuda or "13.0"
+    if VENDOR == "nvidia":
+        torch.version.cuda = torch.version.cuda or "13.0"
+    else:
+        torch.version.cuda, torch.version.hip = None, "6.4.43483"
 
     def empty_strided(size: Any, stride: Any, dtype: Any) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device="cuda")

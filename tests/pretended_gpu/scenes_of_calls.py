@@ -249,6 +249,42 @@ def two_devices() -> Iterator[str]:
             yield f"{len(launches) - begun} launches"
 
 
+@scene
+def captured_on_the_other_device() -> Iterator[str]:
+    """A launch is captured where it runs, whichever device is current."""
+    written, _ = rms_norm()
+    fast = fusegrad.compile(written, backend="triton")
+    x, w = pair("cuda:1", torch.bfloat16, 64, 256)
+    gradients(fast.apply(x, w, 1e-6), x, w)
+    counters = []
+    for captures in (1, 0):
+        begun = len(launches)
+        with torch.cuda.device(0), pretending.captured(captures):
+            for _ in range(2):
+                gradients(fast.apply(x, w, 1e-6), x, w)
+        counters.append({launch.scratch[-1] for launch in launches[begun:] if launch.scratch})
+    if [len(each) for each in counters] != [2, 1]:
+        yield f"counters of launches on cuda:1, captured and while cuda:0 captures: {counters}"
+
+
+@scene
+def beyond_two_gigabytes() -> Iterator[str]:
+    """For AMD's GPUs Triton compiles apart what lies within 2 GB: each launch has the binary that fits its tensors."""
+    written, (x, w) = gated(), pair(rows=64, width=256)
+    fast, expected = fusegrad.compile(written, backend="triton"), gradients(written.apply(x, w), x, w)
+    room = torch.empty(2**31 // x.element_size() + x.numel(), device="cuda")  # of which the end alone is touched
+    far = room[-x.numel() :].view(x.shape).copy_(x.detach()).requires_grad_()
+    binaries: list[set[int]] = []
+    for _ in range(2):
+        for given in (x, far):
+            for _ in range(2):  # by Triton's look-up, then past it
+                begun = len(launches)
+                yield from apart("beyond 2 GB", gradients(fast.apply(given, w), given, w), expected)
+            binaries.append({launch.binary for launch in launches[begun:]})
+    if binaries[:2] != binaries[2:] or binaries[0] & binaries[1]:
+        yield f"binaries for small and large tensors, in turn: {binaries}"
+
+
 # ------------------------------------------------------------------ commands
 @scene
 def profiled() -> Iterator[str]:

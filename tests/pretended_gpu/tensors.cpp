@@ -129,11 +129,15 @@ void give_back(void *place) {
   free(place);
 }
 
+void require_memory(size_t size) {
+  TORCH_CHECK_WITH(OutOfMemoryError, !most_bytes || static_cast<int64_t>(size) <= most_bytes,
+                   "CUDA out of memory. Tried to allocate ", size, " bytes.");
+}
+
 struct Memory : Allocator {
   DataPtr allocate(size_t size) override {
     void *place = nullptr;
-    TORCH_CHECK_WITH(OutOfMemoryError, !most_bytes || static_cast<int64_t>(size) <= most_bytes,
-                     "CUDA out of memory. Tried to allocate ", size, " bytes.");
+    require_memory(size);
     if (size && posix_memalign(&place, 512, (size + 511) / 512 * 512)) throw std::bad_alloc();
     const std::lock_guard<std::mutex> guard(books);
     if (place) allocated[place] = pool;
@@ -173,6 +177,7 @@ Tensor as_cpu(const Tensor &tensor) {
 }
 
 Tensor as_cuda(const Tensor &tensor, Device device) {
+  require_memory(tensor.storage().nbytes());
   auto *owner = new Tensor(tensor);
   DataPtr place(tensor.storage().mutable_data(), owner, [](void *kept) { delete static_cast<Tensor *>(kept); }, device);
   return alias(tensor, storage_of(tensor.storage().nbytes(), std::move(place), &memory), DispatchKey::CUDA);

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...ir.text.syntax_trees import parse
 from ..reads.attributes import cell_content, cells_of, closed_over
 from ..reads.value_keys import is_library
 
@@ -159,7 +160,7 @@ def _tree_of(code: types.CodeType) -> ast.FunctionDef:
 def _tree_in(code: types.CodeType, filename: str) -> ast.FunctionDef:
     try:
         lines, first = inspect.getsourcelines(code)
-        (definition,) = ast.parse(textwrap.dedent("".join(lines))).body
+        (definition,) = parse(textwrap.dedent("".join(lines))).body
     except (OSError, TypeError, SyntaxError, ValueError, IndentationError) as error:
         raise UnfitError("its source is not known") from error
     if not isinstance(definition, ast.FunctionDef):
@@ -571,7 +572,7 @@ class _Cutter:
 
 def _statements(lines: Sequence[str], place: ast.AST) -> Body:
     """Statements of ours, all of which stand where a statement of the user's stands."""
-    body = ast.parse("\n".join(lines)).body
+    body = parse("\n".join(lines)).body
     for node in _all_of(body):
         ast.copy_location(node, place)
     return body

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ....ir.text.syntax_trees import parse
 from ..arithmetic import Arithmetic
 from ..atoms import Facts
 from ..polynomials import Poly
@@ -44,7 +45,7 @@ class Rules:
 @lru_cache(maxsize=512)
 def parse_function(source: str) -> ast.FunctionDef:
     """The function of which the text is that, with its decorator."""
-    (function,) = ast.parse(source.removeprefix("@triton.jit\n")).body
+    (function,) = parse(source.removeprefix("@triton.jit\n")).body
     assert isinstance(function, ast.FunctionDef)
     return function
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ....ir.text.syntax_trees import parse
+
 LITERALS = (int, float, bool, str, type(None))
 LIBRARIES = ("torch", "math", "typing", "functools", "collections", "operator", "itertools")
 FUTURE = "from __future__ import annotations\n"
@@ -47,7 +49,7 @@ def _source(item: Any) -> str:
 
 
 def _definition(item: Any) -> ast.stmt:
-    return ast.parse(_source(item)).body[0]
+    return parse(_source(item)).body[0]
 
 
 def _read_by(definition: ast.stmt, owner: Any, visited: set[str]) -> Iterator[tuple[str, Any]]:

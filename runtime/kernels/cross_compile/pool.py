@@ -29,6 +29,7 @@ from typing import Any
 
 from ....codegen.kernel import TARGETS, Kernel, Pointer
 from ....ir.errors import UnsupportedBackendError
+from ....ir.text.syntax_trees import parse
 from ....tracer.locks import INNER, lock_of
 from ...cache import entry_files
 from ...cache import store as cache
@@ -64,7 +65,7 @@ class Binary:
 @functools.lru_cache(maxsize=64)
 def _statements(module_text: str) -> tuple[tuple[frozenset[str], frozenset[str], ast.stmt], ...]:
     """(names defined, names used, statement) for each statement of a module."""
-    return tuple((frozenset(_defined_names(s)), frozenset(_names(s)), s) for s in ast.parse(module_text).body)
+    return tuple((frozenset(_defined_names(s)), frozenset(_names(s)), s) for s in parse(module_text).body)
 
 
 def _defined_names(statement: ast.stmt) -> Iterator[str]:
