@@ -31,13 +31,15 @@ class Goal:
     beside: str = ""  # another part, whose rows are joined to those of the same cases as row[beside]
 
     def verdict(self, results: Results) -> dict[str, Any] | None:
-        """None where the part was not run."""
+        """None where the part was not run, or has no row that the goal is about."""
         if self.part not in results:
             return None
         found = list(self.measure(joined(results, self.part, self.beside)))
         sign = -1 if self.lowest else 1
         missed = [(w, n) for w, n in found if sign * n > sign * self.limit]
-        worst = max(found, key=lambda f: sign * f[1], default=("nothing", float("nan")))
+        if not found:
+            return None
+        worst = max(found, key=lambda f: sign * f[1])
         return {"goal": self.name, "of": len(found), "missed": len(missed), "worst": worst[1], "at": worst[0]}
 
 

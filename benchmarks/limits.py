@@ -18,6 +18,8 @@ from .instructions import model
 from .suite import CASES, Case
 
 PATH = Path(__file__).with_name("limits.json")
+COMPILED = "limits_of_instructions.json"
+"""Beside it: what the compiler decides, too, by its version."""
 Facts = dict[str, list[float]]
 Limits = dict[str, Facts]
 COUNTED_SHAPES = ("512,1024", "4096,4096")
@@ -58,7 +60,12 @@ def instructions_of(case: Case) -> dict[str, list[float]]:
 
 
 def read(path: Path = PATH) -> Limits:
-    """The committed table."""
+    """The committed table, out of its two files."""
+    of_plans, of_code = (_rows(file) for file in (path, path.with_name(COMPILED)))
+    return {name: {**limit, **of_code.get(name, {})} for name, limit in of_plans.items()}
+
+
+def _rows(path: Path) -> Limits:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
@@ -88,5 +95,15 @@ def tightened(limits: Limits, found: Iterable[Mapping[str, Any]], may_rise: bool
 
 def write(limits: Limits, path: Path = PATH) -> None:
     """One case a line, so that a change reads well."""
+    _write({name: _part(limit, False) for name, limit in limits.items()}, path)
+    of_code = {name: _part(limit, True) for name, limit in limits.items()}
+    _write({name: limit for name, limit in of_code.items() if limit}, path.with_name(COMPILED))
+
+
+def _part(limit: Facts, of_code: bool) -> Facts:
+    return {name: numbers for name, numbers in limit.items() if name.startswith(INSTRUCTIONS) == of_code}
+
+
+def _write(limits: Limits, path: Path) -> None:
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(limit)}" for name, limit in sorted(limits.items()))
     path.write_text(f"{{\n{lines}\n}}\n")

@@ -104,10 +104,8 @@ class Values:
             return reduced(self, term, scope)
         if term.op == "check_index":
             return self._checked_index(term, scope)
-        if term.op == "random":
-            return random_numbers(self, term, scope)
-        if (compared := uniform_compared(self, term, scope)) is not None:
-            return compared
+        if (drawn := random_numbers(self, term, scope)) is not None:
+            return drawn
         args = [self.value(a, scope) for a in term.args]
         if term.op in SCANS:
             return self.folding.scan(term, args[0], scope)
@@ -264,8 +262,10 @@ def widened(values: Values, term: Term, bits: Expr, scope: Scope) -> Expr:
 
 
 # ------------------------------------------------------------------ random numbers
-def random_numbers(values: Values, term: Term, scope: Scope) -> Expr:
-    """uniform(seed, counter)"""
+def random_numbers(values: Values, term: Term, scope: Scope) -> Expr | None:
+    """uniform(seed, counter), or its comparison; None for any other term."""
+    if term.op != "random":
+        return uniform_compared(values, term, scope)
     numbers = _drawn(values, term, scope, term.param)
     return method(numbers, "to(tl.float64)") if term.dtype == "f64" else numbers
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fusegrad import explain
+from fusegrad.benchmarks.functions import SquaredReLU
 from fusegrad.codegen.devices import DEVICES
 from fusegrad.codegen.kernel import Kernel, Pointer, Ref, Scalar
 from fusegrad.runtime.kernels.cross_compile.pool import compile_for
@@ -182,3 +184,12 @@ def test_without_tools_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> Non
         sass.disassemble(b"not even one")
     with pytest.raises(sass.NoListingError, match="hip:gfx942"):
         counts.count(b"", replace(LAUNCH, target="hip:gfx942"))
+
+
+def test_metrics_of_an_explanation_have_the_model_or_the_reason() -> None:
+    found = explain(SquaredReLU, "bf16[4096,4096]", target="cuda:90")
+    model = found.metrics()["SquaredReLU_forward"]["model"]
+    assert model["budget"] == pytest.approx(H100.budget * 4 * 32) and model["bytes"] == 4 * 4096**2
+    assert 5 < model["per_32"] < 10 and model["bound"] == "bytes" and model["over_copy"] < 1.05
+    amd = found.metrics("hip:gfx942")["SquaredReLU_forward"]
+    assert amd["model"] is None and "not read" in amd["not_modelled"]
