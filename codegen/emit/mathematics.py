@@ -268,6 +268,13 @@ ptx_rules: dict[str, Rule] = {
 """What NVIDIA's processors have in fewer instructions, with the accuracy of the device library's function."""
 
 
+def exp_below(kind: str, fast: bool, dtype: str, x: Expr) -> Expr:
+    """exp of what is not positive, where subnormal results count for nothing: beside the 1 that its maximum has."""
+    if kind == "cuda" and dtype == "f32" and not fast:
+        return call("exp_below", x, literal("True"))
+    return rules_for(kind, fast, packed=False)["exp"](dtype, x)
+
+
 def rules_for(kind: str, fast: bool, packed: bool) -> dict[str, Rule]:
     """The table of a target; `packed`: of kernels whose rows fill the registers."""
     table = fast_rules if fast else packed_rules if packed else rules

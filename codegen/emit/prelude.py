@@ -139,6 +139,14 @@ def near_reciprocal(x, ptx: tl.constexpr):
         return 1.0 / x
 
 @triton.jit
+def exp_below(x, ptx: tl.constexpr):
+    """exp(x) where x is not positive, to the digits of the device library's; what is subnormal is zero."""
+    x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+    exponent = x * 1.4426950216293335
+    power = near_power(exponent, ptx)
+    return tl.fma(power, tl.fma(exponent, -0.6931471824645996, x), power)
+
+@triton.jit
 def tanh(x, ptx: tl.constexpr):
     """Both formulas of the device library: a choice of two results is less than a branch for each element."""
     far = tl.fma(near_reciprocal(near_power(tl.abs(x) * 2.885390043258667, ptx) + 1.0, ptx), -2.0, 1.0)

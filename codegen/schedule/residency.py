@@ -64,6 +64,13 @@ def is_hoisted(w: Workload, roles: AxisRoles, lanes: int) -> bool:
     return not roles.row or (lanes * copies <= w.budget.resident and is_on("hoist"))
 
 
+def is_read_lightly(w: Workload, roles: AxisRoles, residency: Residency) -> bool:
+    """Of a row in chunks a maximum and its sum are all that is kept, in one pass, and little is computed on the way."""
+    row = set(roles.row)
+    along = [t for t in w.program.terms if t.axes & row and t.op not in ("load", *REDUCTIONS)]
+    return bool(residency.online) and passes_over(w, row, residency.online) == 1 and all(t.op in LIGHT for t in along)
+
+
 # ------------------------------------------------------------------ phases
 def phases_of(w: Workload, inner: Iterable[Term], online: Mapping[Term, Term]) -> dict[Term, int]:
     inner = set(inner)

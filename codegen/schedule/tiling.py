@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..program.axes import Axis
 from ..program.sizes import power_of_two
 from .alignment import Slide
-from .residency import Residency, passes_over
+from .residency import Residency, is_read_lightly
 from .roles import STRIP, AxisRoles
 from .workload import Workload
 
@@ -41,7 +41,7 @@ def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Seq
     step = slide.group if slide is not None and _keeps_columns(w, roles) else 1
     narrow = residency.chunked and slide is None and w.has_odd_rows
     # a thread that keeps two numbers of all that it reads has registers for twice the lanes
-    light = bool(residency.online) and not narrow and passes_over(w, roles.row, residency.online) == 1
+    light = not narrow and is_read_lightly(w, roles, residency)
     lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if light else 1)
     warps = _warps(w, lanes, bool(roles.accumulators))
     return Tiling(tile, slide, step, _whole_axes(w, roles, residency, tile), warps)

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import INTERPRET, SMALL, Input, K, M, N, T, agree, full, graph_of, iota, op, text_of, where
+from harness import INTERPRET, SMALL, Input, K, M, N, T, agree, full, graph_of, iota, op, run, text_of, where
 
-from fusegrad.codegen import TARGETS, generate
+from fusegrad.codegen import TARGETS, generate, module
+from fusegrad.codegen.emit.reductions import online_sums
+from fusegrad.codegen.emit.statements import call, literal
 from fusegrad.codegen.proofs import prove
 from fusegrad.ir import emit
 
 INF = float("inf")
+EPS = torch.finfo(torch.float32).eps
 PARTS = replace(INTERPRET, shared=256)
 """Rows of more than 2048 go in chunks of 1024, of which a thread keeps whole accesses."""
 TARGETS_OUT = torch.tensor([0, 49, -1, 50, 1 << 40, -(1 << 40), 7, 7])
@@ -114,6 +117,14 @@ def edges(columns: int, dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
+@pytest.fixture(params=["library", "formula"])
+def exponential(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device library's exp, and the one that NVIDIA's GPUs have below a maximum, with torch's powers of two."""
+    if request.param == "formula":
+        monkeypatch.setattr(online_sums, "exp_below", lambda *args: call("exp_below", args[-1], literal("False")))
+
+
+@pytest.mark.usefixtures("exponential")
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize(("target", "columns"), [(SMALL, 50), (PARTS, 2512), (PARTS, 2501), (PARTS, 3072)])
 def test_log_sum_exp_in_one_pass(dtype: str, target: Any, columns: int) -> None:
@@ -135,3 +146,29 @@ def test_a_row_that_is_read_once_leaves_all_multiprocessors_busy() -> None:
     graph = graph_of(lambda x: logsumexp(x.to("f32")).sum(), x=MATRIX)
     (kernel,) = generate(graph, target=TARGETS["cuda:90"], hints={M: 8192, N: 128256}, name="body").kernels
     assert int(kernel.grid.subs({M: 8192, N: 128256})) >= 4 * 132  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("spread", [0.5, 4.0, 20.0, 60.0])
+def test_exp_below_has_the_digits_of_the_library(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of powers relative to a maximum, beside float64's; where all are alike, so are their errors."""
+    monkeypatch.setattr(online_sums, "exp_below", lambda *args: call("exp_below", args[-1], literal("False")))
+    x = torch.randn(6, 4096).clamp(max=2.0) * spread
+    x[0], x[0, 7] = -spread, 0.0
+    graph, sizes = graph_of(lambda x: (x - x.amax(1, keep=True)).exp().sum(1), x=Input("f32", (M, N))), {M: 6, N: 4096}
+    kernels = generate(graph, target=PARTS, hints=sizes, name="body")
+    text = module(kernels.kernels)
+    (y,) = run(kernels, text, graph, [x], sizes)
+    powers = (x - x.amax(1, keepdim=True)).double().exp()
+    errors, eager = ((v.double() / powers.sum(1) - 1).abs() / EPS for v in (y, powers.float().sum(1)))
+    assert "exp_below(" in text and (errors <= 1.5 * eager + 1).all(), (errors, eager)
+
+
+def test_lanes_outside_that_stay_zero_need_no_choice() -> None:
+    """tanh(0 / 30) * 30 is the zero that was read there; exp(0) is none."""
+    sums = {
+        "capped": lambda x: ((x.to("f32") / 30.0).tanh() * 30.0).sum(1), "exp": lambda x: x.to("f32").exp().sum(1),
+    }  # fmt: skip
+    texts = {k: text_of(body, {M: 8192, N: 128256}, x=MATRIX) for k, body in sums.items()}
+    assert "tl.where(inside" in texts["exp"] and "tl.where(inside" not in texts["capped"]
+    for body in sums.values():
+        agree(body, {M: 3, N: 50}, SMALL, x=MATRIX)

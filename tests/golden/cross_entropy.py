@@ -34,6 +34,25 @@ def last_to_arrive(counter, count):
 
 
 @triton.jit
+def near_power(x, ptx: tl.constexpr):
+    """2 ** x to about 22 bits; what is subnormal may be zero."""
+    if ptx:
+        power: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(power, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def exp_below(x, ptx: tl.constexpr):
+    """exp(x) where x is not positive, to the digits of the device library's; what is subnormal is zero."""
+    x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+    exponent = x * 1.4426950216293335
+    power = near_power(exponent, ptx)
+    return tl.fma(power, tl.fma(exponent, -0.6931471824645996, x), power)
+
+
+@triton.jit
 def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_ptr, count_partial_ptr, arrived_ptr, N, M, PROGRAMS, ITEMS, GROUPS, BLOCK_N: tl.constexpr, FAN: tl.constexpr):
     N = N // 16 * 16  # a multiple of 16: accesses are wide
     pid = tl.program_id(0)
@@ -43,7 +62,7 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
     for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M)):
         row = tl.cast(item, tl.int64)
         labels = tl.load(labels_ptr + row)
-        top_lanes = tl.full([256], -3.4028234663852886e38, tl.float32)
+        top_lanes = tl.full([256], -3.4028234663852886e38, tl.float32)  # one for each thread
         total_lanes = tl.full([256], 0.0, tl.float32)
         for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
@@ -52,10 +71,10 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
             x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
             parts = tl.reshape(x, [BLOCK_N // 2048, 256, 8])
             higher = larger(top_lanes, row_max(row_max(parts, 2), 0))
-            total_lanes = total_lanes * libdevice.exp(top_lanes - higher) + tl.sum(tl.sum(libdevice.exp(parts - higher[None, :, None]), 2), 0)
+            total_lanes = total_lanes * exp_below(top_lanes - higher, True) + tl.sum(tl.sum(exp_below(parts - higher[None, :, None], True), 2), 0)
             top_lanes = higher
         highest = row_max(top_lanes, 0)
-        added = tl.sum(total_lanes * libdevice.exp(top_lanes - highest), 0)
+        added = tl.sum(total_lanes * exp_below(top_lanes - highest, True), 0)
         top = tl.where(added == 0.0, float("-inf"), highest)
         total = tl.where(added == 0.0, float("nan"), added)
         valid = labels != -100  # body.py:3  valid = target != ignore_index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from ..mathematics import FLOATING, TL, lowest, number, register_dtype
 from ..statements import Accumulate, Expr, Let, Scope, binary, call, literal, total
 from .folds import accumulator_dtype, as_result, fold_function, to_own_width, widen_booleans
 
-KEEPS_ZERO = frozenset({"add", "sub", "mul", "abs", "max", "min", "sqrt"})
+KEEPS_ZERO = frozenset("add sub mul abs neg max min sqrt tanh sin tan asin atan sinh asinh erf expm1 log1p".split())
 """Operations whose result is zero where their arguments are."""
 
 
@@ -44,6 +45,8 @@ class Folding:
             return float("-inf")
         if term.op == "exp" and pads[0] == float("-inf"):
             return 0.0
+        if term.op in ("mul", "div") and pads[0] == 0.0 and (factor := pads[1]):
+            return 0.0 if math.isfinite(factor) else None
         return 0.0 if term.op in KEEPS_ZERO and all(p == 0.0 for p in pads) else None
 
     def neutral(self, term: Term, value: Expr) -> Expr:
@@ -73,9 +76,9 @@ class Folding:
             value = call(function, value, literal(dim), keep_dims="True")
         return value
 
-    def accumulator(self, term: Term, label: str, axes: Iterable[Axis]) -> Let:
-        """An accumulator with lanes along these axes, neutral at first."""
-        dtype, neutral, shape = accumulator_dtype(term), lowest(term.op, term.dtype), self.tile.shape(axes)
+    def accumulator(self, term: Term, label: str, axes: Iterable[Axis], shape: Expr | None = None) -> Let:
+        """An accumulator with lanes along these axes, or of a shape of its own, neutral at first."""
+        dtype, neutral, shape = accumulator_dtype(term), lowest(term.op, term.dtype), shape or self.tile.shape(axes)
         if neutral == 0 and dtype != "b1" and shape.text != "[]":
             return Let(label, call("tl.zeros", shape, literal(TL[dtype])))
         start = int(neutral) if term.dtype == "b1" else neutral

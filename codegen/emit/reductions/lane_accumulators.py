@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...program.axes import Term
 from ..context import Context, default_name, name_of
 from ..names import identifier
-from ..statements import Expr, Scope, name
+from ..statements import Expr, Scope, call, name
 from ..values import Values
 from .folding import Folding
 from .folds import take_in
@@ -65,7 +65,12 @@ class LaneAccumulators:
         value = self.values.argument_of_reduction(term, chunk)
         label = self.context.names.fresh(f"{identifier(name_of(term)) or term.op}_lanes")
         lanes = self.folding.tile.lanes(term.args[0].axes)
-        self.context.body.body.append(self.folding.accumulator(term, label, lanes))
+        # Beside a maximum of each thread, a sum of each thread: registers are for what comes by
+        parts = self.online.parts(term) if self.context.plan.online else None
+        if parts is not None:
+            value = parts.fold(term, call("tl.reshape", value, parts.shape))
+        own = parts.lanes if parts is not None else None
+        self.context.body.body.append(self.folding.accumulator(term, label, lanes, own))
         self.labels.append(label)
         self.unfolded.append((term, label))
         chunk.body.append(take_in(term, label, value, self.context.comment(term)))

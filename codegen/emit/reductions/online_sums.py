@@ -12,7 +12,7 @@ from ....ir.types import ITEMSIZE
 from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import evaluate_size
 from ..context import Context, default_name, name_of
-from ..mathematics import TL, register_dtype
+from ..mathematics import TL, exp_below, register_dtype
 from ..names import identifier
 from ..statements import ATOM, Accumulate, Expr, Scope, binary, call, literal, name
 from ..values import Values
@@ -90,14 +90,15 @@ class OnlineSums:
     def accumulate(self, top: Term, total: Term, value: Expr, chunk: Scope) -> None:
         """Both take a chunk in."""
         context, body = self.context, self.context.body
-        parts = self._parts(top)
+        parts = self.parts(top)
         value = context.let(chunk, "value", value)
         if parts is not None:
             value = context.let(chunk, "parts", call("tl.reshape", value, parts.shape))
         shape = self.folding.tile.shape(top.args[0].axes) if parts is None else parts.lanes
         tops, sums = (context.names.fresh(f"{identifier(name_of(t)) or default_name(t)}_lanes") for t in (top, total))
         dtype = literal(TL[register_dtype(top.dtype)])
-        body.memo["lanes", top] = body.define(tops, call("tl.full", shape, literal(LOWEST[top.dtype]), dtype))
+        note = "" if parts is None else "one for each thread"
+        body.memo["lanes", top] = body.define(tops, call("tl.full", shape, literal(LOWEST[top.dtype]), dtype), note)
         body.memo["lanes", total] = body.define(sums, call("tl.full", shape, literal("0.0"), dtype))
         self.labels += [tops, sums]
         # The sum so far is relative to the maximum before: it is scaled before the maximum changes
@@ -127,22 +128,22 @@ class OnlineSums:
         else:
             found = self.context.body.memo[top]
             is_infinite = binary("==", call("tl.abs", found), literal('float("inf")'))
-            yield total, call("tl.where", is_infinite, self._exp(top, found), added)
+            yield total, call("tl.where", is_infinite, self.values.rules["exp"](top.dtype, found), added)
 
-    def _parts(self, top: Term) -> Parts | Columns | None:
+    def parts(self, reduction: Term) -> Parts | Columns | None:
         """The chunk by threads, where each keeps whole accesses of it; None where a thread has lanes of many places."""
         context, plan, tile = self.context, self.context.plan, self.folding.tile
         if plan.order[-1:] != tile.dims[-1:]:
             return None
         axis = tile.dims[-1]
-        loads = [t for t in terms_below([top.args[0]]) if t.op == "load" and axis in t.axes]
+        loads = [t for t in terms_below([reduction.args[0]]) if t.op == "load" and axis in t.axes]
         access = min((ACCESS // ITEMSIZE[t.dtype] for t in loads), default=1)
         threads, lanes = plan.warps * context.target.warp, tile.block_sizes[axis]
-        if len(tile.dims) == 2 and tile.dims[:1] == top.param:
+        if len(tile.dims) == 2 and tile.dims[:1] == reduction.param:
             rows, block = threads * access // lanes, tile.block_sizes[tile.dims[0]]
             fits = access > 1 and 0 < rows < block and all(self._is_wide(t, axis, access) for t in loads)
             return Columns(tile.block(tile.dims[0]), rows, tile.block(axis)) if fits else None
-        if tile.dims != top.param:
+        if tile.dims != reduction.param:
             return None
         fits = access > 1 and lanes >= access * threads and all(self._is_wide(t, axis, access) for t in loads)
         return Parts(tile.block(axis), threads, access) if fits else None
@@ -156,4 +157,6 @@ class OnlineSums:
         return dict(place.terms)[axis] == 1 and all(evaluate_size(n, hints) % access == 0 for n in steps)
 
     def _exp(self, like: Term, x: Expr) -> Expr:
-        return self.values.rules["exp"](like.dtype, x)
+        """exp of a difference to a maximum."""
+        target = self.context.target
+        return exp_below(target.kind, target.fast, like.dtype, x)
