@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .ir import versions as _versions  # refuses a torch that is too old, ahead of what imports it
 from .ir.errors import FusegradError, NotTraceableError
+from .runtime.settings import config  # the variables of the environment are read here
 
 if TYPE_CHECKING:
     from .runtime.api import compile
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from .runtime.fallback.records import FallbackWarning
     from .runtime.profile.profile import profile
     from .runtime.report.explain import explain
-    from .runtime.settings import config
     from .runtime.settings.counters import stats
     from .runtime.swap.swap import swap
 
@@ -66,7 +66,6 @@ _HOMES = {
     "bisect": "runtime.bisect.search:bisect",
     "check": "runtime.check.check:check",
     "compile": "runtime.api:compile",
-    "config": "runtime.settings.config",
     "explain": "runtime.report.explain:explain",
     "export": "runtime.export.export:export",
     "load": "runtime.export.bundle.load:load",

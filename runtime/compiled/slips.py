@@ -38,8 +38,10 @@ def _written_unmarked(captured: CapturedFunction) -> Iterator[str]:
 
 def warn_of_no_gradient(captured: CapturedFunction, results: Sequence[Any]) -> None:
     """What backward did: it returned nothing."""
+    if any(r is not None for r in results):
+        return
     method = backward_method(captured.cls)
-    if any(r is not None for r in results) or method is None or not warns() or not lacks_return(method):
+    if method is None or not warns() or not lacks_return(method):
         return
     names = "`, `".join(captured.names[: captured.count])
     _tell(captured, "backward", method, f"has no `return`: no gradient reaches `{names}`")
