@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+import torch
+
 from ..tracer.declared import Option
 from .compiled.derived_backward import valid_derive_jvp
 from .compiled.options import Options
-from .dispatch.compiled_class import CompileTargetError, compile_class
+from .dispatch.compiled_class import CompileTargetError, compile_class, module_refused
 from .dispatch.plain_function import compile_function
 from .dispatch.pytree import compile_tree
 from .settings.config import valid_backend, valid_numerics
@@ -89,6 +91,8 @@ def compile(
         return compile_tree(target, functools.partial(compile, **named))
     if isinstance(target, type):
         return compile_class(target, options)
+    if isinstance(target, torch.nn.Module):
+        raise module_refused(f"a {type(target).__name__}")
     if callable(target):
         return compile_function(target, options)
     raise CompileTargetError(

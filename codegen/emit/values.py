@@ -97,10 +97,7 @@ class Values:
         if term in self.accumulated:
             return self.accumulated[term]
         if term.op == "load":
-            if (row := scope.memo.get(("tile", term))) is not None:
-                return widen(row, term.dtype)
-            paired = self.pairs.load(term, scope)
-            return widened(self, term, self.read(term, scope), scope) if paired is None else paired
+            return loaded(self, term, scope)
         if term.op == "index":
             return self.addresses.number(term.param)
         if term.op in REDUCTIONS:
@@ -210,6 +207,14 @@ class Values:
         if term.op == "div" and (quotient := quotient_by_number(self, term, args[0])) is not None:
             return quotient
         return self.rules[term.op](term.args[0].dtype, *args)
+
+
+def loaded(values: Values, term: Term, scope: Scope) -> Expr:
+    """What a load reads: of a tile that is there already, one of a pair, or out of memory."""
+    if (row := scope.memo.get(("tile", term))) is not None:
+        return widen(row, term.dtype)
+    paired = values.pairs.load(term, scope)
+    return widened(values, term, values.read(term, scope), scope) if paired is None else paired
 
 
 def reduced(values: Values, term: Term, scope: Scope) -> Expr:

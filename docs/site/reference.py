@@ -421,7 +421,8 @@ def tabled(page: str, first: str) -> str:
 
 def cases(page: str) -> str:
     """A row for each Function: at 8192 x 8192 where there is one, else its first."""
-    head, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in tabled(page, "case").splitlines()]
+    lines = tabled(page, "case | launches").splitlines()
+    head, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
     columns, at = [], 0
     for name in SHOWN:
         at = head.index(name, at)

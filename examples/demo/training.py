@@ -31,6 +31,7 @@ from .model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded
 NAMES = ("eager", "compiled")
 TARGET = "cuda:90"
 ROWS = 12  # of the table of losses
+HEADER = ("for sm_90", "launches", "eager", "bytes / minimal", "eager", "saved, kB", "registers", "spills")
 VERDICTS = {True: "ok", False: "WRONG"}
 # One ulp of the largest value, and some more for sums in another order.
 INTERPRETER_TOLERANCE = 1e-5
@@ -205,8 +206,7 @@ def report_kernels(known: Sequence[Case], out: Path) -> None:
     """A row per direction at the model's sizes; the Triton text and the first Function's picture go to `out`."""
     explanations = [fusegrad.explain(case.fast, *case.specs, target=TARGET) for case in known]
     rows = [row for explanation in explanations for row in kernel_rows(explanation)]
-    header = ("for sm_90", "launches", "eager", "bytes / minimal", "eager", "saved, kB", "registers", "spills")
-    print("\n" + plain(Table("", header, rows)))
+    print("\n" + plain(Table("", HEADER, rows)))
     for case, explanation in zip(known, explanations, strict=True):
         (out / f"{case.name}.py").write_text(explanation.module, encoding="utf-8")
     fusegrad.export(known[0].fast, *known[0].specs, target=TARGET, path=out / f"{known[0].name}.svg")

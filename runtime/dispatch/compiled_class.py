@@ -27,11 +27,23 @@ class CompileTargetError(FusegradError, TypeError):
     message = "fusegrad.compile({what}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
+def module_refused(what: str) -> CompileTargetError:
+    """The error for a module or its class, with what does serve there."""
+    return CompileTargetError(
+        what=what,
+        detail="it is a module, whose parameters a function of tensors does not track",
+        fix="compile the Function classes that it calls; fusegrad.swap(model, {...}) puts them into a model, and "
+        "torch.compile is for whole models",
+    )
+
+
 def compile_class(cls: type, options: Options, below: bool = False) -> type:
     """A subclass of `cls` whose `apply` runs what was compiled.
 
     below: an `apply` of the user's own was called already.
     """
+    if issubclass(cls, torch.nn.Module):
+        raise module_refused(cls.__name__)
     if not issubclass(cls, Function):
         raise CompileTargetError(
             what=cls.__name__,

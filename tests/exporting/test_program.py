@@ -78,6 +78,7 @@ def test_values_and_the_written_backward_in_another_process(tmp_path: Path) -> N
     given, out = tmp_path / "given", tmp_path / "out"
     torch.save((x.detach(), w.detach(), g, h), given)
     files = [str(tmp_path / n) for n in ("steep.pt2", "steep.backward.pt2")]
+    assert all(torch.export.load(f).example_inputs is None for f in files)
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUN, *files, str(given), str(out)],

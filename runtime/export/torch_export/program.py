@@ -89,7 +89,9 @@ def _statement(spec: Specialization, path: Path, with_backward: bool) -> str:
 
 
 def _content(program: ExportedProgram, note: dict[str, str]) -> bytes:
+    """The file's bytes, without the example inputs: they would make a hundred megabytes of a dozen kilobytes."""
     file = io.BytesIO()
+    program.example_inputs = None
     torch.export.save(program, file, extra_files={NOTE: json.dumps(note, indent=1)})
     return file.getvalue()
 

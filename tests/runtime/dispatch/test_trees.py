@@ -458,3 +458,9 @@ def test_an_effect_happens_once_per_call():
         x = torch.ones(2, requires_grad=True)
         Counts.apply({"x": x})["y"].sum().backward()
     assert seen == [2.0, "backward"] * 2
+
+
+@pytest.mark.parametrize("module", [torch.nn.Linear(2, 2), torch.nn.Linear])
+def test_modules_are_refused_with_what_serves_there(module: Any) -> None:
+    with pytest.raises(CompileTargetError, match=r"fusegrad\.swap\(model"):
+        fusegrad.compile(module)
