@@ -276,7 +276,6 @@ def test_every_public_error_is_triggered_here() -> None:
         "BundleError",
         "FaultError",
         "NotLaunchedError",
-        "NoListingError",
         "BundleCallError",
         "LogsError",
         "OuterGraphError",
