@@ -33,8 +33,8 @@ class LaunchModel:
     elements. budget: for 32 elements, what is issued while the bytes move; share: instructions over the budget.
     resident: programs on a multiprocessor at a time; occupancy: its warps over the most there can be; waves: programs
     over those resident everywhere; idle: share of multiprocessors without a program. flight: bytes on their way at a
-    time, per multiprocessor. copy: the time of a copy of as many bytes; bound: "bytes", "flight", "issue" or the pipe that is
-    waited for. data_dependent: loops whose turns hang on data, which count as one turn.
+    time, per multiprocessor. copy: the time of a copy of as many bytes. bound: "bytes", "flight", "issue" or the pipe
+    that is waited for. data_dependent: loops whose turns hang on data, which count as one turn.
     """
 
     instructions: float
@@ -122,7 +122,8 @@ def model_launch(
         share=counts.instructions * per / budget if budget else math.inf, programs=launch.programs, warps=launch.warps,
         resident=resident, occupancy=occupancy, waves=launch.programs / (units * resident),
         idle=max(0.0, 1 - launch.programs / units), flight=flight * at_once, bytes=moved,
-        microseconds=time * 1e6, copy=copy_seconds(moved, device) * 1e6, bound=bound, data_dependent=counts.data_dependent,
+        microseconds=time * 1e6, copy=copy_seconds(moved, device) * 1e6, bound=bound,
+        data_dependent=counts.data_dependent,
     )  # fmt: skip
 
 
