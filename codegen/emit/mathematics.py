@@ -265,9 +265,11 @@ fast_rules: dict[str, Rule] = {
 packed_rules: dict[str, Rule] = {**rules, **{name: fast_rules[name] for name in ("exp", "div", "reciprocal")}}
 """Beside rows that fill the registers: for 16-bit numbers the hardware's quotients and powers are exact enough."""
 
-ptx_rules: dict[str, Rule] = {
-    "tanh": lambda d, x: call("tanh", _tensor(d, x), literal("True")) if d != "f64" else rules["tanh"](d, x),
-}
+def _with_both_formulas(name: str) -> Rule:
+    return lambda d, x: call(name, _tensor(d, x), literal("True")) if d != "f64" else rules[name](d, x)
+
+
+ptx_rules: dict[str, Rule] = {name: _with_both_formulas(name) for name in ("tanh", "erf")}
 """What NVIDIA's processors have in fewer instructions, with the accuracy of the device library's function."""
 
 
