@@ -306,6 +306,17 @@ def divided_by_number(x: Expr, divisor: float, digits: str, rounded: str) -> Exp
     return call("tl.fma", x, low, binary("*", x, high))
 
 
+def times_reciprocal(x: Expr, divisor: float, dtype: str) -> Expr:
+    """x / divisor as torch's own kernels for GPUs have it, whatever the divisor: times its reciprocal, rounded once.
+
+    That of float32 for 16-bit numbers, too; so are means, sums times one over the count.
+    """
+    as_float = np.float64 if dtype == "f64" else np.float32
+    with np.errstate(all="ignore"):
+        reciprocal = float(as_float(1) / as_float(divisor))
+    return binary("*", x, literal(number(reciprocal, register_dtype(dtype))))
+
+
 def multiplied_by_reciprocal(x: Expr, divisor: float, dtype: str) -> Expr | None:
     """x / divisor for numerics="fast": off by a unit in the last place at most."""
     if dtype == "f64" or (reciprocal := _nearest_reciprocal(divisor)) is None:
