@@ -22,11 +22,11 @@ from ..kernels.machine_code.model import model_figures
 from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
 from ..report.explanation import Explanation, binary_figures
+from ..report.roofline import model_launches, model_sums
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import device_named
 from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .report import Measured, Profile, ProfileArgumentError
-from .roofline import model_launches, model_sums
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]

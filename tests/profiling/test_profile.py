@@ -28,7 +28,7 @@ from fusegrad.runtime.kernels.machine_code.model import copy_seconds
 from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
-from fusegrad.runtime.profile.roofline import _operations
+from fusegrad.runtime.report.roofline import _operations
 from fusegrad.runtime.values.sizes import number
 
 CPU = torch.device("cpu")
