@@ -78,16 +78,24 @@ class Addresses:
         axis = self.context.plan.order[-1]
         coord = self.coords[axis]
         others = Index(tuple(t for t in place.terms if t[0] is not axis), place.offset)
-        is_along = dict(place.terms).get(axis) == 1 and coord.groups is None and self._is_in_eights(others)
-        if not is_along or coord.lane is None or self.tile.block_sizes[axis] % 8:
+        is_along = dict(place.terms).get(axis) == 1 and self.tile.block_sizes[axis] % 8 == 0
+        is_in_eights = self._is_in_eights(others) if coord.groups is None else self._slides_in_eights(place)
+        if coord.lane is None or not (is_along and is_in_eights):
             return None
         parts = [*([self.number(others)] if others != Index() else []), *([coord.base] if coord.base else [])]
         return coord.lane, sum_of(parts) or literal(0)
 
+    def _slides_in_eights(self, place: Index) -> bool:
+        """True of a place that is at a boundary of eight elements where accesses begin at one of 16 bytes."""
+        slide = self.context.plan.slide
+        return slide is not None and slide.group % 8 == 0 and self.coords.groups_of(place, plain=True) is not None
+
     def _is_in_eights(self, place: Index) -> bool:
         """True of a number that is, and stays, a multiple of eight."""
-        factors = (*(c for _, c in place.terms), place.offset)
-        return all(c % 8 == 0 if isinstance(c, int) else self.context.sizes.is_multiple(c) for c in factors)
+        if not isinstance(place.offset, int) or place.offset % 8:
+            return False
+        sizes = self.context.sizes
+        return all(c % 8 == 0 if isinstance(c, int) else sizes.is_multiple(c) for _, c in place.terms)
 
     def number(self, place: Index) -> Expr:
         """A place as the integer that it is, 64 bits wide."""

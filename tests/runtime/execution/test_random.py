@@ -123,6 +123,30 @@ def test_offsets_that_are_numbers(draw, offset):
     torch.testing.assert_close(found, drawn(x, bias, seed), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "is_shared"), [(torch.bfloat16, True), (torch.float32, False)], ids=["bf16", "f32"])
+def test_rows_of_odd_lengths_are_drawn_from_boundaries_of_eight_elements(dtype, is_shared):
+    """Where blocks begin at 16 bytes, of which float32 has four."""
+
+    def drawn(x, bias, seed):
+        return torch.where(fusegrad.random.uniform(x.shape, seed, 0, like=x) >= 0.5, x + bias, 0)
+
+    x, bias, seed = torch.ones(9, 4099, dtype=dtype), torch.ones(4099, dtype=dtype), torch.tensor(2**33 + 5)
+    fast = fusegrad.compile(drawn, backend="interpret")
+    assert torch.equal(fast(x, bias, seed), drawn(x, bias, seed))
+    text = fusegrad.explain(drawn, x, bias, seed, target="cuda:90").module
+    assert "whole = " in text and ("random_word(seed, col, " in text) is is_shared
+
+
+def test_an_offset_that_is_a_size():
+    def drawn(x, bias, seed):
+        return x + bias + fusegrad.random.uniform(x.shape, seed, x.shape[0], like=x)
+
+    fast, bias, seed = fusegrad.compile(drawn, backend="interpret"), torch.zeros(32), torch.tensor(5)
+    for rows in (16, 32, 3, 8):
+        x = torch.zeros(rows, 32)
+        assert torch.equal(fast(x, bias, seed), drawn(x, bias, seed))
+
+
 def test_four_numbers_are_drawn_with_each_counter():
     """Place i has word i % 4 of counter i // 4; two words make two normal numbers."""
     like, seed = torch.empty(0), torch.tensor(2**40 + 1)
