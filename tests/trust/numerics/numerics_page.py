@@ -32,8 +32,8 @@ and `inductor` have the numerics of torch and of Inductor whatever is chosen.
 A quotient of float32 is about ten instructions, the hardware's two; an exponential eight, the hardware's two; a product
 and a sum are two, contracted one; rounding to bfloat16 in between is two. Quotients by numbers that are products cost
 one or two in both. Random numbers cost the same, too: Philox has 40 instructions at least for the four numbers of a
-counter, which are drawn together where rows begin at multiples of eight elements. Instructions of a warp for 32 elements, counted on 2026-11-25 in the
-machine code for sm_90, bfloat16 at 16384 x 4096; nothing was timed:
+counter, which are drawn together where rows begin at multiples of eight elements. Instructions of a warp for 32
+elements, counted on 2026-11-25 in the machine code for sm_90, bfloat16 at 16384 x 4096; nothing was timed:
 
 | Function of the benchmarks | forward, "eager" | "fast" | backward, "eager" | "fast" |
 | --- | --- | --- | --- | --- |
