@@ -246,7 +246,7 @@ NOTES = {
         "bandwidth and instructions by issue (of each pipe, too), wave by wave, with what the last wave leaves idle; "
         "where fewer bytes are on their way than memory needs (0.7 us of latency), memory waits. Left out: the L2 "
         "cache, bank conflicts, instructions that wait for one another, what the last program adds up, launches. Over"
-        " a copy's: over the time of the bytes alone."
+        " a copy's: over the time of a copy of as many bytes, which few bytes keep waiting as well."
     ),
     "The cases": "forward and backward (forward + backward for launches; registers, shared memory and accesses on "
     "sm_90, the worst kernel of each). Bytes are those that the plans move, a row that is read again out of L2 counted "

@@ -187,6 +187,22 @@ def tanh(x, ptx: tl.constexpr):
     return tl.where(tl.abs(x) < 0.6000000238418579, near, signed)
 
 @triton.jit
+def erf(x, ptx: tl.constexpr):
+    """Both formulas of the device library: a choice of two results is less than one of each coefficient."""
+    size, square = tl.abs(x), x * x
+    far = tl.fma(size, 1.6425845e-05, -0.00046802105)
+    far = tl.fma(tl.fma(far, size, 0.005264764), size, -0.034303077)
+    far = tl.fma(tl.fma(far, size, 0.1532937), size, 0.91631305)
+    far = tl.fma(tl.fma(far, size, 0.62829983), size * -1.0, size * -1.0)
+    sign = x.to(tl.int32, bitcast=True) & -2147483648
+    far = ((1.0 - near_power(far, ptx)).to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    near = tl.fma(square, 8.4834945e-05, -0.00082130916)
+    near = tl.fma(tl.fma(near, square, 0.005213489), square, -0.026868774)
+    near = tl.fma(tl.fma(near, square, 0.11284005), square, -0.37612665)
+    near = tl.fma(tl.fma(near, square, 0.12837915), x, x)
+    return tl.where(size >= 1.00296, far, near)
+
+@triton.jit
 def sign_bit(x):
     """True if the sign is a minus, of zeros and NaN too."""
     if x.dtype == tl.float64:

@@ -33,8 +33,8 @@ class LaunchModel:
     elements. budget: for 32 elements, what is issued while the bytes move; share: instructions over the budget.
     resident: programs on a multiprocessor at a time; occupancy: its warps over the most there can be; waves: programs
     over those resident everywhere; idle: share of multiprocessors without a program. flight: bytes on their way at a
-    time, per multiprocessor. copy: the time of the bytes alone; bound: "bytes", "flight", "issue" or the pipe that is
-    waited for. data_dependent: loops whose turns hang on data, which count as one turn.
+    time, per multiprocessor. copy: the time of a copy of as many bytes. bound: "bytes", "flight", "issue" or the pipe
+    that is waited for. data_dependent: loops whose turns hang on data, which count as one turn.
     """
 
     instructions: float
@@ -57,7 +57,7 @@ class LaunchModel:
 
     @property
     def over_copy(self) -> float:
-        """The model's time over that of the bytes alone."""
+        """The model's time over that of a copy of as many bytes."""
         return self.microseconds / self.copy if self.copy else math.inf
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,8 +122,15 @@ def model_launch(
         share=counts.instructions * per / budget if budget else math.inf, programs=launch.programs, warps=launch.warps,
         resident=resident, occupancy=occupancy, waves=launch.programs / (units * resident),
         idle=max(0.0, 1 - launch.programs / units), flight=flight * at_once, bytes=moved,
-        microseconds=time * 1e6, copy=parts["bytes"] * 1e6, bound=bound, data_dependent=counts.data_dependent,
+        microseconds=time * 1e6, copy=copy_seconds(moved, device) * 1e6, bound=bound,
+        data_dependent=counts.data_dependent,
     )  # fmt: skip
+
+
+def copy_seconds(moved: int, device: Device) -> float:
+    """What a copy that moves so many bytes takes: few bytes are not enough to keep memory busy, whoever moves them."""
+    fraction = min(1.0, moved / 2 / (device.needed_flight * device.multiprocessors))
+    return moved / device.bandwidth / fraction if moved else 0.0
 
 
 def _issue(pipes: Mapping[str, float], device: Device) -> dict[str, float]:

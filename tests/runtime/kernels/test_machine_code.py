@@ -14,7 +14,7 @@ from fusegrad.runtime.kernels.cross_compile.pool import compile_for
 from fusegrad.runtime.kernels.machine_code import counts, sass
 from fusegrad.runtime.kernels.machine_code.flow import Flow
 from fusegrad.runtime.kernels.machine_code.lane import Lane, deciding
-from fusegrad.runtime.kernels.machine_code.model import model_launch, model_of
+from fusegrad.runtime.kernels.machine_code.model import copy_seconds, model_launch, model_of
 from fusegrad.runtime.kernels.machine_code.operands import Values
 
 H100 = DEVICES["h100"]
@@ -176,6 +176,12 @@ def test_idle_multiprocessors_and_few_bytes_on_their_way_cost_time() -> None:
     assert modelled(66, heavy, 256).idle == 0.5 and modelled(66, heavy, 256).over_copy == pytest.approx(2)
     few = modelled(132, flight=16)
     assert few.bound == "flight" and few.over_copy == pytest.approx(H100.needed_flight / few.flight)
+
+
+def test_a_copy_of_few_bytes_keeps_memory_waiting_as_well() -> None:
+    enough = int(2 * H100.needed_flight * H100.multiprocessors)
+    assert copy_seconds(10 * enough, H100) == pytest.approx(10 * enough / H100.bandwidth)
+    assert copy_seconds(enough // 4, H100) == pytest.approx(2 * H100.latency) and copy_seconds(0, H100) == 0.0
 
 
 def test_without_tools_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
