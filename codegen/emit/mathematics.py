@@ -265,9 +265,11 @@ fast_rules: dict[str, Rule] = {
 packed_rules: dict[str, Rule] = {**rules, **{name: fast_rules[name] for name in ("exp", "div", "reciprocal")}}
 """Beside rows that fill the registers: for 16-bit numbers the hardware's quotients and powers are exact enough."""
 
-ptx_rules: dict[str, Rule] = {
-    "tanh": lambda d, x: call("tanh", _tensor(d, x), literal("True")) if d != "f64" else rules["tanh"](d, x),
-}
+def _with_both_formulas(name: str) -> Rule:
+    return lambda d, x: call(name, _tensor(d, x), literal("True")) if d != "f64" else rules[name](d, x)
+
+
+ptx_rules: dict[str, Rule] = {name: _with_both_formulas(name) for name in ("tanh", "erf")}
 """What NVIDIA's processors have in fewer instructions, with the accuracy of the device library's function."""
 
 
@@ -304,6 +306,17 @@ def divided_by_number(x: Expr, divisor: float, digits: str, rounded: str) -> Exp
         return None
     high, low = (literal(repr(p)) for p in parts)
     return call("tl.fma", x, low, binary("*", x, high))
+
+
+def times_reciprocal(x: Expr, divisor: float, dtype: str) -> Expr:
+    """x / divisor as torch's own kernels for GPUs have it, whatever the divisor: times its reciprocal, rounded once.
+
+    That of float32 for 16-bit numbers, too; so are means, sums times one over the count.
+    """
+    as_float = np.float64 if dtype == "f64" else np.float32
+    with np.errstate(all="ignore"):
+        reciprocal = float(as_float(1) / as_float(divisor))
+    return binary("*", x, literal(number(reciprocal, register_dtype(dtype))))
 
 
 def multiplied_by_reciprocal(x: Expr, divisor: float, dtype: str) -> Expr | None:

@@ -37,10 +37,11 @@ from .mathematics import (
     register_dtype,
     round_to,
     rules_for,
+    times_reciprocal,
     widen,
 )
 from .reductions.folding import Folding
-from .statements import Expr, Scope, call, literal, method, unary
+from .statements import Expr, Scope, binary, call, literal, method, unary
 
 LONG = 72
 """A single use is written inline up to this many columns."""
@@ -111,7 +112,7 @@ class Values:
             return self.folding.scan(term, args[0], scope)
         if term.op == "spread":
             return self.tile.broadcast(as_tensor(term.args[0], args[0]), term.axes)
-        return self._elementwise(term, args)
+        return self._elementwise(term, args, scope)
 
     def read(self, term: Term, scope: Scope) -> Expr:
         """The content of memory that a load reads, in the dtype that it has there."""
@@ -193,7 +194,7 @@ class Values:
         except ValueError as error:
             raise Unfusible(term.node or self.context.program.sinks[0].node, str(error)) from error
 
-    def _elementwise(self, term: Term, args: list[Expr]) -> Expr:
+    def _elementwise(self, term: Term, args: list[Expr], scope: Scope) -> Expr:
         # At least one operand has to be a tensor: of literals alone Triton makes no tensor
         first = 1 if term.op == "where" else 0
         if all(a.op == "const" for a in term.args[first:]):
@@ -204,7 +205,7 @@ class Values:
             return cast(args[0], term.args[0].dtype, term.dtype)
         if term.op in COMPARE and term.args[0].dtype == "i64":
             args = _as_lanes(self.addresses, term, args)
-        if term.op == "div" and (quotient := quotient_by_number(self, term, args[0])) is not None:
+        if term.op == "div" and (quotient := quotient_by_number(self, term, args[0], scope)) is not None:
             return quotient
         return self.rules[term.op](term.args[0].dtype, *args)
 
@@ -240,14 +241,34 @@ def _as_lanes(addresses: Addresses, term: Term, args: list[Expr]) -> list[Expr]:
     return args
 
 
-def quotient_by_number(values: Values, term: Term, dividend: Expr) -> Expr | None:
-    """A quotient of floats by a number as products; None where it is another, or those were not the same."""
-    divisor = term.args[1].param if term.args[1].op == "const" else None
-    if not isinstance(divisor, (int, float)) or term.dtype not in FLOATING or not dividend.names:
+def quotient_by_number(values: Values, term: Term, dividend: Expr, scope: Scope) -> Expr | None:
+    """A quotient of floats by a number as a product; None where eager on the device divides.
+
+    On GPUs eager multiplies by the reciprocal; on CPUs, where the interpreter runs, it divides, and a product that
+    stands for a quotient has its bits.
+    """
+    divisor, target = term.args[1], values.context.target
+    if divisor.op != "const" or term.dtype not in FLOATING or not dividend.names:
         return None
-    if values.context.target.fast:
-        return multiplied_by_reciprocal(dividend, divisor, term.dtype)
-    return divided_by_number(dividend, divisor, digits_of(term.args[0]), values.casts.get(term, term.dtype))
+    is_size = isinstance(divisor.param, sympy.Basic) and not divisor.param.is_number
+    if target.kind != "interpret":
+        if is_size:
+            return binary("*", dividend, reciprocal_of_size(values, divisor, scope))
+        return times_reciprocal(dividend, float(divisor.param), term.dtype)
+    if not isinstance(divisor.param, (int, float)):
+        return None
+    if target.fast:
+        return multiplied_by_reciprocal(dividend, divisor.param, term.dtype)
+    return divided_by_number(dividend, divisor.param, digits_of(term.args[0]), values.casts.get(term, term.dtype))
+
+
+def reciprocal_of_size(values: Values, size: Term, scope: Scope) -> Expr:
+    """One over a number made of sizes, once per program."""
+    home = scope.home(values.levels.of(size))
+    if (reciprocal := home.find(("reciprocal", size))) is None:
+        value = values.rules["reciprocal"](size.dtype, values.value(size, home))
+        reciprocal = home.memo["reciprocal", size] = values.context.let(home, "reciprocal", value)
+    return reciprocal
 
 
 def widened(values: Values, term: Term, bits: Expr, scope: Scope) -> Expr:
@@ -263,32 +284,36 @@ def widened(values: Values, term: Term, bits: Expr, scope: Scope) -> Expr:
 
 # ------------------------------------------------------------------ random numbers
 def random_numbers(values: Values, term: Term, scope: Scope) -> Expr | None:
-    """uniform(seed, counter), or its comparison; None for any other term."""
+    """uniform(random_word(seed, place)), normal(seed, place), or a comparison; None for any other term."""
     if term.op != "random":
         return uniform_compared(values, term, scope)
-    numbers = _drawn(values, term, scope, term.param)
+    if term.param == "normal":
+        numbers = _drawn("normal", values, term, scope)
+    else:
+        numbers = call("uniform", _drawn("random_word", values, term, scope))
     return method(numbers, "to(tl.float64)") if term.dtype == "f64" else numbers
 
 
 def uniform_compared(values: Values, term: Term, scope: Scope) -> Expr | None:
-    """uniform(seed, counter) >= 0.1  ->  uniform_from(214748376, seed, counter), if nothing else reads the numbers."""
+    """uniform(word) >= 0.1  ->  uniform_from(word, 214748376), if nothing else reads the numbers."""
     if term.op not in ("ge", "gt", "lt", "le") or term.args[0].op != "random" or term.args[1].op != "const":
         return None
     numbers, limit = term.args[0], term.args[1].param
     is_alone = values.uses.get(numbers, 0) == 1 and numbers.param == "uniform" and numbers.dtype == "f32"
     if not is_alone or not isinstance(limit, (int, float)) or not 0 < limit < 1:
         return None
-    is_above = _drawn(values, numbers, scope, "uniform_from", literal(first_uniform(term.op, limit)))
+    word = _drawn("random_word", values, numbers, scope)
+    is_above = call("uniform_from", word, literal(first_uniform(term.op, limit)))
     return is_above if term.op in ("ge", "gt") else unary("~", is_above)
 
 
-def _drawn(values: Values, term: Term, scope: Scope, function: str, *first: Expr) -> Expr:
-    seed, counter = term.args[:2]
-    is_place = counter.op == "index" and scope.find(counter) is None
-    count = values.addresses.counter(counter.param) if is_place else values.value(counter, scope)
-    operands = [*first, as_tensor(seed, values.value(seed, scope)), as_tensor(counter, count)]
+def _drawn(function: str, values: Values, term: Term, scope: Scope) -> Expr:
+    seed, place = term.args[:2]
+    is_index = place.op == "index" and scope.find(place) is None
+    lanes = values.addresses.lanes_in_eights(place.param) if is_index else None
+    places = lanes or (as_tensor(place, values.value(place, scope)),)
     ptx = {"ptx": literal("True")} if values.context.target.kind == "cuda" else {}
-    return call(function, *operands, **ptx)
+    return call(function, as_tensor(seed, values.value(seed, scope)), *places, **ptx)
 
 
 # ------------------------------------------------------------------ what is known of terms

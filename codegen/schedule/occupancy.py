@@ -11,6 +11,7 @@ import math
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE
 from ..program.axes import Term
+from .registers import registers_of
 from .residency import Residency
 from .roles import AxisRoles
 from .tiling import Tiling
@@ -37,24 +38,9 @@ def programs_per_unit(w: Workload, roles: AxisRoles, residency: Residency, tilin
         return 1
     warps = USUAL
     if w.target.kind == "cuda":
-        fitting = REGISTERS // (32 * _registers(w, roles, residency, tiling))
+        fitting = REGISTERS // (32 * registers_of(w, roles, residency, tiling.tile, tiling.slide, tiling.warps))
         warps = min(USUAL, max(LEAST, fitting)) if roles.row else max(USUAL, min(MOST, fitting))
     return max(1, warps * 32 // (tiling.warps * w.target.warp))
-
-
-def _registers(w: Workload, roles: AxisRoles, residency: Residency, tiling: Tiling) -> int:
-    """Registers of a thread, about: copies of its elements that live at the same time, and what addresses take.
-
-    A row that is reduced inside lives from its load to its store; of what only streams by, a few values at a time do.
-    """
-    elements = tiling.lanes // (tiling.warps * w.target.warp)
-    accumulators = sum(bool(r.args[0].axes & set(tiling.tile)) for r in roles.final)
-    addresses = 64 if tiling.slide is not None else 32
-    if residency.chunked:
-        return addresses + 3 * elements
-    if roles.row:
-        return 24 + elements * (len(w.row_loads(roles.row)) + accumulators + 2)
-    return addresses + elements * (3 * accumulators + 3)
 
 
 def evenness(programs: int, slots: int, units: int) -> float:

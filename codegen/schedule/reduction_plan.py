@@ -63,9 +63,13 @@ def choose_reduction_plan(
     programs = _per_strip(programs, strips)
     # only sums that keep lanes weigh so much that fewer programs are better
     if not any(r.axes & set(tile) for r in roles.final):
-        return ReductionPlan(walk, grid, items, tidy(_least(programs, items)), pieces)
+        programs = _least(programs, items)
+        whole = roles.row and roles.final and not chunked
+        return ReductionPlan(walk, grid, items, tidy(_even(items, programs) if whole else programs), pieces)
     each, most = cdiv(items, tiling.step), _rounds(programs, tiling.step)
-    programs = tiling.step * _even(each, _least(most, _programs_worth_sums(w, roles, tiling, walk, each, strips)))
+    worth = _programs_worth_sums(w, roles, tiling, walk, each, strips)
+    most = _whole_units(w, most, worth) if strips == 1 and tiling.step == 1 else most
+    programs = tiling.step * _even(each, _least(most, worth))
     return ReductionPlan(walk, grid, items, tidy(programs))
 
 
@@ -78,6 +82,14 @@ def _waves(w: Workload, slots: int, strips: Size, step: int) -> int:
         return evenness(each * blocks, slots, w.budget.units) >= EVEN
 
     return next(filter(is_even, range(1, WAVES + 1)), 1)
+
+
+def _whole_units(w: Workload, most: Size, worth: Size) -> Size:
+    """Equally many programs for each multiprocessor, where sums are worth some more for a few of them."""
+    units, slots = w.budget.units, evaluate_size(most, w.hints)
+    programs = min(slots, evaluate_size(worth, w.hints))
+    is_uneven = programs > units and evenness(programs, slots, units) < EVEN
+    return programs // units * units if is_uneven else most
 
 
 # ------------------------------------------------------------------ bytes of partial sums

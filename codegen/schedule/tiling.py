@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..program.axes import Axis
 from ..program.sizes import power_of_two
 from .alignment import Slide
+from .registers import ROOM, registers_of
 from .residency import Residency, is_read_lightly
 from .roles import STRIP, AxisRoles
 from .workload import Workload
@@ -17,6 +18,8 @@ SHARED_ROW = 8192
 """Columns of a strip of rows that several programs walk together: two accumulators of it fit in registers."""
 THREADS = 1024
 """Of the largest program."""
+LEAST_THREADS = 256
+"""Of a program that holds rows whole and keeps sums over them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Seq
     light = not narrow and is_read_lightly(w, roles, residency)
     lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if light else 1)
     warps = _warps(w, lanes, bool(roles.accumulators))
+    if roles.accumulators and not residency.chunked:
+        warps = _warps_of_whole_rows(w, roles, residency, tile, slide, warps)
     return Tiling(tile, slide, step, _whole_axes(w, roles, residency, tile), warps)
 
 
@@ -164,3 +169,16 @@ def _warps(w: Workload, lanes: int, accumulators: bool) -> int:
     warps = next((n for most, n in steps if lanes <= most), 32)
     most, leant = THREADS // w.target.warp, int(warps * 2.0**w.target.leaning.warps)
     return max(1, min(most, leant * 32 // w.target.warp))
+
+
+def _warps_of_whole_rows(
+    w: Workload, roles: AxisRoles, residency: Residency, tile: dict[Axis, int], slide: Slide | None, warps: int
+) -> int:
+    """Half of them where twice the elements fit in a thread: a warp reduces a row in as many steps, however wide.
+
+    A program keeps eight warps: fewer wait for one another where there is one program on a multiprocessor.
+    """
+    half = warps // 2
+    if half * w.target.warp < LEAST_THREADS:
+        return warps
+    return half if registers_of(w, roles, residency, tile, slide, half) <= ROOM else warps

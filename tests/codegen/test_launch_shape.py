@@ -43,6 +43,19 @@ def test_small_inputs_are_spread_over_the_device(body: str) -> None:
     assert int(sympy.sympify(kernel(body, sizes, "cuda:90").grid).subs(sizes)) >= 40
 
 
+@pytest.mark.parametrize(("columns", "warps"), [(1024, 8), (4096, 8), (8192, 16)])
+@pytest.mark.parametrize("body", ["rms_backward", "layer_backward"])
+def test_a_thread_holds_sixteen_elements_of_a_row_that_is_kept(body: str, columns: int, warps: int) -> None:
+    """Each reduction costs a warp as many instructions, whatever the elements of a thread."""
+    assert kernel(body, {M: 512 if columns == 1024 else 16384, N: columns}, "cuda:90").num_warps == warps
+
+
+def test_multiprocessors_have_equally_many_programs() -> None:
+    """Two of these fit, but the bytes of partial sums are worth 179 programs only."""
+    sizes = {M: 4096, N: 4096}
+    assert int(sympy.sympify(kernel("rms_backward", sizes, "cuda:90").grid).subs(sizes)) == 128
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("body", [*PERSISTENT, "softmax"])
 def test_a_pipelined_loop_has_loads_in_flight_while_it_computes(body: str, sizes: dict[sympy.Symbol, int]) -> None:

@@ -1,4 +1,4 @@
-"""Quotients by numbers are products where those have the same bits: for all numbers of 16 bits, NaN too."""
+"""Quotients by numbers are eager's on the device: products on GPUs, on CPUs those that have the same bits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from harness import INTERPRET, Input, M, T, graph_of
+from harness import INTERPRET, Input, M, N, T, graph_of, run
+from harness import text_of as module_text
 
 import fusegrad
-from fusegrad.codegen import generate
+from fusegrad.codegen import TARGETS, generate, module
 from fusegrad.codegen.emit.mathematics import exact_reciprocal, split_reciprocal
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -86,3 +87,72 @@ def test_fast_multiplies_by_the_nearest_reciprocal() -> None:
     fast = fusegrad.compile(lambda x: x / 3.0, backend="interpret", numerics="fast")
     torch.testing.assert_close(fast(x), x / 3.0, rtol=2**-22, atol=0)
     assert not torch.equal(fast(x), x / 3.0)
+
+
+# ------------------------------------------------------------------ as GPUs have them
+GPUS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(
+    ("dtype", "body", "text"),
+    [
+        ("f32", lambda x: x / 3.0, "x * 0.3333333432674408"),
+        ("f32", lambda x: (x / 0.9).to("bf16"), "x * 1.1111111640930176"),
+        ("bf16", lambda x: x.to("f32") / 3.0, "x * 0.3333333432674408"),
+        ("f64", lambda x: x / 3.0, "x * 0.3333333333333333"),
+        ("f32", lambda x: x / 0.0, 'x * float("inf")'),
+        ("f32", lambda x: x / -math.inf, "x * (tl.full([], 0.0, tl.float32) * -1.0)"),
+        ("f32", lambda x: x / 1e38, "x * 1.0000000751754868e-38"),
+        ("f32", lambda x: x / M, "reciprocal = tl.div_rn(1.0, tl.cast(N, tl.float32))"),
+        ("f64", lambda x: x / M, "reciprocal = 1.0 / tl.cast(N, tl.float64)"),
+    ],
+)
+def test_gpus_multiply_by_the_reciprocal(target: str, dtype: str, body: Callable[..., T], text: str) -> None:
+    kernel = module_text(body, {M: 1 << 16}, target, x=Input(dtype, (M,)))
+    assert text in kernel and "tl.div_rn(x" not in kernel
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_what_is_a_tensor_divides(target: str) -> None:
+    vector = Input("f32", (M,))
+    assert "tl.div_rn(x, y)" in module_text(lambda x, y: x / y, {M: 1 << 16}, target, x=vector, y=vector)
+
+
+@pytest.mark.parametrize("divisor", [*DIVISORS, 0.0, -0.0, math.inf, 1e-39, 3e38, 1e39])
+@pytest.mark.parametrize("dtype", [*DTYPES, "f32", "f64"])
+def test_gpus_text_has_the_bits_of_torch_there(dtype: str, divisor: float) -> None:
+    """a * inv_b, inv_b of float32 or float64: ATen/native/cuda/BinaryDivTrueKernel.cu; no GPU is asked."""
+    wide = torch.float64 if dtype == "f64" else torch.float32
+    x = torch.randn(999, generator=torch.Generator().manual_seed(1)).to(wide)
+    x = all_numbers(DTYPES[dtype]) if dtype in DTYPES else torch.cat([x, torch.tensor([0.0, -0.0, math.inf, math.nan])])
+    graph = graph_of(
+        lambda x: (x.to("f32") / divisor).to(dtype) if dtype in DTYPES else x / divisor, x=Input(dtype, (M,))
+    )
+    sizes = {M: x.numel()}
+    kernels = generate(graph, target=TARGETS["hip:gfx942"], hints=sizes, name="body")
+    (y,) = run(kernels, module(kernels.kernels), graph, [x], sizes)
+    expected = (x.to(wide) * (1 / torch.tensor(divisor, dtype=wide))).to(x.dtype)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(y.signbit()[~y.isnan()], expected.signbit()[~y.isnan()])
+
+
+def test_a_mean_on_gpus_is_a_product_with_one_reciprocal() -> None:
+    """acc * factor: ATen/native/cuda/ReduceMomentKernel.cu. Rows that a program walks share it."""
+    body = lambda x: x.sum(1) / N  # noqa: E731
+    weighted = lambda x: (x * (x.sum(1, keep=True) / M)).sum(0)  # noqa: E731
+    before, loop = module_text(weighted, {M: 1 << 16, N: 1024}, x=Input("f32", (M, N))).split("for item in")
+    assert "reciprocal = tl.div_rn(1.0, tl.cast(M, tl.float32))" in before and "* reciprocal)" in loop
+    graph, sizes = graph_of(body, x=Input("f32", (M, N))), {M: 7, N: 49}
+    kernels = generate(graph, target=TARGETS["hip:gfx942"], hints=sizes, name="body")
+    x = torch.randint(-99, 99, (7, 49), generator=torch.Generator().manual_seed(2)).float()
+    (y,) = run(kernels, module(kernels.kernels), graph, [x], sizes)
+    assert torch.equal(y, x.sum(1) * (1 / torch.tensor(49.0))) and not torch.equal(y, x.sum(1) / 49)
+
+
+def test_lanes_outside_are_neutral_where_a_reciprocal_is_infinite() -> None:
+    """0 / 1e-40 is 0, 0 * inf is NaN: in lanes outside it counts for nothing."""
+    graph, sizes = graph_of(lambda x: (x / 1e-40).sum(1), x=Input("f32", (M, N))), {M: 3, N: 50}
+    kernels = generate(graph, target=TARGETS["hip:gfx942"], hints=sizes, name="body")
+    (y,) = run(kernels, module(kernels.kernels), graph, [torch.ones(3, 50)], sizes)
+    assert torch.equal(y, torch.full((3,), math.inf))

@@ -24,6 +24,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
     strip = pid // PROGRAMS
     part = pid % PROGRAMS
     d = tl.cast(strip, tl.int64)
+    reciprocal = tl.div_rn(1.0, tl.cast(dy_stride_2, tl.float32))
     for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, M)):
         row = tl.cast(item, tl.int64)
         at = row * 4 + d
@@ -46,8 +47,8 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
             tl.store(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS * ITEMS + item, tl.int64) * C + c_i, tl.sum(dy, 0))
         total = tl.sum(sum_lanes, 0)
         total_2 = tl.sum(sum_lanes_2, 0)
-        div_v = tl.div_rn(total, tl.cast(dy_stride_2, tl.float32))
-        div_v_2 = tl.div_rn(total_2, tl.cast(dy_stride_2, tl.float32))
+        div_v = total * reciprocal
+        div_v_2 = total_2 * reciprocal
         for c_at in tl.range(0, C, 1, num_stages=4):
             c_i = tl.cast(c_at, tl.int64)
             at_2 = row * dy_stride + d * dy_stride_2 + c_i * N

@@ -33,7 +33,7 @@ def rms_backward(dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, dw_partial_ptr,
     pid = tl.program_id(0)
     dw_acc = tl.zeros([BLOCK_N], tl.float32)
     w = from_bf16(tl.load(w_ptr + col))
-    for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M), num_stages=5):
+    for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M), num_stages=4):
         row = tl.cast(item, tl.int64)
         at = row * N
         dy = pairs_from_bf16(tl.load(dy_ptr + at + col, eviction_policy="evict_first"))

@@ -17,6 +17,8 @@ from .folds import accumulator_dtype, as_result, fold_function, to_own_width, wi
 
 KEEPS_ZERO = frozenset("add sub mul abs neg max min sqrt tanh sin tan asin atan sinh asinh erf expm1 log1p".split())
 """Operations whose result is zero where their arguments are."""
+SMALLEST = 2.0**-126
+"""A divisor as large has a finite reciprocal in float32."""
 
 
 @dataclass(eq=False)
@@ -46,7 +48,7 @@ class Folding:
         if term.op == "exp" and pads[0] == float("-inf"):
             return 0.0
         if term.op in ("mul", "div") and pads[0] == 0.0 and (factor := pads[1]):
-            return 0.0 if math.isfinite(factor) else None
+            return 0.0 if SMALLEST <= abs(factor) < math.inf else None
         return 0.0 if term.op in KEEPS_ZERO and all(p == 0.0 for p in pads) else None
 
     def neutral(self, term: Term, value: Expr) -> Expr:

@@ -12,33 +12,36 @@ TOP = """# Numerics
 
 `@fusegrad.compile(numerics="eager")`, the default, promises of every generated kernel: rounding where your operations
 round, and an error against float64 of at most 1.5 times eager's and one unit in the last place (ulp) of the result's
-dtype. So float32 and float64 are divided and rooted as IEEE 754 says, functions are those of the device library,
-which torch's own GPU kernels call (of `tanh` both formulas, and a choice instead of its branch), products are not
-contracted with sums, and subnormal numbers are kept. bfloat16 and float16 are computed in float32 and rounded after
-each operation, as eager rounds them. What is free is the order of the terms of a sum; sums of `exp(x - max(x))` along
-rows in chunks are made in one pass, relative to the maximum so far, with a shorter `exp` of the same digits whose
-subnormal results, beside the 1 of the maximum, are zero. A quotient by a number is made of products where these have
-its bits: for powers of two, and, of what was bfloat16 or float16, where all 65,536 of them were compared.
+dtype. So float32 and float64 are divided and rooted as IEEE 754 says, functions are those of the device library, which
+torch's own GPU kernels call (of `tanh` and `erf` both formulas, and a choice of results instead of a branch), products
+are not contracted with sums, and subnormal numbers are kept. bfloat16 and float16 are computed in float32 and rounded
+after each operation, as eager rounds them. What is free is the order of the terms of a sum; sums of `exp(x - max(x))`
+along rows in chunks are made in one pass, relative to the maximum so far, with a shorter `exp` of the same digits whose
+subnormal results, beside the 1 of the maximum, are zero. A quotient by a number, and a mean, is what eager makes of it
+on the device. torch's kernels for GPUs multiply by the reciprocal, which is rounded to float32 (of float64: to
+float64), and so do ours there; a tensor full of one number counts as that number. On a CPU torch divides, and so does
+`interpret`, with products where these have the quotient's bits: for powers of two, and, of what was bfloat16 or
+float16, where all 65,536 of them were compared.
 
 `numerics="fast"` gives up rounding between the operations of bfloat16 and float16: values are rounded where they are
 stored, and where you convert them; quotients, roots and exponentials are the hardware's approximations (`div.full`,
 `sqrt.approx`, `ex2.approx`, of about 2 ulp in float32, `exp` more far from zero), those by numbers products with the
-nearest reciprocal, products are contracted with sums, and subnormal numbers may count as zeros.
+reciprocal, products are contracted with sums, and subnormal numbers may count as zeros.
 `config.patch(numerics=...)` and `FUSEGRAD_NUMERICS` choose, too; `explain` says which it is. The backends `reference`
 and `inductor` have the numerics of torch and of Inductor whatever is chosen.
 
 ## What exactness costs on a GPU
 
 A quotient of float32 is about ten instructions, the hardware's two; an exponential eight, the hardware's two; a product
-and a sum are two, contracted one; rounding to bfloat16 in between is two. Quotients by numbers that are products cost
-one or two in both. Random numbers cost the same, too: Philox has 37 instructions at
-least for the one number that each counter has. Instructions of a warp for 32 elements, counted on 2026-11-25 in the
-machine code for sm_90, bfloat16 at 16384 x 4096; nothing was timed:
+and a sum are two, contracted one; rounding to bfloat16 in between is two. Quotients by numbers are one in both. Random
+numbers cost the same, too: Philox has 40 instructions at least for the four numbers of a counter, which are drawn
+together where rows begin at multiples of eight elements. Instructions of a warp for 32 elements, counted on 2026-11-25
+in the machine code for sm_90, bfloat16 at 16384 x 4096; nothing was timed:
 
 | Function of the benchmarks | forward, "eager" | "fast" | backward, "eager" | "fast" |
 | --- | --- | --- | --- | --- |
-| BiasGELU | 40 | 42 | 68 | 54 |
-| DropoutBiasResidual | 53 | 55 | 53 | 53 |
+| BiasGELU | 32 | 33 | 50 | 46 |
+| DropoutBiasResidual | 28 | 30 | 29 | 29 |
 | DyT | 26 | 25 | 54 | 52 |
 | SwiGLU | 27 | 18 | 38 | 27 |
 | GeGLU | 27 | 26 | 43 | 39 |
