@@ -146,9 +146,9 @@ _MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _KEYS, _FACTORS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
 
 
-def philox(seed: int, offsets: Array) -> tuple[Array, Array, Array, Array]:
-    """Philox4x32-10: four 32-bit words, held in uint64, for each offset."""
-    wide = offsets.astype(np.uint64)
+def philox(seed: int, counters: Array) -> tuple[Array, Array, Array, Array]:
+    """Philox4x32-10: four 32-bit words, held in uint64, for each counter."""
+    wide = counters.astype(np.uint64)
     c = [wide & _MASK, wide >> _HALF, np.zeros_like(wide), np.zeros_like(wide)]
     keys = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
     for _ in range(10):
@@ -167,10 +167,14 @@ def _uniform(word: Array) -> Array:
 
 def _random(node: _Node, seed: Array, offset: Array) -> Array:
     shape = node["shape"]
-    words = philox(int(seed), int(offset) + np.arange(math.prod(shape)))
-    numbers = _uniform(words[0])
-    if node["kind"] == "normal":
-        numbers = np.sqrt(-2 * np.log(np.maximum(np.float32(1e-7), numbers))) * np.cos(2 * np.pi * _uniform(words[1]))
+    places = int(offset) + np.arange(math.prod(shape))
+    words = philox(int(seed), places >> 2)
+    if node["kind"] == "uniform":
+        numbers = _uniform(np.choose(places & 3, words))
+    else:
+        first, second = (_uniform(np.where(places & 2, words[i + 2], words[i])) for i in (0, 1))
+        radius, angle = np.sqrt(-2 * np.log(np.maximum(np.float32(1e-7), first))), 2 * np.pi * second
+        numbers = radius * np.where(places & 1, np.sin(angle), np.cos(angle))
     return numbers.reshape(shape)
 
 

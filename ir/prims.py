@@ -16,8 +16,8 @@
     gather(x, *index, axes)              index tensors of one shape; result: index.shape + the other axes of x
     scatter(base, src, *index, axes, mode)   its adjoint; src: index.shape + the other axes; mode "add" or "set"
     check_index(index, size)             the index; where not 0 <= index < size, a fault
-    random(seed, offset, shape, dtype, kind)   Philox4x32-10 at (seed, offset + flat index); kind "uniform" or "normal";
-                                         seed and offset are 0-d i64 values
+    random(seed, offset, shape, dtype, kind)   kind "uniform" or "normal"; seed and offset are 0-d i64 values. Place i =
+                                         offset + flat index has word i % 4 of Philox4x32-10 at (seed, i // 4)
     aten(*xs, op, spec, avals)           op: "aten.sort.default"; spec: (args, kwargs) with Arg(i) where operand i goes
     call(*xs, target, spec, avals)       a nested autograd Function, with its own rules
     pick(x, index)                       one result of a node that has several

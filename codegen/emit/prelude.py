@@ -348,11 +348,6 @@ def from_f8e5m2fnuz(x):
     return from_float8_fnuz(x, 2, 16)
 
 @triton.jit
-def in_eights(first, lane):
-    """first + lane for multiples of eight: the compiler sees that eight neighbours share their high word."""
-    return first + lane // 8 * 8 | lane % 8
-
-@triton.jit
 def wide_product(x, factor: tl.constexpr, ptx: tl.constexpr):
     """The 64 bits of a product of words: one instruction of NVIDIA's, whose compiler makes two of it unless told."""
     if ptx:
@@ -363,7 +358,7 @@ def wide_product(x, factor: tl.constexpr, ptx: tl.constexpr):
 
 @triton.jit
 def philox(seed, counter, ptx: tl.constexpr):
-    """Philox4x32-10 with a 64-bit key and counter: the first two of its four words."""
+    """Philox4x32-10 with a 64-bit key and counter: its four words."""
     key = seed.to(tl.uint64)
     count = counter.to(tl.uint64)
     k0 = key.to(tl.uint32)
@@ -381,26 +376,38 @@ def philox(seed, counter, ptx: tl.constexpr):
         d = product_a.to(tl.uint32)
         k0 += 0x9E3779B9
         k1 += 0xBB67AE85
-    return a, b
+    return a, b, c, d
 
 @triton.jit
-def uniform(seed, counter, ptx: tl.constexpr = False):
-    """In [0, 1), one number per counter."""
-    a, _ = philox(seed, counter, ptx)
-    return tl.uint_to_uniform_float(a)
+def counter_at(first, place):
+    """(first + place) // 4. Of lanes the compiler sees that four share it, and eight its high word."""
+    return (first >> 2) + (place >> 3 << 1) | (place >> 2 & 1)
 
 @triton.jit
-def uniform_from(first: tl.constexpr, seed, counter, ptx: tl.constexpr = False):
-    """Whether `uniform` is that of the integer `first` or more. Words count up to the middle, then down again."""
-    a, _ = philox(seed, counter, ptx)
-    return a - first < 4294967296 - 2 * first
+def random_word(seed, place, first=0, ptx: tl.constexpr = False):
+    """The random word at first + place, one of the four of its counter; `first` is a multiple of eight."""
+    a, b, c, d = philox(seed, counter_at(first, place), ptx)
+    is_odd = (place & 1) != 0
+    return tl.where((place & 2) != 0, tl.where(is_odd, d, c), tl.where(is_odd, b, a))
 
 @triton.jit
-def normal(seed, counter, ptx: tl.constexpr = False):
-    """Box-Muller, one number per counter."""
-    a, b = philox(seed, counter, ptx)
-    u = tl.maximum(1.0e-7, tl.uint_to_uniform_float(a))
-    return tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * tl.uint_to_uniform_float(b))
+def uniform(word):
+    """In [0, 1): 31 bits of a word."""
+    return tl.uint_to_uniform_float(word)
+
+@triton.jit
+def uniform_from(word, least: tl.constexpr):
+    """Whether `uniform` is that of the integer `least` or more. Words count up to the middle, then down again."""
+    return word - least < 4294967296 - 2 * least
+
+@triton.jit
+def normal(seed, place, first=0, ptx: tl.constexpr = False):
+    """The normal number at first + place, by Box-Muller two of each two words; `first` is a multiple of eight."""
+    a, b, c, d = philox(seed, counter_at(first, place), ptx)
+    is_second = (place & 2) != 0
+    radius = tl.sqrt(-2.0 * tl.log(tl.maximum(1.0e-7, uniform(tl.where(is_second, c, a)))))
+    angle = 6.283185307179586 * uniform(tl.where(is_second, d, b))
+    return radius * tl.where((place & 1) != 0, tl.sin(angle), tl.cos(angle))
 '''
 
 

@@ -284,32 +284,36 @@ def widened(values: Values, term: Term, bits: Expr, scope: Scope) -> Expr:
 
 # ------------------------------------------------------------------ random numbers
 def random_numbers(values: Values, term: Term, scope: Scope) -> Expr | None:
-    """uniform(seed, counter), or its comparison; None for any other term."""
+    """uniform(random_word(seed, place)), normal(seed, place), or a comparison; None for any other term."""
     if term.op != "random":
         return uniform_compared(values, term, scope)
-    numbers = _drawn(values, term, scope, term.param)
+    if term.param == "normal":
+        numbers = _drawn("normal", values, term, scope)
+    else:
+        numbers = call("uniform", _drawn("random_word", values, term, scope))
     return method(numbers, "to(tl.float64)") if term.dtype == "f64" else numbers
 
 
 def uniform_compared(values: Values, term: Term, scope: Scope) -> Expr | None:
-    """uniform(seed, counter) >= 0.1  ->  uniform_from(214748376, seed, counter), if nothing else reads the numbers."""
+    """uniform(word) >= 0.1  ->  uniform_from(word, 214748376), if nothing else reads the numbers."""
     if term.op not in ("ge", "gt", "lt", "le") or term.args[0].op != "random" or term.args[1].op != "const":
         return None
     numbers, limit = term.args[0], term.args[1].param
     is_alone = values.uses.get(numbers, 0) == 1 and numbers.param == "uniform" and numbers.dtype == "f32"
     if not is_alone or not isinstance(limit, (int, float)) or not 0 < limit < 1:
         return None
-    is_above = _drawn(values, numbers, scope, "uniform_from", literal(first_uniform(term.op, limit)))
+    word = _drawn("random_word", values, numbers, scope)
+    is_above = call("uniform_from", word, literal(first_uniform(term.op, limit)))
     return is_above if term.op in ("ge", "gt") else unary("~", is_above)
 
 
-def _drawn(values: Values, term: Term, scope: Scope, function: str, *first: Expr) -> Expr:
-    seed, counter = term.args[:2]
-    is_place = counter.op == "index" and scope.find(counter) is None
-    count = values.addresses.counter(counter.param) if is_place else values.value(counter, scope)
-    operands = [*first, as_tensor(seed, values.value(seed, scope)), as_tensor(counter, count)]
+def _drawn(function: str, values: Values, term: Term, scope: Scope) -> Expr:
+    seed, place = term.args[:2]
+    is_index = place.op == "index" and scope.find(place) is None
+    lanes = values.addresses.lanes_in_eights(place.param) if is_index else None
+    places = lanes or (as_tensor(place, values.value(place, scope)),)
     ptx = {"ptx": literal("True")} if values.context.target.kind == "cuda" else {}
-    return call(function, *operands, **ptx)
+    return call(function, as_tensor(seed, values.value(seed, scope)), *places, **ptx)
 
 
 # ------------------------------------------------------------------ what is known of terms

@@ -153,7 +153,7 @@ class Term:
            const   param number or sympy expression
            spread  param axes                     the argument, made to vary along more axes
            sum prod amax amin cumsum   param axes
-           random  param kind                     args: seed, counter
+           random  param kind                     args: seed, place
            check_index                            args: an index, the size that it is below, then the guards
            any elementwise primitive
     """

@@ -244,10 +244,12 @@ def indirect_index(
 
 def _random(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     seed, offset = (b.at(a, ()) for a in node.args)
-    counter = b.terms.index(Index.row_major(index, node.shape))
-    if not (offset.op == "const" and offset.param == 0):
-        counter = b.terms.integer("add", offset, counter)
-    return b.terms.make("random", seed, counter, dtype=node.dtype, param=node.params["kind"], node=node)
+    place = Index.row_major(index, node.shape)
+    if offset.op == "const":
+        at = b.terms.index(place + offset.param)
+    else:
+        at = b.terms.integer("add", offset, b.terms.index(place))
+    return b.terms.make("random", seed, at, dtype=node.dtype, param=node.params["kind"], node=node)
 
 
 def _scattered(b: Builder, node: Value, index: Place, guards: Guards) -> Term:

@@ -73,27 +73,29 @@ class Addresses:
             (lanes if self.tile.lanes(term.axes) else scalar).append(self.times(value, coefficient, buffer))
         return sum_of(scalar), sum_of(lanes)
 
-    def counter(self, place: Index) -> Expr:
-        """The same number where something is computed of its high word, which neighbours share where that is known."""
-        lanes = self._lanes_in_eights(place)
-        if lanes is None:
-            return self.number(place)
-        axis, lane = lanes
-        base = self.coords[axis].base
-        others = tuple(t for t in place.terms if t[0] is not axis)
-        parts = [self.number(Index(others))] if others else []
-        first = _sum([*parts, *([] if base is None else [base])]) if parts or base is not None else literal(0)
-        return call("in_eights", first, lane)
-
-    def _lanes_in_eights(self, place: Index) -> tuple[Axis, Expr] | None:
-        """The last axis and its lanes, if the block and all rows begin at multiples of eight."""
-        sizes, axis = self.context.sizes, self.context.plan.order[-1]
+    def lanes_in_eights(self, place: Index) -> tuple[Expr, Expr] | None:
+        """A place as lanes of the last axis, and a multiple of eight before them; None where it is no such sum."""
+        axis = self.context.plan.order[-1]
         coord = self.coords[axis]
-        is_along = dict(place.terms).get(axis) == 1 and place.offset == 0 and coord.groups is None
-        if not is_along or coord.lane is None or self.tile.block_sizes[axis] % 8:
+        others = Index(tuple(t for t in place.terms if t[0] is not axis), place.offset)
+        is_along = dict(place.terms).get(axis) == 1 and self.tile.block_sizes[axis] % 8 == 0
+        is_in_eights = self._is_in_eights(others) if coord.groups is None else self._slides_in_eights(place)
+        if coord.lane is None or not (is_along and is_in_eights):
             return None
-        rows = (c for a, c in place.terms if a is not axis)
-        return (axis, coord.lane) if all(sizes.is_multiple(c) for c in rows) else None
+        parts = [*([self.number(others)] if others != Index() else []), *([coord.base] if coord.base else [])]
+        return coord.lane, sum_of(parts) or literal(0)
+
+    def _slides_in_eights(self, place: Index) -> bool:
+        """True of a place that is at a boundary of eight elements where accesses begin at one of 16 bytes."""
+        slide = self.context.plan.slide
+        return slide is not None and slide.group % 8 == 0 and self.coords.groups_of(place, plain=True) is not None
+
+    def _is_in_eights(self, place: Index) -> bool:
+        """True of a number that is, and stays, a multiple of eight."""
+        if not isinstance(place.offset, int) or place.offset % 8:
+            return False
+        sizes = self.context.sizes
+        return all(c % 8 == 0 if isinstance(c, int) else sizes.is_multiple(c) for _, c in place.terms)
 
     def number(self, place: Index) -> Expr:
         """A place as the integer that it is, 64 bits wide."""

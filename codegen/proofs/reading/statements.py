@@ -22,7 +22,7 @@ def assign(reader: Reader, node: ast.Assign) -> None:
 
 
 def assign_parts(reader: Reader, targets: ast.Tuple, node: ast.expr) -> None:
-    """a, b, _, _ = tl.philox_impl(...): the operands are read, nothing is known of the parts."""
+    """a, b, c, d = philox(...): the operands are read, nothing is known of the parts."""
     reader.value(node)
     for target in targets.elts:
         if not isinstance(target, ast.Name):

@@ -1,4 +1,4 @@
-"""Philox4x32-10 in torch integer arithmetic: the same numbers as triton.language.rand and randn.
+"""Philox4x32-10 in torch integer arithmetic: four numbers for each counter, those of Triton's `rand4x` and `randn4x`.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). A word, 0 <= word < 2**32, is held in an int64.
 """
@@ -24,10 +24,10 @@ def _multiplied(factor: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return (factor * high + (factor * low >> 16)) >> 16, (factor * x) & _MASK
 
 
-def philox(seed: torch.Tensor, offset: torch.Tensor) -> Words:
-    """Four random words for each i64 offset."""
-    zero = torch.zeros_like(offset)
-    c0, c1, c2, c3 = offset & _MASK, (offset >> 32) & _MASK, zero, zero
+def philox(seed: torch.Tensor, counter: torch.Tensor) -> Words:
+    """Four random words for each i64 counter."""
+    zero = torch.zeros_like(counter)
+    c0, c1, c2, c3 = counter & _MASK, (counter >> 32) & _MASK, zero, zero
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(_ROUNDS):
         high_a, low_a = _multiplied(_FACTORS[0], c0)
@@ -42,13 +42,18 @@ def _uniform(word: torch.Tensor) -> torch.Tensor:
     return torch.where(signed < 0, -signed - 1, signed).to(torch.float32) * _UNIFORM_SCALE
 
 
-def uniform(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """tl.rand(seed, offset): float32 in [0, 1)."""
-    return _uniform(philox(seed, offset)[0])
+def uniform(seed: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """float32 in [0, 1): at place i number i % 4 of tl.rand4x(seed, i // 4)."""
+    a, b, c, d = philox(seed, place >> 2)
+    is_odd = place & 1 != 0
+    return _uniform(torch.where(place & 2 != 0, torch.where(is_odd, d, c), torch.where(is_odd, b, a)))
 
 
-def normal(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """tl.randn(seed, offset): the cosine half of a Box-Muller pair."""
-    first, second, _, _ = philox(seed, offset)
+def normal(seed: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """At place i number i % 4 of tl.randn4x(seed, i // 4): two Box-Muller pairs, of two words each."""
+    a, b, c, d = philox(seed, place >> 2)
+    is_second = place & 2 != 0
+    first, second = torch.where(is_second, c, a), torch.where(is_second, d, b)
     radius = torch.sqrt(-2.0 * torch.log(torch.clamp(_uniform(first), min=_SMALLEST_UNIFORM)))
-    return radius * torch.cos(_TURN * _uniform(second))
+    angle = _TURN * _uniform(second)
+    return radius * torch.where(place & 1 != 0, torch.sin(angle), torch.cos(angle))

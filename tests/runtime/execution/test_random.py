@@ -11,6 +11,7 @@ from torch.func import grad, vmap
 
 import fusegrad
 from fusegrad.codegen.emit.mathematics import first_uniform
+from fusegrad.runtime.execution.aten import philox
 
 
 class Dropout(Function):
@@ -45,7 +46,7 @@ def test_compiled_dropout_draws_the_numbers_of_eager(backend, seed):
 
 @pytest.mark.parametrize("shape", [(6, 64), (5, 7), (3, 2, 48), (16,), (2, 1, 33)], ids=str)
 def test_every_shape_draws_the_numbers_of_eager(shape):
-    """Rows that begin at multiples of eight, and others: neighbours share what is computed of their counters."""
+    """Rows that begin at multiples of eight, and others: neighbours share their counters."""
 
     def drawn(x, seed):
         turned = torch.Size(reversed(x.shape))
@@ -84,21 +85,80 @@ def test_the_first_number_above_a_limit():
 def test_dropout_asks_the_words_alone():
     text = fusegrad.explain(Dropout, "bf16[64,128]", 3, 0.1, target="cuda:90").module
     assert "uniform_from(" in text and "ptx=True" in text and "def uniform(" not in text
-    assert "in_eights(" not in text, "the offset of eleven is no multiple of eight"
+    assert "random_word(seed, col" not in text, "the offset of eleven is no multiple of eight"
 
 
-def test_rows_of_multiples_of_eight_share_high_words():
+@pytest.mark.parametrize(
+    ("columns", "offset", "is_shared"), [(128, 0, True), (128, 64, True), (128, 4, False), (100, 0, False)]
+)
+def test_neighbours_share_a_counter_where_rows_begin_at_multiples_of_eight(columns, offset, is_shared):
     class Noise(Function):
         @staticmethod
         def forward(ctx, x, bias):
-            return x + bias + fusegrad.random.uniform(x.shape, 7, like=x)
+            return x + bias + fusegrad.random.uniform(x.shape, 7, offset, like=x)
 
         @staticmethod
         def backward(ctx, g):
             return g, g.sum(0)
 
-    texts = {n: fusegrad.explain(Noise, f"f32[64,{n}]", f"f32[{n}]", target="cuda:90").module for n in (128, 100)}
-    assert "uniform(" in texts[128] and "in_eights(" in texts[128] and "in_eights(" not in texts[100]
+    found = fusegrad.explain(Noise, f"f32[64,{columns}]", f"f32[{columns}]", target="cuda:90")
+    assert "uniform(random_word(" in found.module and (", col, " in found.module) is is_shared
+    (record,) = (k for k in found.kernel_records if "forward" in k.name)
+    binary = found.binaries("cuda:90")[record.name]["cuda:90"]
+    # Eight lanes of a thread have two counters of at most forty products, or more
+    products = binary.asm["ptx"].count("mul.wide.u32")
+    assert (products < 80) is is_shared
+
+
+@pytest.mark.parametrize("offset", [0, 8, 2**34 - 16, 3, 2**34 - 3])
+@pytest.mark.parametrize("draw", [fusegrad.random.uniform, fusegrad.random.normal])
+def test_offsets_that_are_numbers(draw, offset):
+    """On to the next high word of the counter, from a multiple of eight and from another place."""
+
+    def drawn(x, bias, seed):
+        return x + bias + draw(x.shape, seed, offset, like=x)
+
+    x, bias, seed = torch.zeros(3, 48), torch.zeros(48), torch.tensor(2**33 + 5)
+    found = fusegrad.compile(drawn, backend="interpret")(x, bias, seed)
+    torch.testing.assert_close(found, drawn(x, bias, seed), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "is_shared"), [(torch.bfloat16, True), (torch.float32, False)], ids=["bf16", "f32"])
+def test_rows_of_odd_lengths_are_drawn_from_boundaries_of_eight_elements(dtype, is_shared):
+    """Where blocks begin at 16 bytes, of which float32 has four."""
+
+    def drawn(x, bias, seed):
+        return torch.where(fusegrad.random.uniform(x.shape, seed, 0, like=x) >= 0.5, x + bias, 0)
+
+    x, bias, seed = torch.ones(9, 4099, dtype=dtype), torch.ones(4099, dtype=dtype), torch.tensor(2**33 + 5)
+    fast = fusegrad.compile(drawn, backend="interpret")
+    assert torch.equal(fast(x, bias, seed), drawn(x, bias, seed))
+    text = fusegrad.explain(drawn, x, bias, seed, target="cuda:90").module
+    assert "whole = " in text and ("random_word(seed, col, " in text) is is_shared
+
+
+def test_an_offset_that_is_a_size():
+    def drawn(x, bias, seed):
+        return x + bias + fusegrad.random.uniform(x.shape, seed, x.shape[0], like=x)
+
+    fast, bias, seed = fusegrad.compile(drawn, backend="interpret"), torch.zeros(32), torch.tensor(5)
+    for rows in (16, 32, 3, 8):
+        x = torch.zeros(rows, 32)
+        assert torch.equal(fast(x, bias, seed), drawn(x, bias, seed))
+
+
+def test_four_numbers_are_drawn_with_each_counter():
+    """Place i has word i % 4 of counter i // 4; two words make two normal numbers."""
+    like, seed = torch.empty(0), torch.tensor(2**40 + 1)
+    words = torch.stack(philox.philox(seed, torch.arange(5, 8)), 1)
+    shares = torch.where(words < 2**31, words, 2**32 - 1 - words).reshape(-1).double() / 2**31
+    found = fusegrad.random.uniform((12,), seed, 20, like=like)
+    torch.testing.assert_close(found, shares.float(), rtol=1e-6, atol=0)
+    pairs = shares.reshape(-1, 2)
+    radius, angle = (-2 * pairs[:, 0].log()).sqrt(), 2 * torch.pi * pairs[:, 1]
+    expected = torch.stack([radius * angle.cos(), radius * angle.sin()], 1).reshape(-1)
+    found = fusegrad.random.normal((12,), seed, 20, like=like)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-6)
 
 
 def test_another_seed_draws_other_numbers():

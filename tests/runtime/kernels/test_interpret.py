@@ -211,11 +211,15 @@ def test_philox_is_in_the_unit_interval_and_moves() -> None:
 
 
 @pytest.mark.parametrize("ptx", [False, True], ids=["portable", "ptx"])
+@pytest.mark.parametrize(("start", "place"), [(2**34 - 5, "{} + lane.to(tl.int64)"), (2**34 - 16, "lane, {}")])
 @pytest.mark.parametrize(("kind", "draw"), [("uniform", philox.uniform), ("normal", philox.normal)])
-def test_helpers_draw_the_numbers_of_philox(kind: str, draw: Callable[..., torch.Tensor], ptx: bool) -> None:
+def test_helpers_draw_the_numbers_of_philox(
+    kind: str, draw: Callable[..., torch.Tensor], start: int, place: str, ptx: bool
+) -> None:
     """With NVIDIA's instruction and without, beyond 32 bits of seed and counter, and on to the next high word."""
-    seed, start = 2**40 + 3, 2**32 - 5
-    body = f"y = {kind}(tl.full([], {seed}, tl.int64), lane.to(tl.int64) + {start}, ptx={ptx})"
+    seed, place = 2**40 + 3, place.format(f"tl.full([], {start}, tl.int64)")
+    drawn = f"(tl.full([], {seed}, tl.int64), {place}, ptx={ptx})"
+    body = f"y = uniform(random_word{drawn})" if kind == "uniform" else f"y = normal{drawn}"
     text = k.elementwise(body).replace("@triton.jit", "\n\n".join([*helpers_in([body]), "@triton.jit"]), 1)
     record = k.kernel("k", text, {"x_ptr": "f32", "y_ptr": "f32"}, ("n",), BLOCK=64)
     x, y = torch.zeros(100), torch.zeros(100)

@@ -221,7 +221,7 @@ def test_what_the_capture_assumed_is_handed_to_the_proof(monkeypatch: pytest.Mon
 
 
 def test_kernels_that_draw_random_numbers_are_proved() -> None:
-    """Philox gives several words at once, `a, b, _, _ = ...`: a text that cannot be read is launched nowhere."""
+    """Philox gives several words at once, `a, b, c, d = ...`: a text that cannot be read is launched nowhere."""
 
     class Drawn(torch.autograd.Function):
         @staticmethod

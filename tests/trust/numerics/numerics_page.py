@@ -35,14 +35,14 @@ and `inductor` have the numerics of torch and of Inductor whatever is chosen.
 
 A quotient of float32 is about ten instructions, the hardware's two; an exponential eight, the hardware's two; a product
 and a sum are two, contracted one; rounding to bfloat16 in between is two. Quotients by numbers are one in both. Random
-numbers cost the same, too: Philox has 37 instructions at least for the one number that each counter has. Instructions
-of a warp for 32 elements, counted on 2026-11-25 in the machine code for sm_90, bfloat16 at 16384 x 4096; nothing was
-timed:
+numbers cost the same, too: Philox has 40 instructions at least for the four numbers of a counter, which are drawn
+together where rows begin at multiples of eight elements. Instructions of a warp for 32 elements, counted on 2026-11-25
+in the machine code for sm_90, bfloat16 at 16384 x 4096; nothing was timed:
 
 | Function of the benchmarks | forward, "eager" | "fast" | backward, "eager" | "fast" |
 | --- | --- | --- | --- | --- |
 | BiasGELU | 32 | 33 | 50 | 46 |
-| DropoutBiasResidual | 53 | 55 | 53 | 53 |
+| DropoutBiasResidual | 28 | 30 | 29 | 29 |
 | DyT | 26 | 25 | 54 | 52 |
 | SwiGLU | 21 | 18 | 31 | 27 |
 | GeGLU | 27 | 26 | 43 | 39 |
