@@ -6,6 +6,7 @@ device is what corrects them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .kernel import TARGETS
@@ -42,7 +43,9 @@ class Multiprocessor:
 
 
 MULTIPROCESSORS = {
+    "cuda:75": Multiprocessor(8, 512, 64 << 10, 0, programs=16),
     "cuda:80": Multiprocessor(16, 512, 164 << 10, 1 << 10),
+    "cuda:86": Multiprocessor(12, 512, 100 << 10, 1 << 10, programs=16),
     "cuda:89": Multiprocessor(12, 512, 100 << 10, 1 << 10, programs=24),
     "cuda:90": Multiprocessor(16, 512, 228 << 10, 1 << 10),
     "cuda:100": Multiprocessor(16, 512, 228 << 10, 1 << 10),
@@ -54,7 +57,8 @@ MULTIPROCESSORS = {
 @dataclass(frozen=True)
 class Device:
     """bandwidth: bytes per second to its memory. flops: float32 operations per second outside matrix units; `products`
-    those of 16-bit products. clock: hertz. latency: seconds from a load to its bytes, under load.
+    those of 16-bit products. clock: hertz. latency: seconds from a load to its bytes, under load. units, l2 (bytes):
+    where they are not those of the target's entry.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Device:
     source: str
     latency: float = 0.7e-6
     units: int = 0
+    l2: int = 0
 
     @property
     def multiprocessors(self) -> int:
@@ -90,8 +95,13 @@ class Device:
 DEVICES = {
     "a100": Device("NVIDIA A100 80GB SXM", "cuda:80", 2.039e12, 19.5e12, 312e12, 1.41e9,
                    "NVIDIA A100 data sheet, 2022"),
-    "rtx4090": Device("NVIDIA RTX 4090", "cuda:89", 1.008e12, 82.6e12, 165e12, 2.52e9, "NVIDIA Ada whitepaper, 2023",
-                      units=128),
+    "4090": Device("NVIDIA RTX 4090", "cuda:89", 1.008e12, 82.6e12, 165e12, 2.52e9, "NVIDIA Ada whitepaper, 2023"),
+    "3090": Device("NVIDIA RTX 3090", "cuda:86", 0.936e12, 35.6e12, 71e12, 1.7e9,
+                   "NVIDIA Ampere GA102 whitepaper, 2021"),
+    "l4": Device("NVIDIA L4", "cuda:89", 0.3e12, 30.3e12, 121e12, 2.04e9, "NVIDIA L4 data sheet, 2023",
+                 units=58, l2=48 << 20),
+    "a10": Device("NVIDIA A10", "cuda:86", 0.6e12, 31.2e12, 125e12, 1.7e9, "NVIDIA A10 data sheet, 2021", units=72),
+    "t4": Device("NVIDIA T4", "cuda:75", 0.32e12, 8.1e12, 65e12, 1.59e9, "NVIDIA T4 data sheet, 2019"),
     "h100": Device("NVIDIA H100 SXM", "cuda:90", 3.35e12, 67e12, 989e12, 1.75e9, "NVIDIA H100 data sheet, 2023"),
     "h200": Device("NVIDIA H200 SXM", "cuda:90", 4.8e12, 67e12, 989e12, 1.75e9, "NVIDIA H200 data sheet, 2024"),
     "b200": Device("NVIDIA B200 SXM", "cuda:100", 8.0e12, 80e12, 2250e12, 1.85e9, "NVIDIA Blackwell data sheet, 2024"),
@@ -100,6 +110,7 @@ DEVICES = {
 }  # fmt: skip
 
 
-def device_of(target: str) -> Device | None:
-    """The first device of the table that runs code for a target."""
-    return next((device for device in DEVICES.values() if device.target == target), None)
+def device_of(name: str) -> Device | None:
+    """A device by its name ("4090", "RTX 4090", "h100"), or the first of the table that runs code for a target."""
+    bare = re.sub(r"[\s_-]|nvidia|geforce|rtx|amd|instinct|sxm", "", name.lower())
+    return DEVICES.get(bare) or next((device for device in DEVICES.values() if device.target == name), None)

@@ -127,7 +127,10 @@ class Target:
 
 
 TARGETS = {
+    "cuda:75": Target("cuda", "75", units=40, l2=4 << 20, shared=64 << 10),
     "cuda:80": Target("cuda", "80", units=108, l2=40 << 20, shared=163 << 10),
+    "cuda:86": Target("cuda", "86", units=82, l2=6 << 20, shared=99 << 10),
+    "cuda:89": Target("cuda", "89", units=128, l2=72 << 20, shared=99 << 10),
     "cuda:90": Target("cuda", "90", units=132, l2=50 << 20, shared=227 << 10),
     "cuda:100": Target("cuda", "100", units=148, l2=126 << 20, shared=227 << 10),
     "hip:gfx942": Target("hip", "gfx942", units=304, l2=256 << 20, shared=64 << 10, warp=64),

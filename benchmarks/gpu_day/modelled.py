@@ -52,7 +52,7 @@ def _direction(microseconds: float, kernels: Iterable[Mapping[str, Any]]) -> dic
 def _by_data_sheet(case: Case, device: str) -> dict[str, Any]:
     import fusegrad
     from fusegrad.runtime.profile.devices import device_named
-    from fusegrad.runtime.profile.roofline import model_launches
+    from fusegrad.runtime.report.roofline import model_launches
 
     on = device_named(device)
     explanation = fusegrad.explain(case.function, *case.args, target=on.target)

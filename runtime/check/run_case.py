@@ -104,7 +104,7 @@ def _without_eager(
         return replace(row, result="not applicable", detail=f"eager raises {raised}"), None
     # The compiled class alone returns: by a derived rule, which single calls of eager have to confirm.
     if case.mode not in DERIVABLE:
-        return _mismatch(row, Difference(case.mode, f"returns, eager raises {raised}"))
+        return _beside_a_plain_backward(subject, case, gs, ours, row, raised)
     difference = _reference_difference(subject, case, gs, ours)
     if case.mode == "hessian" and difference is not None:
         return _against_differences(subject, case, gs, ours, row, difference)
@@ -116,6 +116,20 @@ def _without_eager(
     return replace(
         row, result="derived", errors=errors(ours, own, _run_in_float64(subject, case, gs, Mathematics))
     ), None
+
+
+def _beside_a_plain_backward(
+    subject: Subject, case: Case, gs: Sequence[Any], ours: Outcome, row: Row, raised: str
+) -> tuple[Row, Difference | None]:
+    """The compiled class alone returns: a checkpoint has nothing else to give than a plain backward of eager."""
+    plain = subject.run(subject.eager, "backward", case.xs, gs) if case.mode == "checkpoint" else None
+    if plain is None or plain.error is not None:
+        return _mismatch(row, Difference(case.mode, f"returns, eager raises {raised}"))
+    gradients = replace(plain, values={name: plain.values[name] for name in ours.values if name in plain.values})
+    difference = first_difference(ours, gradients, None, _tolerance(subject, case))
+    if difference is not None:
+        return _mismatch(row, difference)
+    return replace(row, detail=f"eager raises {raised}; the gradients are those of eager without it"), None
 
 
 def _against_differences(

@@ -42,6 +42,16 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--args", nargs="+", default=[], metavar="ARG", help="the same, behind an option")
 
 
+DEVICE = 'of the kernels: a device ("h100", "4090", "mi300x") or a target ("cuda:80", "hip:gfx942")'
+
+
+def add_device(parser: argparse.ArgumentParser, default: str | None = None, more: str = "") -> None:
+    """--target; `--gpu` and `--device` are names that it had."""
+    parser.add_argument(
+        "--target", "--gpu", "--device", dest="device", metavar="TARGET", default=default, help=DEVICE + more
+    )
+
+
 def call_of(options: argparse.Namespace) -> tuple[Any, list[Any]]:
     """The class (or function) and the arguments that a command was given."""
     return load_target(options.target), [parse_argument(a) for a in (*options.arguments, *options.args)]

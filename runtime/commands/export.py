@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ..export.export import FORMATS, TREES, export
 from ..report.command_result import CommandResult
-from .arguments import add_target, call_of
+from .arguments import add_device, add_target, call_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("-o", "--output", help="the file; its suffix is the format. Without it the text is printed")
     parser.add_argument("--format", choices=[*FORMATS, *TREES], help="where the suffix does not say it")
-    parser.add_argument("--gpu", metavar="TARGET", help='"cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942"')
+    add_device(parser, more="; by default an H100's")
     parser.add_argument("--targets", nargs="*", default=(), metavar="TARGET", help="GPUs to compile a bundle for")
     parser.add_argument(
         "--derivatives", action="append", type=_words, default=[], metavar="jvp,vmap", help="what a .py has besides"
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> CommandResult:
     target, args = call_of(options)
     format_name = options.format or (None if options.output else "py")
     text = export(
-        target, *args, path=options.output, format=format_name, target=options.gpu, targets=options.targets,
+        target, *args, path=options.output, format=format_name, target=options.device, targets=options.targets,
         derivatives=[word for words in options.derivatives for word in words],
     )  # fmt: skip
     facts = {"path": options.output, "lines": len(text.splitlines())}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from ..profile.devices import DEVICES
 from ..profile.profile import BASELINES, profile
 from ..profile.report import blocks
 from ..report.command_result import CommandResult
-from .arguments import add_target, call_of
+from .arguments import add_device, add_target, call_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--baseline", action="append", choices=BASELINES, help="beside it; more than once")
-    parser.add_argument("--device", choices=list(DEVICES), default="h100", help="of the model")
+    add_device(parser, default="h100", more="; of the model")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each candidate and direction")
     parser.add_argument("--metrics", action="store_true", help="compile for it: registers, spills, occupancy")
     parser.add_argument("-o", "--output", action="append", default=[], help=".html, .json, .trace.json; more than once")

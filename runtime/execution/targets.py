@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ...codegen import TARGETS, Target
-from ...ir.errors import UnsupportedBackendError
+from ...codegen.devices import DEVICES, device_of
+from ...ir.errors import FusegradError, UnsupportedBackendError
 from ..kernels import autotune
 from ..settings.config import FAST, is_interpreted, settings
 
@@ -18,9 +19,34 @@ def target_for(backend: str, device: torch.device) -> Target:
     return replace(_target_for(backend, device), fast=backend in FAST.values())
 
 
+class UnknownTargetError(FusegradError, ValueError):
+    """A target that is neither a GPU known by name nor "cpu"."""
+
+    message = (
+        'explain(target={target!r}): there is no such target\n  at:   {where}\n  fix:  use "cpu" or one of {known}'
+    )
+
+
+GENERATED_FOR = tuple(name for name in TARGETS if ":" in name)
+"""The targets that name a GPU's machine code."""
+
+
+def target_name(name: str) -> str:
+    """ "cuda:89" for "4090": the target of a device or a target by its name. Raises UnknownTargetError."""
+    device = device_of(name)
+    if name in GENERATED_FOR or device is None:
+        if name not in GENERATED_FOR:
+            raise UnknownTargetError(target=name, known=", ".join((*DEVICES, *GENERATED_FOR)))
+        return name
+    return device.target
+
+
 def named_target(name: str, numerics: str) -> Target:
-    """A device by its name, to generate for with these numerics."""
-    return replace(TARGETS[name], fast=numerics == "fast")
+    """A device or a target by its name, to generate for with these numerics. Raises UnknownTargetError."""
+    target = replace(TARGETS[target_name(name)], fast=numerics == "fast")
+    if name in TARGETS or (device := device_of(name)) is None:
+        return target
+    return replace(target, units=device.multiprocessors, l2=device.l2 or target.l2)
 
 
 def _target_for(backend: str, device: torch.device) -> Target:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from ...codegen.devices import DEVICES as ALL
-from ...codegen.devices import Device
-from ...codegen.kernel import TARGETS
+from ...codegen.devices import DEVICES as DEVICES
+from ...codegen.devices import Device, device_of
 from ...ir.errors import FusegradError
-
-DEVICES = {name: device for name, device in ALL.items() if device.target in TARGETS}
 
 
 class UnknownDeviceError(FusegradError, ValueError):
@@ -17,7 +14,7 @@ class UnknownDeviceError(FusegradError, ValueError):
 
 
 def device_named(name: str) -> Device:
-    """The row of the table. Raises UnknownDeviceError."""
-    if name not in DEVICES:
+    """The row of the table, by the device's name or by a target's ("cuda:90"). Raises UnknownDeviceError."""
+    if (device := device_of(name)) is None:
         raise UnknownDeviceError(device=name, known=", ".join(DEVICES))
-    return DEVICES[name]
+    return device

@@ -22,11 +22,11 @@ from ..kernels.machine_code.model import model_figures
 from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
 from ..report.explanation import Explanation, binary_figures
+from ..report.roofline import model_launches, model_sums
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import device_named
 from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .report import Measured, Profile, ProfileArgumentError
-from .roofline import model_launches, model_sums
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
@@ -47,11 +47,11 @@ def profile(
     """Time forward and backward of a compiled Function, and model its kernels on a named GPU.
 
     args: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on the GPU, if there
-    is one). baselines: "eager" (the class as you wrote it), "torch.compile". device: of the model: "a100", "h100",
-    "h200", "b200", "mi300x". seconds: that each candidate is called for, per direction. metrics: also compile the
-    kernels for that device (no GPU needed), report registers, spills, shared memory and occupancy, and model each
-    launch by its instructions: a model's time, beside the measured one where a GPU is at hand. progress: a bar on
-    stderr; by default where that is a terminal.
+    is one). baselines: "eager" (the class as you wrote it), "torch.compile". device: of the model, "h100", "4090"
+    or another of codegen/devices.py. seconds: that each candidate is called for, per direction. metrics: also
+    compile the kernels for that device (no GPU needed), report registers, spills, shared memory and occupancy, and
+    model each launch by its instructions: a model's time, beside the measured one where a GPU is at hand. progress:
+    a bar on stderr; by default where that is a terminal.
     Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
     """
     modelled_on, fast = device_named(device), _compiled_class(target_class)
@@ -60,7 +60,7 @@ def profile(
     real = _real_arguments(compiler, fast, args)
     place = next((a.device for a in real if isinstance(a, Tensor)), torch.device("cpu"))
     # The model first: arguments that do not fit are refused before anything is timed.
-    explanation = explain(fast, *args, target=modelled_on.target)
+    explanation = explain(fast, *args, target=device)
     result = Profile(
         name=compiler.user.cls.__name__, backend=compiler.options.backend_for(real), machine=_machine(place),
         arguments=", ".join(map(_description, real)), measured=[], saved={}, operations={},

@@ -13,11 +13,11 @@ from typing import Any
 from ...codegen.devices import Device
 from ...ir.errors import FusegradError
 from ..cache.entry_files import versions
+from ..report.page.charts import bars, roofline
 from ..report.page.html import contents, note, page, picture, section, table
+from ..report.roofline import Modelled, ModelledSum
 from ..report.terminal import Block, Table, plain
-from .charts import bars, roofline
 from .measure import Times
-from .roofline import Modelled, ModelledSum
 
 SHOWN = 12  # operations of a direction
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ...codegen import TARGETS
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
 from ...tracer.capture.capture import OpaqueCallError
@@ -24,7 +23,8 @@ from ..compiled.variants import variants_of
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..execution.graph_to_kernels import graph_of
-from ..execution.targets import named_target
+from ..execution.targets import UnknownTargetError as UnknownTargetError
+from ..execution.targets import named_target, target_name
 from ..fallback.records import OpaqueCall, Record
 from ..functorch.graphs import CachedGraph
 from ..functorch.unit import TransformableGraph
@@ -47,14 +47,6 @@ Tensor = torch.Tensor
 DEFAULT_TARGET = "cuda:90"
 
 
-class UnknownTargetError(FusegradError, ValueError):
-    """A target that is neither a GPU known by name nor "cpu"."""
-
-    message = (
-        'explain(target={target!r}): there is no such target\n  at:   {where}\n  fix:  use "cpu" or one of {known}'
-    )
-
-
 class ExplainedArgumentsError(FusegradError, TypeError):
     """The Function takes other arguments than those given."""
 
@@ -70,29 +62,30 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
 
     args: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of the Function.
     Without any, of a Function that takes some: what the calls so far found.
-    target: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "cpu"; by default the GPU generation sm_90.
+    target: a device ("h100", "4090", "t4", "mi300x"), a target ("cuda:80", "cuda:90", "hip:gfx942"), or "cpu"; by
+    default the GPU generation sm_90.
     Nothing runs but, for real tensors, the comparison of the first call. Raises SpecError, UnknownTargetError,
     ExplainedArgumentsError.
     """
     compiler, args = compiler_of(target_class), arguments(target_class, args)
-    target_name = target or DEFAULT_TARGET
-    if target_name != "cpu" and target_name not in TARGETS:
-        raise UnknownTargetError(target=target_name, known=", ".join(TARGETS))
+    device = target or DEFAULT_TARGET
+    if device != "cpu":
+        target_name(device)
     if (unfit := _binding_error(compiler, args)) is not None:
         if args:
             place = method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
             raise ExplainedArgumentsError(function=compiler.user.cls.__name__, detail=unfit, where=place)
-        return _explain_class(compiler, target_name)
+        return _explain_class(compiler, device)
     # The methods by their records first; capturing forward, then backward, says more of some.
     stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.user.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
-    explanation = _explanation(compiler, target_name, methods)
+    explanation = _explanation(compiler, device, methods)
     if specialization is not None:
         hints, known_sizes = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
         explanation.sizes = sizes = {**hints, **known_sizes}
         has_backward = _backward_is_captured(compiler, specialization, methods)
-        describe = _on_cpu if target_name == "cpu" else _on_gpu
+        describe = _on_cpu if device == "cpu" else _on_gpu
         describe(explanation, specialization, sizes, has_backward)
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
@@ -127,16 +120,17 @@ def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
     return None
 
 
-def _explanation(compiler: Compiled, target: str, methods: dict[str, Record]) -> Explanation:
+def _explanation(compiler: Compiled, device: str, methods: dict[str, Record]) -> Explanation:
     """Without directions so far."""
     name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
-    return Explanation(name, target, methods, {}, 0, numerics=rounding)
+    target = device if device == "cpu" else target_name(device)
+    return Explanation(name, target, methods, {}, 0, numerics=rounding, device=device)
 
 
-def _explain_class(compiler: Compiled, target: str) -> Explanation:
+def _explain_class(compiler: Compiled, device: str) -> Explanation:
     """Explain a class by its calls so far, without arguments."""
     methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
-    explanation = _explanation(compiler, target, methods)
+    explanation = _explanation(compiler, device, methods)
     explanation.opaque, explanation.variants = list(compiler.ledger.opaque_calls), variants_of(compiler)
     return explanation
 
@@ -156,7 +150,7 @@ def _describe_backward_unit(explanation: Explanation, unit: TransformableGraph, 
     try:
         graph = None if explanation.target == "cpu" else graph_of(trace, unit.name)
         report = graph and kernels_report(
-            graph, "backward", sizes, named_target(explanation.target, explanation.numerics)
+            graph, "backward", sizes, named_target(explanation.device, explanation.numerics)
         )
     except LoweringError:
         report = None
@@ -266,7 +260,7 @@ def _accepts(captured: CapturedFunction, args: Sequence[Any]) -> bool:
 def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     captured = spec.captured
-    target = named_target(explanation.target, explanation.numerics)
+    target = named_target(explanation.device, explanation.numerics)
     plan = choose_residuals(spec, sizes) if has_backward else None
     explanation.kept = residual_rows(spec, plan, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)

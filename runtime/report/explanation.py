@@ -53,6 +53,7 @@ class Explanation:
     kept: list[ResidualRow] = field(default_factory=list)
     variants: list[Variant] = field(default_factory=list)
     numerics: str = "eager"
+    device: str = ""  # as it was asked for: "4090", say, whose target is "cuda:89"
 
     @property
     def kernels(self) -> list[KernelReport]:
@@ -99,7 +100,7 @@ class Explanation:
     def binaries(self, *targets: str) -> dict[str, dict[str, Binary]]:
         """The kernels compiled in worker processes, without a GPU: {kernel: {target: Binary}}.
 
-        targets: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942"; by default the explanation's own. A Binary has `asm`
+        targets: "cuda:80", "cuda:90", "hip:gfx942" ..; by default the explanation's own. A Binary has `asm`
         (ptx and cubin, or amdgcn and hsaco), registers, spills and shared memory (bytes), access widths, or an error.
         """
         from ..kernels.cross_compile.pool import compile_for
@@ -109,17 +110,18 @@ class Explanation:
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
         """{kernel: figures} of the machine code for `target`, compiled now, in worker processes; needs no GPU.
 
-        `registers`, `spills` (bytes) per lane, `shared` bytes per program, `accesses` by bytes each, `error`: why
-        there is no binary. `model`: the fields of `LaunchModel` at this explanation's sizes, on the first device of
-        the table (codegen/devices.py) that runs the target: warp instructions for 32 elements and their budget,
-        occupancy, waves, bytes on their way, and the time that a model makes of them (microseconds; nothing is
-        measured). It is None where `not_modelled` says why: not compiled, or machine code that is not read (AMD's, or
-        without a disassembler).
+        `registers`, `spills` (bytes) per lane, `shared` bytes per program, `accesses` by bytes each, `error`:
+        why there is no binary. `model`: the fields of `LaunchModel` at this explanation's sizes, on the first
+        device of the table (codegen/devices.py) that runs the target, or the explained one: warp instructions
+        for 32 elements and their budget, occupancy, waves, bytes on their way, and the time that a model makes
+        of them (microseconds; nothing is measured). It is None where `not_modelled` says why: not compiled, or
+        machine code that is not read (AMD's, or without a disassembler).
         """
+        device = device_of(target or self.device or self.target)
         target = target or self.target
         binaries = {name: by_target[target] for name, by_target in self.binaries(target).items()}
         modelled = {
-            k.name: model_figures(k, binaries[k.name], self.sizes, device_of(target)) for k in self.kernel_records
+            k.name: model_figures(k, binaries[k.name], self.sizes, device) for k in self.kernel_records
         }
         return {name: {**binary_figures(binary), **modelled[name]} for name, binary in binaries.items()}
 

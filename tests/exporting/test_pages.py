@@ -20,8 +20,8 @@ import torch
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.profile.charts import _dots
 from fusegrad.runtime.profile.report import as_html
+from fusegrad.runtime.report.page.charts import _dots
 from fusegrad.runtime.report.page.graph_svg import CHAR
 from fusegrad.runtime.report.page.html import table
 from fusegrad.runtime.report.page.listing import CHARACTER, ROOM
@@ -109,7 +109,7 @@ def boxes(drawing: xml.Element) -> Iterator[tuple[tuple[float, float, float, flo
 
 
 def test_boxes_hold_their_text_and_stand_apart(page: str) -> None:
-    drawing = drawings(page)[0]
+    drawing = drawings(page)[-2]
     _, _, width, height = map(float, drawing.attrib["viewBox"].split())
     found = list(boxes(drawing))
     assert len(found) >= 10
@@ -121,7 +121,7 @@ def test_boxes_hold_their_text_and_stand_apart(page: str) -> None:
 
 
 def test_a_listing_fits_the_page_and_its_columns_stand_apart(page: str) -> None:
-    listing = drawings(page)[1]
+    listing = drawings(page)[-1]
     width = float(listing.attrib["width"])
     assert width <= ROOM
     rows: dict[tuple[int, str], list[tuple[float, float]]] = {}
@@ -137,10 +137,10 @@ def test_a_listing_fits_the_page_and_its_columns_stand_apart(page: str) -> None:
 
 def test_what_is_cut_is_a_tooltip() -> None:
     page = exported("long")
-    listing = drawings(page)[1]
+    listing = drawings(page)[-1]
     cut = [(t[0].tail, t[0].text) for t in listing.iter(f"{SVG}text") if len(t)]
     assert cut and all("…" in (shown or "") and "…" not in (whole or "") for shown, whole in cut)
-    labels = [lines[0] for _, lines in boxes(drawings(page)[0])]
+    labels = [lines[0] for _, lines in boxes(drawings(page)[-2])]
     assert any("…" in label and label.endswith(" = rsqrt") for label in labels), "the operation of a long name stays"
 
 

@@ -24,10 +24,11 @@ from fusegrad.ir.passes.fuse import Group
 from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
+from fusegrad.runtime.kernels.machine_code.model import copy_seconds
 from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
-from fusegrad.runtime.profile.roofline import _operations
+from fusegrad.runtime.report.roofline import _operations
 from fusegrad.runtime.values.sizes import number
 
 CPU = torch.device("cpu")
@@ -261,7 +262,7 @@ def test_the_command(capsys: Any, tmp_path: Path) -> None:
 def test_a_compiled_profile_models_its_launches_by_their_instructions() -> None:
     found = fusegrad.profile(f.SwiGLU, "bf16[512,1024]", "bf16[512,1024]", seconds=0.0, metrics=True, device="h200")
     model = found.binaries["SwiGLU_forward"]["model"]
-    assert model["copy"] == pytest.approx(6 * 512 * 1024 / DEVICES["h200"].bandwidth * 1e6)
+    assert model["copy"] == pytest.approx(copy_seconds(6 * 512 * 1024, DEVICES["h200"]) * 1e6)
     assert model["per_32"] > 5 and model["microseconds"] >= model["copy"]
     assert "by machine instructions, not measured" in str(found)
     rows = {"forward": [{"name": "SwiGLU_forward", "calls": 1.0, "microseconds": 8.0}]}

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from ....codegen import TARGETS, Kernels, Target
+from ....codegen import Kernels, Target
 from ....ir import Graph
 from ....ir.errors import FusegradError, LoweringError
 from ....ir.lazy_attribute import lazy_attribute
@@ -25,9 +25,9 @@ from ...capture.guards import is_float
 from ...compiled.compiled import Compiled
 from ...dispatch.pytree import arguments
 from ...execution.graph_to_kernels import generate, graph_of, kernels_of
-from ...execution.targets import named_target
+from ...execution.targets import named_target, target_name
 from ...execution.variants import are_for_multiples, counterpart_sizes
-from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
+from ...report.explain import DEFAULT_TARGET, compiler_of
 from ...settings.config import numerics
 from ...specialize.pipeline import choose_residuals
 from ...specialize.specialization import Specialization, forward_graph
@@ -73,7 +73,7 @@ class Gathered:
     args: tuple[Any, ...]
     names: tuple[str, ...]
     specialization: Specialization
-    target: str
+    device: str
     sizes: Sizes
     forward: Part
     backward: Part | None
@@ -84,6 +84,11 @@ class Gathered:
     @property
     def name(self) -> str:
         return self.cls.__name__
+
+    @property
+    def target(self) -> str:
+        """The machine code that its device runs: "cuda:90"."""
+        return target_name(self.device)
 
     @property
     def parts(self) -> list[Part]:
@@ -125,13 +130,12 @@ def gather_function(
     derivatives: "jvp", for kernels of forward mode.
     """
     compiler, opened = compiler_of(target_class), arguments(target_class, tuple(args))
-    target_name = target or DEFAULT_TARGET
-    if target_name not in TARGETS:
-        raise UnknownTargetError(target=target_name, known=", ".join(TARGETS))
+    device = target or DEFAULT_TARGET
+    target_name(device)
     complete = compiler.user.complete(opened)
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        return _gathered(compiler, stand_ins, target_name, derivatives)
+        return _gathered(compiler, stand_ins, device, derivatives)
     except NoTangents as error:
         raise export_error(compiler, f"it has no jvp to write down: {error}") from error
     except CaptureError as error:
@@ -160,7 +164,7 @@ def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
     return backward_method(compiler.user.cls) is not None and any(map(is_float, stand_ins))
 
 
-def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
+def _gathered(compiler: Compiled, stand_ins: list[Any], device: str, derivatives: Sequence[str]) -> Gathered:
     spec = compiler.captures.only(stand_ins)
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
@@ -170,7 +174,7 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
     graph = forward_graph(spec, residual_plan)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = residual_plan.places if residual_plan else spec.captured.residual_places
-    forward = part_of(compiler, graph, "forward", target, sizes, {}, ())
+    forward = part_of(compiler, graph, "forward", device, sizes, {}, ())
     backward = full_backward = None
     # Backward for the gradients that a usual call has; as it came, for jvp, and without what it only passes on.
     if differentiates:
@@ -183,7 +187,7 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         full_backward = after.copy()
         after.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(after.outputs)]
         symbols = tuple(spec.captured.backward_symbols)
-        backward = part_of(compiler, after, "backward", target, sizes, entry.passed_gradients, symbols)
+        backward = part_of(compiler, after, "backward", device, sizes, entry.passed_gradients, symbols)
     # Names of the user's for the file.
     skip = 0 if uses_setup_context(compiler.user.cls) else 1
     names = tuple(parameter_names(compiler.user.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
@@ -193,27 +197,27 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
     # Forward mode last: it may be the transpose of the whole backward.
     if "jvp" in derivatives:
         pushing, reads = tangents_of(compiler, spec, full_backward, saved)
-        jvp = part_of(compiler, pushing, "jvp", target, sizes, {}, ())
+        jvp = part_of(compiler, pushing, "jvp", device, sizes, {}, ())
     return Gathered(
-        compiler, compiler.user.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, saved, jvp,
+        compiler, compiler.user.cls, tuple(stand_ins), names, spec, device, sizes, forward, backward, saved, jvp,
         tuple(reads),
     )
 
 
 def part_of(
-    compiler: Compiled, graph: Graph, method: str, target: str, sizes: Sizes,
+    compiler: Compiled, graph: Graph, method: str, device: str, sizes: Sizes,
     passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
     """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
     derived = method == "jvp" and not compiler.user.overrides("jvp")
     source = method_place(getattr(compiler.user.cls, "backward" if derived else method))
-    device = named_target(target, numerics(compiler.options.numerics))
-    generated = generate(graph, device, sizes, graph.name)
+    target = named_target(device, numerics(compiler.options.numerics))
+    generated = generate(graph, target, sizes, graph.name)
     for step in generated.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
             raise export_error(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     kernels = {
-        at: _versions(step, first, device, sizes, generated.names[at])
+        at: _versions(step, first, target, sizes, generated.names[at])
         for at, first in generated.kernels.items()
         if isinstance(step := generated.steps[at], Group)
     }

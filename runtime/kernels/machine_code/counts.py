@@ -15,7 +15,7 @@ from .operands import Values
 from .pipes import pipe_of
 from .sass import Instruction, NoListingError, disassemble
 
-PARAMETERS = {"cuda:80": 0x160, "cuda:89": 0x160, "cuda:90": 0x210, "cuda:100": 0x380}
+PARAMETERS = {**dict.fromkeys(("cuda:75", "cuda:80", "cuda:86", "cuda:89"), 0x160), "cuda:90": 0x210, "cuda:100": 0x380}
 """Where the constant bank holds a kernel's parameters, by architecture (EIATTR_PARAM_CBANK of its cubins)."""
 LAUNCH = {"cuda:100": (0x360, 0x370)}
 """Where it holds the numbers of threads and of programs; 0x0 and 0xc before."""

@@ -26,7 +26,9 @@ _RATES = {
     UNIFORM: 0.5,
 }  # fmt: skip
 RATES = {
+    "cuda:75": {**_RATES, "float": 0.5, "double": 1 / 64},
     "cuda:80": {**_RATES, "float": 0.5, "double": 0.25},
+    "cuda:86": {**_RATES, "double": 1 / 64},
     "cuda:89": {**_RATES, "double": 1 / 64},
     "cuda:90": _RATES,
     "cuda:100": _RATES,

@@ -22,6 +22,7 @@ class Explained(Protocol):
     name: str
     target: str
     numerics: str
+    device: str
     methods: dict[str, Record]
     directions: dict[str, DirectionReport]
     saved_bytes: int

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ....codegen.devices import device_of
 from ....ir.codes import fix_of
 from ...fallback.records import needs_a_fix
+from ..roofline import model_launches
+from .charts import roofline
 from .explained import Explained
 from .html import document, fragment, note, picture, render, safe, table
 from .listing import as_svg, kernel_listing, size_text
@@ -30,8 +33,9 @@ def _body(explained: Explained, whole: bool) -> str:
     rounding = [] if explained.numerics == "eager" else [f'numerics="{explained.numerics}"']
     sizes = [f"sizes that may vary, as they are here: {size_text(explained)}"] if explained.sizes else []
     parts = {
-        "costs": _costs(explained), "methods": _methods(explained), "launches": _launches(explained),
-        "breaks": _breaks(explained), "saved": _saved(explained), "specializations": _specializations(explained),
+        "costs": _costs(explained), "roofline": _roofline(explained), "methods": _methods(explained),
+        "launches": _launches(explained), "breaks": _breaks(explained), "saved": _saved(explained),
+        "specializations": _specializations(explained),
     }  # fmt: skip
     drawings = [(title, safe({"svg": picture(svg)})["svg"]) for title, svg in _drawings(explained)]
     facts: dict[str, Any] = {
@@ -56,6 +60,17 @@ def _costs(explained: Explained) -> str:
     head = ("direction", "", "launches", "bytes moved", "x the minimum traffic")
     explanation = "Counted from the kernels and from the operations of the methods as written, not measured."
     return _table(head, rows) + note(explanation) if rows else note("Nothing is compiled.")
+
+
+def _roofline(explained: Explained) -> str:
+    """Each launch on the roof of the device: operations per byte, and what it could do of them per second."""
+    device = device_of(explained.device or explained.target)
+    launches = model_launches(explained, device, explained.sizes) if device is not None else []
+    if device is None or not any(m.operations for m in launches):
+        return ""
+    numbers = "; ".join(f"{at} {m.name}" for at, m in enumerate(launches, 1))
+    text = f"Where the roof of {device.name} stands for each launch, by its data sheet, not measured: {numbers}."
+    return picture(roofline(device, launches)) + note(text)
 
 
 def _ratio(moved: int, minimal: int) -> str:

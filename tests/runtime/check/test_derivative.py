@@ -201,3 +201,24 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["check", "few_gradients:Signless", *tensors, "--expect-derivative", "yes"]) == 2
     assert main(["check", "few_gradients:Signless", *tensors, "--expect-derivative", "no"]) == 0
     assert "derivative" not in capsys.readouterr().out.splitlines()[-1]
+
+
+class UnpacksTwice(torch.autograd.Function):
+    """Eager's non-reentrant checkpoint raises where saved tensors are unpacked a second time."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * ctx.saved_tensors[0].exp() + 0 * x
+
+
+def test_a_checkpoint_that_eager_refuses_is_compared_with_a_plain_backward() -> None:
+    only: Any = {"transforms": ["checkpoint"], "dtypes": [], "layouts": [], "sizes": [], "quiet": True}
+    report = fusegrad.check(UnpacksTwice, "f32[4]", **only)
+    (row,) = [r for r in report.rows if r.mode == "checkpoint"]
+    assert report.ok and row.result == "ok" and "eager raises CheckpointError" in row.detail

@@ -180,6 +180,24 @@ def test_targets(target) -> None:
         assert found["launches"]["forward"] > 4 and all(k["source"] == "" for k in found["kernels"])
 
 
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("h100", "cuda:90"), ("RTX 4090", "cuda:89"), ("3090", "cuda:86"), ("T4", "cuda:75"), ("l4", "cuda:89"),
+     ("mi300x", "hip:gfx942"), ("cuda:100", "cuda:100")],
+)  # fmt: skip
+def test_devices_are_targets_by_their_names(name: str, target: str) -> None:
+    found = fusegrad.explain(Softmax, "f16[4096,4096]", target=name)
+    assert (found.target, found.device, found.to_dict()["target"]) == (target, name, target)
+    assert found.directions["forward"].launches
+
+
+def test_kernels_of_a_device_are_for_its_own_multiprocessors() -> None:
+    args = ("f16[16384,4096]", "f16[4096]", 1e-6)
+    l4, rtx = (fusegrad.explain(RMSNorm, *args, target=name) for name in ("l4", "4090"))
+    assert l4.target == rtx.target
+    assert l4.directions["backward"].moved != rtx.directions["backward"].moved  # partial sums of other programs
+
+
 @pytest.mark.parametrize("target", ["cuda:42", "tpu", "", "cuda"])
 def test_an_unknown_target(target) -> None:
     if not target:

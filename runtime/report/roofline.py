@@ -11,9 +11,9 @@ from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
-from ..report.directions import DirectionReport
-from ..report.explanation import Explanation
 from ..values.sizes import Sizes, number
+from .directions import DirectionReport
+from .page.explained import Explained
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ModelledSum:
     microseconds: float
 
 
-def model_sums(explanation: Explanation, device: Device) -> list[ModelledSum]:
+def model_sums(explanation: Explained, device: Device) -> list[ModelledSum]:
     """The compiled methods, and beside them the methods as the user wrote them, operation by operation."""
     rows = []
     for name, report in explanation.directions.items():
@@ -51,7 +51,7 @@ def model_sums(explanation: Explanation, device: Device) -> list[ModelledSum]:
     return rows
 
 
-def model_launches(explanation: Explanation, device: Device, sizes: Sizes) -> list[Modelled]:
+def model_launches(explanation: Explained, device: Device, sizes: Sizes) -> list[Modelled]:
     """A row for each launch, forward first."""
     return [row for name, report in explanation.directions.items() for row in _direction(name, report, device, sizes)]
 

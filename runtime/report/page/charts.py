@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from ...codegen.devices import Device
-from ..report.page.html import GREY, INK, RULE
-from .roofline import Modelled
+from ....codegen.devices import Device
+from ..roofline import Modelled
+from .html import GREY, INK, RULE
 
 COLORS = {"fusegrad": "#3b6fb6", "eager": "#9aa4b2", "torch.compile": "#c2843a"}
 BAR, BARS_AT, LONGEST = 26, 230, 620
