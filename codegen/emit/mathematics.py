@@ -265,11 +265,13 @@ fast_rules: dict[str, Rule] = {
 packed_rules: dict[str, Rule] = {**rules, **{name: fast_rules[name] for name in ("exp", "div", "reciprocal")}}
 """Beside rows that fill the registers: for 16-bit numbers the hardware's quotients and powers are exact enough."""
 
-def _with_both_formulas(name: str) -> Rule:
-    return lambda d, x: call(name, _tensor(d, x), literal("True")) if d != "f64" else rules[name](d, x)
+def _of_ptx(name: str, helper: str) -> Rule:
+    return lambda d, x: call(helper, _tensor(d, x), literal("True")) if d != "f64" else rules[name](d, x)
 
 
-ptx_rules: dict[str, Rule] = {name: _with_both_formulas(name) for name in ("tanh", "erf")}
+ptx_rules: dict[str, Rule] = {
+    name: _of_ptx(name, helper) for name, helper in (("tanh", "tanh"), ("erf", "erf"), ("sigmoid", "newton_sigmoid"))
+}
 """What NVIDIA's processors have in fewer instructions, with the accuracy of the device library's function."""
 
 
@@ -283,7 +285,8 @@ def exp_below(kind: str, fast: bool, dtype: str, x: Expr) -> Expr:
 def rules_for(kind: str, fast: bool, packed: bool) -> dict[str, Rule]:
     """The table of a target; `packed`: of kernels whose rows fill the registers."""
     table = fast_rules if fast else packed_rules if packed else rules
-    return table | ptx_rules if kind == "cuda" else table
+    shorter = {name: rule for name, rule in ptx_rules.items() if kind == "cuda" and table[name] is rules[name]}
+    return table | shorter
 
 
 EXACT = frozenset("neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod".split())

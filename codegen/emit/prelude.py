@@ -168,6 +168,14 @@ def near_reciprocal(x, ptx: tl.constexpr):
         return 1.0 / x
 
 @triton.jit
+def newton_sigmoid(x, ptx: tl.constexpr):
+    """1 / (1 + exp(-x)), each step rounded to nearest: Newton's of an eighth, whose reciprocal is never subnormal."""
+    eighth = tl.fma(libdevice.exp(x * -1.0), 0.125, 0.125)
+    inverse = near_reciprocal(eighth, ptx)
+    excess = tl.fma(tl.minimum(eighth, 4.2535296e37), inverse, -1.0)  # of infinity, too
+    return tl.fma(inverse, excess * -1.0, inverse) * 0.125
+
+@triton.jit
 def exp_below(x, ptx: tl.constexpr):
     """exp(x) where x is not positive, to the digits of the device library's; what is subnormal is zero."""
     x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)

@@ -18,13 +18,22 @@ def from_bf16(x):
 
 
 @triton.jit
-def sigmoid(x):
-    """1 / (1 + exp(-x)), each step rounded to nearest."""
-    below = 1.0 + libdevice.exp(x * -1.0)
-    if x.dtype == tl.float64:
-        return 1.0 / below
+def near_reciprocal(x, ptx: tl.constexpr):
+    """1 / x to about 23 bits; what is subnormal may be zero."""
+    if ptx:
+        quotient: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(quotient, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
-        return tl.div_rn(1.0, below)
+        return 1.0 / x
+
+
+@triton.jit
+def newton_sigmoid(x, ptx: tl.constexpr):
+    """1 / (1 + exp(-x)), each step rounded to nearest: Newton's of an eighth, whose reciprocal is never subnormal."""
+    eighth = tl.fma(libdevice.exp(x * -1.0), 0.125, 0.125)
+    inverse = near_reciprocal(eighth, ptx)
+    excess = tl.fma(tl.minimum(eighth, 4.2535296e37), inverse, -1.0)  # of infinity, too
+    return tl.fma(inverse, excess * -1.0, inverse) * 0.125
 
 
 @triton.jit
@@ -57,6 +66,7 @@ def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOC
     h = rounded(acc, tl.bfloat16)
     b = from_bf16(tl.load(b_ptr + first_col + col, mask=inside_col, other=0.0))
     h_2 = h + b
+    y = newton_sigmoid(h_2, True)  # body.py:2  return h * torch.sigmoid(h)
     at_3 = first_row * N + first_col
     lanes_3 = row * N + col
-    tl.store(y_ptr + at_3 + lanes_3, (h_2 * sigmoid(h_2)).to(tl.bfloat16), mask=inside_row & inside_col)  # body.py:2  return h * torch.sigmoid(h)
+    tl.store(y_ptr + at_3 + lanes_3, (h_2 * y).to(tl.bfloat16), mask=inside_row & inside_col)

@@ -13,15 +13,16 @@ TOP = """# Numerics
 `@fusegrad.compile(numerics="eager")`, the default, promises of every generated kernel: rounding where your operations
 round, and an error against float64 of at most 1.5 times eager's and one unit in the last place (ulp) of the result's
 dtype. So float32 and float64 are divided and rooted as IEEE 754 says, functions are those of the device library, which
-torch's own GPU kernels call (of `tanh` and `erf` both formulas, and a choice of results instead of a branch), products
-are not contracted with sums, and subnormal numbers are kept. bfloat16 and float16 are computed in float32 and rounded
-after each operation, as eager rounds them. What is free is the order of the terms of a sum; sums of `exp(x - max(x))`
-along rows in chunks are made in one pass, relative to the maximum so far, with a shorter `exp` of the same digits whose
-subnormal results, beside the 1 of the maximum, are zero. A quotient by a number, and a mean, is what eager makes of it
-on the device. torch's kernels for GPUs multiply by the reciprocal, which is rounded to float32 (of float64: to
-float64), and so do ours there; a tensor full of one number counts as that number. On a CPU torch divides, and so does
-`interpret`, with products where these have the quotient's bits: for powers of two, and, of what was bfloat16 or
-float16, where all 65,536 of them were compared.
+torch's own GPU kernels call (of `tanh` and `erf` both formulas, and a choice of results instead of a branch; the
+quotient in `sigmoid` by the step of Newton's that compilers divide by), products are not contracted with sums, and
+subnormal numbers are kept. bfloat16 and float16 are computed in float32 and rounded after each operation, as eager
+rounds them. What is free is the order of the terms of a sum; sums of `exp(x - max(x))` along rows in chunks are made in
+one pass, relative to the maximum so far, with a shorter `exp` of the same digits whose subnormal results, beside the 1
+of the maximum, are zero. A quotient by a number, and a mean, is what eager makes of it on the device. torch's kernels
+for GPUs multiply by the reciprocal, which is rounded to float32 (of float64: to float64), and so do ours there; a
+tensor full of one number counts as that number. On a CPU torch divides, and so does `interpret`, with products where
+these have the quotient's bits: for powers of two, and, of what was bfloat16 or float16, where all 65,536 of them were
+compared.
 
 `numerics="fast"` gives up rounding between the operations of bfloat16 and float16: values are rounded where they are
 stored, and where you convert them; quotients, roots and exponentials are the hardware's approximations (`div.full`,
@@ -43,7 +44,7 @@ in the machine code for sm_90, bfloat16 at 16384 x 4096; nothing was timed:
 | BiasGELU | 32 | 33 | 50 | 46 |
 | DropoutBiasResidual | 28 | 30 | 29 | 29 |
 | DyT | 26 | 25 | 54 | 52 |
-| SwiGLU | 27 | 18 | 38 | 27 |
+| SwiGLU | 21 | 18 | 31 | 27 |
 | GeGLU | 27 | 26 | 43 | 39 |
 | RMSNorm | 11 | 9 | 23 | 20 |
 | AddRMSNorm | 13 | 14 | 26 | 22 |
