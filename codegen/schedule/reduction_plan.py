@@ -15,7 +15,7 @@ from .occupancy import EVEN, evenness, programs_per_unit
 from .pieces import choose_pieces
 from .residency import Residency, passes_over
 from .roles import AxisRoles
-from .tiling import Tiling
+from .tiling import LEAST_THREADS, Tiling
 from .workload import Workload
 
 RESIDENT = 2 / 3
@@ -75,7 +75,8 @@ def choose_reduction_plan(
     worth = _programs_worth_sums(w, roles, tiling, walk, each, strips)
     if quick is not None:
         worth = _most(worth, cdiv(evaluate_size(each, w.hints), quick))
-    most = _whole_units(w, most, worth) if strips == 1 and tiling.step == 1 else most
+    wide = bool(roles.row) and tiling.warps * w.target.warp >= LEAST_THREADS
+    most = _whole_units(w, most, worth, wide) if strips == 1 and tiling.step == 1 else most
     programs = tiling.step * _even(each, _least(most, worth))
     return ReductionPlan(walk, grid, items, tidy(programs))
 
@@ -91,10 +92,15 @@ def _waves(w: Workload, slots: int, strips: Size, step: int) -> int:
     return next(filter(is_even, range(1, WAVES + 1)), 1)
 
 
-def _whole_units(w: Workload, most: Size, worth: Size) -> Size:
-    """Equally many programs for each multiprocessor, where sums are worth some more for a few of them."""
+def _whole_units(w: Workload, most: Size, worth: Size, wide: bool) -> Size:
+    """Equally many programs for each multiprocessor, where sums are worth some more for a few of them.
+
+    wide: a program alone keeps a multiprocessor's bytes on their way, a second one would only add partial sums.
+    """
     units, slots = w.budget.units, evaluate_size(most, w.hints)
     programs = min(slots, evaluate_size(worth, w.hints))
+    if wide and programs > units:
+        return min(slots, units)
     is_uneven = programs > units and evenness(programs, slots, units) < EVEN
     return programs // units * units if is_uneven else most
 
