@@ -113,6 +113,10 @@ def _large(measure: Callable[[Any], Iterator[Measured]]) -> Callable[[Any], Iter
     return lambda rows: measure([r for r in rows if not r["case"].endswith("[8,16]")])
 
 
+def _above_small(measure: Callable[[Any], Iterator[Measured]]) -> Callable[[Any], Iterator[Measured]]:
+    return lambda rows: measure([r for r in rows if not r["case"].endswith(f"[{SMALL}]")])
+
+
 def _first_call(state: str) -> Callable[[Any], Iterator[Measured]]:
     def measure(rows: Any) -> Iterator[Measured]:
         for row in rows:
@@ -175,10 +179,11 @@ def _modelled_figure(name: str, small: bool | None = None) -> Callable[[Any], It
 NVIDIA = tuple(t for t in TARGETS if t.startswith("cuda"))
 AMD = tuple(t for t in TARGETS if t.startswith("hip"))
 MOVED = [
-    Goal(f"bytes moved, {d}, over the minimum traffic", "plans", 1.03,
-         _per_direction(d, lambda r, i: r["bytes"][i] / max(1, r["minimal"][i])))
+    Goal(f"bytes moved, {d}, over the minimum traffic, from 4096x4096", "plans", 1.03,
+         _above_small(_per_direction(d, lambda r, i: r["bytes"][i] / max(1, r["minimal"][i]))))
     for d in DIRECTIONS
 ]  # fmt: skip
+"""512x1024 apart: all of it stays in L2, where idle multiprocessors cost more than partial sums; its goal is time."""
 GOALS: tuple[Goal, ...] = (
     *MOVED,
     *(Goal(f"launches, {d}", "plans", 1, _per_direction(d, lambda r, i: r["launches"][i])) for d in DIRECTIONS),

@@ -237,8 +237,9 @@ NOTES = {
         "A model, not a measurement: no time here is a GPU's. Machine code for sm_90 is read instead of run. "
         "Instructions: those that warps issue for 32 elements of the largest tensor, by following a lane of some "
         "programs through the kernel's control flow; a branch on data is taken both ways, a slow path (of a division)"
-        " is not, a loop whose end hangs on data counts once (+). Budget: what 132 multiprocessors issue, four "
-        "instructions a clock at 1.75 GHz, while the kernel's bytes move at 3.35 TB/s: with more, issue is what is "
+        " is not, a loop whose end hangs on data counts once (+), as does what teams do again for late programs. "
+        "Budget: what 132 multiprocessors issue, four instructions a clock at 1.75 GHz, while the kernel's bytes move "
+        "at 3.35 TB/s: with more, issue is what is "
         'waited for; share: instructions over budget. Fast: with `numerics="fast"`; otherwise eager\'s roundings are '
         "kept. Inductor in the best of its own configurations, Liger with its own launches, for the same case; a "
         "gradient that Liger computes in forward is counted there. Programs, those resident on a multiprocessor (per "

@@ -16,6 +16,8 @@ from .workload import Workload
 MOST_PIECES = 128
 LONGEST = 1 << 30
 """Elements of a row in pieces: 32 bits count a few blocks more."""
+SHORTEST = 1 << 15
+"""Elements of a strip in pieces: fewer are reduced in the microseconds that a team waits for its pieces."""
 PLAIN = frozenset({"f32", "f64", "i32", "i64"})
 
 
@@ -40,7 +42,7 @@ def _is_divisible(w: Workload, roles: AxisRoles, residency: Residency, tiling: T
     if roles.final or w.scans or residency.shared or len(roles.row) != 1 or w.vector in roles.row:
         return False
     (row,) = roles.row
-    if row not in tiling.tile or not 0 < w.size[row] < LONGEST:
+    if row not in tiling.tile or not 0 < w.size[row] < LONGEST or _is_short(w, w.size[row], tiling):
         return False
     phase = phases_of(w, roles.inner, residency.online)
     reduced = [phase[r.args[0]] for r in roles.inner if r not in residency.online]
@@ -48,3 +50,8 @@ def _is_divisible(w: Workload, roles: AxisRoles, residency: Residency, tiling: T
     plain = all(r.dtype in PLAIN and row in r.args[0].axes for r in roles.inner)
     alone = max(reduced) < min(stored, default=LONGEST)
     return plain and alone and all(s.mode == "store" for s in w.program.sinks)
+
+
+def _is_short(w: Workload, rows: int, tiling: Tiling) -> bool:
+    """One program for each strip takes less time than a team, though multiprocessors are idle meanwhile."""
+    return w.target.kind != "interpret" and rows * tiling.tile.get(w.vector, 1) < SHORTEST

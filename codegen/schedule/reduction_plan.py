@@ -22,6 +22,10 @@ RESIDENT = 2 / 3
 """Of L2, for rows of which some part is still to be read again."""
 WAVES = 4
 """The most rounds of persistent programs."""
+SMALL = 1 / 4
+"""Of L2, for tensors whose partial sums cost less than units without work."""
+BESIDE, MOST_TURNS = 4, 32
+"""Turns that would take as long as what a program does before and after them, about; and the most that are weighed."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,16 @@ def choose_reduction_plan(
     else:
         programs = slots * _waves(w, slots, strips, tiling.step)
     programs = _per_strip(programs, strips)
+    quick = None if pieces > 1 or not roles.final else _turns_of_least_time(w, roles, tiling, walk, items, strips)
     # only sums that keep lanes weigh so much that fewer programs are better
     if not any(r.axes & set(tile) for r in roles.final):
-        programs = _least(programs, items)
+        programs = _least(programs, items if quick is None else cdiv(items, quick))
         whole = roles.row and roles.final and not chunked
         return ReductionPlan(walk, grid, items, tidy(_even(items, programs) if whole else programs), pieces)
     each, most = cdiv(items, tiling.step), _rounds(programs, tiling.step)
     worth = _programs_worth_sums(w, roles, tiling, walk, each, strips)
+    if quick is not None:
+        worth = _most(worth, cdiv(evaluate_size(each, w.hints), quick))
     most = _whole_units(w, most, worth) if strips == 1 and tiling.step == 1 else most
     programs = tiling.step * _even(each, _least(most, worth))
     return ReductionPlan(walk, grid, items, tidy(programs))
@@ -108,13 +115,42 @@ def _programs_worth_sums(
 
 def _items_worth_sums(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], walk: Sequence[Axis]) -> int:
     """Items after which a program has moved so much that its partial sums weigh little."""
+    moved, sums = _bytes_of_item(w, roles, tile, walk)
+    return math.ceil(sums / (w.budget.partials * moved)) if moved else 1
+
+
+def _bytes_of_item(
+    w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], walk: Sequence[Axis]
+) -> tuple[int, int]:
+    """Bytes that an item moves, and those of the partial sums of a program."""
     finishing = w.sinks_of(set(roles.final))
     traffic = [t for t in w.program.traffic() if t.sink not in finishing and t.axes & set(walk)]
     each = {(t.ref, t.axes): t.itemsize for t in traffic}
     width = {a: min(n, w.size[a]) for a, n in tile.items()}
     moved = sum(size * math.prod(width.get(a, 1) for a in axes) for (_, axes), size in each.items())
-    sums = sum(4 * math.prod(width[a] for a in r.axes if a in tile) for r in roles.final)
-    return math.ceil(sums / (w.budget.partials * moved)) if moved else 1
+    return moved, sum(4 * math.prod(width[a] for a in r.axes if a in tile) for r in roles.final)
+
+
+def _turns_of_least_time(
+    w: Workload, roles: AxisRoles, tiling: Tiling, walk: Sequence[Axis], items: Size, strips: Size
+) -> int | None:
+    """Items of a program where all that is moved stays in L2; None beyond.
+
+    Partial sums are bytes, few programs are units without work, and what a program does beside its turns takes the time
+    of some: the longer of both decides.
+    """
+    moved, sums = _bytes_of_item(w, roles, tiling.tile, walk)
+    count, blocks = (max(1, evaluate_size(n, w.hints)) for n in (cdiv(items, tiling.step), strips))
+    units, total = w.budget.units, moved * count * blocks * tiling.step
+    if not 0 < total <= w.target.l2 * SMALL:
+        return None
+
+    def time(turns: int) -> float:
+        programs = -(-count // turns) * blocks * tiling.step
+        busy = -(-programs // units) * (turns + BESIDE) * moved * units
+        return max(total + 2 * sums * programs, busy)
+
+    return min(range(1, MOST_TURNS + 1), key=time)
 
 
 def _fitting_l2(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], programs: int) -> Size:
@@ -152,6 +188,10 @@ def _least(a: Size, b: Size) -> Size:
     """The smaller one, at least one; symbols are not zero here (see Walk.require_nonzero)."""
     b = max(b, 1) if isinstance(b, int) else b
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else sympy.Min(a, b)
+
+
+def _most(a: Size, b: Size) -> Size:
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else sympy.Max(a, b)
 
 
 def _even(items: Size, programs: Size) -> Size:

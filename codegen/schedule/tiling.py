@@ -74,7 +74,7 @@ def _row_tile(
     alone = _is_alone(w, row, residency.chunked, summed)
     if row and not residency.chunked:
         tile = {a: power_of_two(w.size[a]) for a in row}
-        return tile, 1 if alone else max(1, _lanes_of_rows(w, roles, summed) // math.prod(tile.values()))
+        return tile, 1 if alone else max(1, w.budget.lanes // math.prod(tile.values()))
     if row:
         return _chunk(w, row, residency.shared), 1
     room = w.budget.lanes // (2 if summed else 1)
@@ -91,13 +91,6 @@ def _chunk(w: Workload, row: Sequence[Axis], shared: bool) -> dict[Axis, int]:
         tile[a] = min(power_of_two(w.size[a]), room)
         room //= tile[a]
     return tile
-
-
-def _lanes_of_rows(w: Workload, roles: AxisRoles, summed: Sequence[Axis]) -> int:
-    """Lanes for rows side by side: twice as many where few programs sum up few rows."""
-    lanes = w.budget.lanes
-    few = w.elements(roles.outer) * w.padded(roles.row) < lanes * 4 * w.budget.units
-    return 2 * lanes if summed and few else lanes
 
 
 def _add_outer(w: Workload, tile: dict[Axis, int], room: int, outer: list[Axis], row: bool, strip: int) -> None:

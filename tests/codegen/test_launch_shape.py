@@ -37,13 +37,35 @@ def test_persistent_programs_are_one_wave_that_leaves_no_unit_without_work(
     assert 0.6 * units <= programs <= slots
 
 
-@pytest.mark.parametrize("body", ["dyt_backward"])
-def test_small_inputs_are_spread_over_the_device(body: str) -> None:
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100"])
+@pytest.mark.parametrize("body", PERSISTENT)
+def test_small_inputs_are_spread_over_the_device(body: str, target: str) -> None:
+    sizes, units = {M: 512, N: 1024}, TARGETS[target].units
+    assert 0.75 * units <= int(sympy.sympify(kernel(body, sizes, target).grid).subs(sizes)) <= units
+
+
+def test_small_sums_take_turns_rather_than_a_program_each() -> None:
+    """What a program does once costs as much as some turns."""
+
+    def loss(x: T) -> T:
+        return x.to("f32").exp().sum()
+
     sizes = {M: 512, N: 1024}
-    assert int(sympy.sympify(kernel(body, sizes, "cuda:90").grid).subs(sizes)) >= 40
+    graph = graph_of(loss, x=Input("bf16", (M, N)))
+    (found,) = generate(graph, target=TARGETS["cuda:90"], hints=sizes, name="loss").kernels
+    assert int(sympy.sympify(found.grid).subs(sizes)) <= 132
 
 
-@pytest.mark.parametrize(("columns", "warps"), [(1024, 8), (4096, 8), (8192, 16)])
+@pytest.mark.parametrize("body", ["rms_backward", "layer_backward"])
+def test_partial_sums_of_large_inputs_weigh_little(body: str) -> None:
+    """What does not stay in L2 is moved at most 1.03 times."""
+    sizes = {M: 4096, N: 4096}
+    found = kernel(body, sizes, "cuda:90")
+    partial = sum(int(sympy.sympify(n).subs(sizes)) for name, n in found.writes.items() if "partial" in name)
+    assert partial <= 0.03 * 3 * 2 * 4096 * 4096
+
+
+@pytest.mark.parametrize(("columns", "warps"), [(1024, 4), (4096, 8), (8192, 16)])
 @pytest.mark.parametrize("body", ["rms_backward", "layer_backward"])
 def test_a_thread_holds_sixteen_elements_of_a_row_that_is_kept(body: str, columns: int, warps: int) -> None:
     """Each reduction costs a warp as many instructions, whatever the elements of a thread."""

@@ -114,6 +114,13 @@ def test_the_device_is_filled(body: str, sizes: dict[sympy.Symbol, int], target:
     assert evaluated(kernel.grid, sizes) >= 0.7 * TARGETS[target].units
 
 
+@pytest.mark.parametrize(("rows", "divided"), [(512, False), (4096, True)])
+def test_short_columns_are_not_worth_waiting_for_others(rows: int, divided: bool) -> None:
+    graph = graph_of(softmax_backward, y=Input("f32", (M, N)), dy=Input("f32", (M, N)))
+    hints = {M: rows, N: 1024}
+    assert are_divided(generate(graph, target=TARGETS["cuda:90"], hints=hints, name="body")) == divided
+
+
 def test_all_pieces_are_read_after_all_are_stored() -> None:
     text = text_of(softmax, {M: 16384, N: 4096}, **X)
     order = [text.index(t) for t in ("tl.store(total_partial_ptr", "missing = are_missing(", "_of_pieces =")]

@@ -42,18 +42,34 @@ def _uniform(word: torch.Tensor) -> torch.Tensor:
     return torch.where(signed < 0, -signed - 1, signed).to(torch.float32) * _UNIFORM_SCALE
 
 
-def uniform(seed: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """float32 in [0, 1): at place i number i % 4 of tl.rand4x(seed, i // 4)."""
-    a, b, c, d = philox(seed, place >> 2)
-    is_odd = place & 1 != 0
-    return _uniform(torch.where(place & 2 != 0, torch.where(is_odd, d, c), torch.where(is_odd, b, a)))
+def uniform(seed: torch.Tensor, offset: torch.Tensor, count: int) -> torch.Tensor:
+    """float32 [.., count] in [0, 1): place i = offset + k has number i % 4 of tl.rand4x(seed, i // 4).
+
+    seed, offset: i64, of shape [] or, for a batch, [.., 1].
+    """
+    words = philox(seed, _counters(offset, count, seed.device))
+    return _placed([_uniform(word) for word in words], offset, count)
 
 
-def normal(seed: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """At place i number i % 4 of tl.randn4x(seed, i // 4): two Box-Muller pairs, of two words each."""
-    a, b, c, d = philox(seed, place >> 2)
-    is_second = place & 2 != 0
-    first, second = torch.where(is_second, c, a), torch.where(is_second, d, b)
+def normal(seed: torch.Tensor, offset: torch.Tensor, count: int) -> torch.Tensor:
+    """The same of tl.randn4x: two Box-Muller pairs for a counter, of two words each."""
+    a, b, c, d = philox(seed, _counters(offset, count, seed.device))
+    return _placed([*_pair(a, b), *_pair(c, d)], offset, count)
+
+
+def _pair(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     radius = torch.sqrt(-2.0 * torch.log(torch.clamp(_uniform(first), min=_SMALLEST_UNIFORM)))
     angle = _TURN * _uniform(second)
-    return radius * torch.where(place & 1 != 0, torch.sin(angle), torch.cos(angle))
+    return radius * torch.cos(angle), radius * torch.sin(angle)
+
+
+def _counters(offset: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
+    """Of so many places, wherever in a counter the first one is."""
+    return (offset >> 2) + torch.arange((count + 6) // 4, dtype=torch.int64, device=device)
+
+
+def _placed(four: list[torch.Tensor], offset: torch.Tensor, count: int) -> torch.Tensor:
+    """The numbers of each counter one behind the other, from that of the first place on."""
+    numbers = torch.stack(four, -1).flatten(-2)
+    places = (offset & 3) + torch.arange(count, dtype=torch.int64, device=numbers.device)
+    return numbers.gather(-1, places.expand(*numbers.shape[:-1], count))

@@ -39,12 +39,8 @@ def _scalar(value: int | Tensor, like: Tensor) -> Tensor:
 
 @torch.library.custom_op("fusegrad::philox", mutates_args=())
 def _op(seed: Tensor, offset: Tensor, shape: list[int], kind: str) -> Tensor:
-    numel = 1
-    for size in shape:
-        numel *= size
-    at = torch.arange(numel, dtype=torch.int64, device=seed.device) + offset
     draw = philox.uniform if kind == "uniform" else philox.normal
-    return draw(seed.expand(numel), at).reshape(shape)
+    return draw(seed, offset, math.prod(shape)).reshape(shape)
 
 
 @_op.register_vmap
@@ -54,10 +50,9 @@ def _(
     """Lane i draws with its own seed and offset, whatever vmap's `randomness` says; one draw where all share both."""
     if in_dims[0] is None and in_dims[1] is None:
         return _op(seed, offset, shape, kind), None
-    at = torch.arange(math.prod(shape), dtype=torch.int64, device=seed.device)
     seeds, offsets = (t if d is None else t.reshape(-1, 1) for t, d in zip((seed, offset), in_dims, strict=False))
     draw = philox.uniform if kind == "uniform" else philox.normal
-    numbers = draw(seeds, offsets + at.expand(info.batch_size, -1))
+    numbers = draw(seeds, offsets, math.prod(shape))
     return numbers.reshape(info.batch_size, *shape), 0
 
 

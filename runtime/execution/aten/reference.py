@@ -129,10 +129,8 @@ def _scatter(node: Node, base: torch.Tensor, source: torch.Tensor, *index: torch
 
 def _random(node: Node, seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     shape = node["shape"]
-    count = torch.Size(shape).numel()
-    places = offset + torch.arange(count, dtype=torch.int64, device=seed.device)
     draw = philox.uniform if node["kind"] == "uniform" else philox.normal
-    return draw(seed, places).reshape(shape).to(node.dtype)
+    return draw(seed, offset, torch.Size(shape).numel()).reshape(shape).to(node.dtype)
 
 
 def _logical(

@@ -1,7 +1,8 @@
 """One lane of a warp, followed through a kernel's control flow by its integers alone: how often each block runs.
 
 A branch that hangs on data is taken both ways, as a warp whose lanes differ does; a side that leads out of line (a
-division's slow path) is not taken. A loop whose end hangs on data is counted once, and said to be.
+division's slow path) is not taken. A loop whose end hangs on data is counted once, and said to be; so is what the first
+turn of a loop runs for certain and the others only where data says so.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Lane:
         self.calls: list[int] = []
         self.open: list[int] = []  # branches on data that are being taken both ways
         self.inert: dict[int, Counter[int]] = {}  # branches whose sides decide nothing: what a visit of one adds
+        self.decided: dict[int, bool] = {}  # branches that did not hang on data when they were met last
         self.left = MOST_VISITS
 
     def run(self, watch: Watch) -> None:
@@ -87,7 +89,7 @@ class Lane:
         while at not in (stop, END):
             block = self._enter(at, watch)
             last = block.last
-            taken = self._condition(last)
+            taken = self._decide(block)
             if last.base == "CALL" and last.target is not None:
                 self.calls.append(block.follows)
                 at = last.target
@@ -114,6 +116,17 @@ class Lane:
         for step in self.decisions[at]:
             step.execute(self.values)
         return block
+
+    def _decide(self, block: Block) -> bool | None:
+        """The condition of its last instruction; where only a later turn hangs on data, the first was the turn."""
+        last, before = block.last, self.decided.get(block.at)
+        taken = self._condition(last)
+        if taken is None and before is not None and last.base in BRANCHES:
+            self.data_dependent.add(block.at)
+            return not before
+        if taken is not None and is_conditional(last):
+            self.decided[block.at] = taken
+        return taken
 
     def _condition(self, branch: Instruction) -> bool | None:
         """Whether the last instruction of a block goes elsewhere; lanes of our programs do not part by BRA.DIV."""

@@ -173,11 +173,15 @@ def test_the_mask_is_drawn_again_and_not_saved():
     assert fusegrad.explain(Dropout, "f32[64,128]", 3, 0.3, target="cpu").to_dict()["saved_bytes"] == 64 * 128
 
 
-def test_offsets_continue_a_sequence():
+@pytest.mark.parametrize("draw", [fusegrad.random.uniform, fusegrad.random.normal])
+def test_offsets_continue_a_sequence(draw):
     like = torch.empty(0)
-    whole = fusegrad.random.normal((10,), 5, like=like)
-    assert torch.equal(fusegrad.random.normal((6,), 5, 4, like=like), whole[4:])
-    assert whole.dtype == torch.float32
+    whole = draw((20,), 5, like=like)
+    assert whole.dtype == torch.float32 and whole.unique().numel() == 20
+    for start in range(9):
+        for count in (0, 1, 2, 3, 4, 5, 11):
+            assert torch.equal(draw((count,), 5, start, like=like), whole[start : start + count])
+    assert torch.equal(draw((20,), 5, -7, like=like)[7:], whole[:13])
 
 
 SEEDS, OFFSETS = torch.tensor([3, 2**40 + 1, -7]), torch.tensor([0, 5, 2**33])

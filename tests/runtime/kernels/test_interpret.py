@@ -224,7 +224,7 @@ def test_helpers_draw_the_numbers_of_philox(
     record = k.kernel("k", text, {"x_ptr": "f32", "y_ptr": "f32"}, ("n",), BLOCK=64)
     x, y = torch.zeros(100), torch.zeros(100)
     launch.launcher(record, text, "interpret")([x, y, 100], 2)
-    expected = draw(torch.tensor(seed), torch.arange(100) + start)
+    expected = draw(torch.tensor(seed), torch.tensor(start), 100)
     torch.testing.assert_close(y, expected, rtol=0, atol=0 if kind == "uniform" else 1e-6)
 
 

@@ -72,6 +72,30 @@ def test_both_sides_of_a_branch_on_data_are_issued_and_no_slow_path() -> None:
     assert "MUFU.RCP" not in issued and "CALL.REL.NOINC" not in issued
 
 
+LEFT_OVER = """
+        /*0000*/                   MOV R0, RZ ;
+        /*0010*/                   LDC R1, c[0x0][0x210] ;
+        /*0020*/                   MOV R6, 0x1 ;
+.L_x_0:
+        /*0030*/                   ISETP.EQ.AND P0, PT, R6, RZ, PT ;
+        /*0040*/               @P0 BRA `(.L_x_1) ;
+        /*0050*/                   MUFU.EX2 R8, R8 ;
+        /*0060*/                   LDG.E R6, desc[UR4][R2.64] ;
+.L_x_1:
+        /*0070*/                   IADD3 R0, R0, 0x1, RZ ;
+        /*0080*/                   ISETP.GE.AND P2, PT, R0, R1, PT ;
+        /*0090*/              @!P2 BRA `(.L_x_0) ;
+        /*00a0*/                   EXIT ;
+"""
+
+
+def test_what_only_the_first_turn_runs_for_certain_is_counted_once() -> None:
+    """A team reduces what others have not: the piece of its own, and for late ones what data says."""
+    lane, issued = followed(LEFT_OVER, 4)
+    assert issued["MUFU.EX2"] == 1 and issued["IADD3"] == 4
+    assert lane.data_dependent == {0x30}
+
+
 ASSERTED = LOOP.replace("CALL.REL.NOINC `($slow)", "CALL.ABS.NOINC R2").replace("RET.REL.NODEC R20 `(kernel)", "EXIT")
 
 
