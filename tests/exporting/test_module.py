@@ -239,9 +239,9 @@ def test_one_is_refused_where_the_program_is_another() -> None:
 
 def test_its_own_test_finds_a_wrong_kernel(fresh: str, tmp_path: Path) -> None:
     text = fusegrad.export(*CASES["rms_norm"], format="py")
-    assert ", 64.0)" in text
+    assert "* 0.015625" in text
     path = tmp_path / "mutant.py"
-    path.write_text(text.replace(", 64.0)", ", 32.0)"), encoding="utf-8")
+    path.write_text(text.replace("* 0.015625", "* 0.03125"), encoding="utf-8")
     done = run(fresh, path)
     assert done.returncode != 0 and "AssertionError" in done.stderr
 

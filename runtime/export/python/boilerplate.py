@@ -39,6 +39,13 @@ LIBRARY = """class StandIn:
 if os.environ.get("TRITON_INTERPRET") == "1":
     libdevice = StandIn()"""
 
+STAND_INS = {
+    "near_power": "near_power = lambda x, ptx: tl.exp2(x)",
+    "near_reciprocal": "near_reciprocal = lambda x, ptx: 1.0 / x",
+    "pairs_from_bf16": "pairs_from_bf16 = lambda x: x.to(tl.float32)",
+}
+"""For helpers that are written in assembly: Triton's interpreter has none."""
+
 HELPERS = [
     (
         "present",

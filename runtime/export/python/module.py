@@ -27,7 +27,7 @@ from ..gather.batched import LANES, Batched, over_lanes
 from ..gather.gathered import Gathered, gather_function, require_nameable
 from ..text.function import FunctionScopes
 from ..text.scope import Symbols, reachable_versions, snake, symbol_names
-from .boilerplate import CHECKED, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING
+from .boilerplate import CHECKED, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING, STAND_INS
 from .class_text import ClassText, class_lines, output_names
 from .launchers import launch_function, launch_scope
 from .line_folding import tidy
@@ -147,7 +147,10 @@ def _kernels(module: Module) -> Iterator[str]:
     """Each kernel once, after the functions that kernels call."""
     launched = [(s, vs) for scopes in module.functions for s in scopes.all for vs in s.part.kernels.values()]
     kernels = [k for scope, vs in launched for v in reachable_versions(scope, vs) for k in v.kernels]
-    yield from (h.strip("\n") for h in helpers_in([k.source for k in kernels]))
+    helpers = [h.strip("\n") for h in helpers_in([k.source for k in kernels])]
+    yield from helpers
+    if stand_ins := [line for name, line in STAND_INS.items() if any(f"def {name}(" in h for h in helpers)]:
+        yield 'if os.environ.get("TRITON_INTERPRET") == "1":  # it has no assembly\n    ' + "\n    ".join(stand_ins)
     first: dict[str, Kernel] = {}
     for kernel in kernels:
         first.setdefault(kernel.name, kernel)

@@ -32,8 +32,8 @@ DIVISIONS = ("rem", "fmod", "floordiv")
 
 
 def elementwise() -> list[str]:
-    """The names of all elementwise primitives that have a rule, `cast` aside."""
-    return [n for n, p in PRIMS.items() if p.family == "elementwise" and n in rules]
+    """The names of all elementwise primitives that compute and have a rule, `cast` aside: an index is only checked."""
+    return [n for n, p in PRIMS.items() if p.family == "elementwise" and n in rules and n != "check_index"]
 
 
 def dtypes_of(name: str) -> tuple[str, ...]:
