@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..text.expressions import PYTHON
 from ..text.scope import WIDTH, Scope, Symbols, fold_words
 from ..text.steps import Memory, Syntax, argument_text, group_of, has_its_strides, step_lines
 from .calls import call_text
+from .line_folding import tidy
 
 RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside", "ROUNDING", "CHECKED")
 """Names that the file has already."""
@@ -35,7 +37,16 @@ def launch_function(scope: Scope) -> str:
     body = list(_body(scope))
     parameters = ", ".join([*scope.inputs, *scope.sizes])
     head = f'def {scope.function}({parameters}):\n    """{scope.signature()}"""'
-    return "\n".join([head, *(f"    {line}" for line in body)])
+    return "\n".join([head, *(_folded(f"    {line}") for line in body)])
+
+
+def _folded(line: str) -> str:
+    """A count of programs is a long formula where one even wave of them is launched."""
+    if not re.match(r"    [A-Z][A-Z_0-9]* = ", line):
+        return line
+    # A second fold opens the call within the call.
+    once = tidy(line).split("\n")
+    return "\n".join(f"{tidy(part[:-1])}," if part.endswith(",") else part for part in once)
 
 
 def _body(scope: Scope) -> Iterator[str]:
