@@ -33,11 +33,10 @@ GENERATED_FOR = tuple(name for name in TARGETS if ":" in name)
 
 def target_name(name: str) -> str:
     """ "cuda:89" for "4090": the target of a device or a target by its name. Raises UnknownTargetError."""
-    device = device_of(name)
-    if name in GENERATED_FOR or device is None:
-        if name not in GENERATED_FOR:
-            raise UnknownTargetError(target=name, known=", ".join((*DEVICES, *GENERATED_FOR)))
+    if name in TARGETS:
         return name
+    if (device := device_of(name)) is None:
+        raise UnknownTargetError(target=name, known=", ".join((*DEVICES, *GENERATED_FOR)))
     return device.target
 
 

@@ -114,7 +114,8 @@ def test_a_function_is_tuned_in_both_directions(launched: list[int], monkeypatch
     fast = fusegrad.compile(RMSNorm, backend="triton")
     found = tuning.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
     assert {t.kernel for t in found.trials} == {"RMSNorm_forward", "RMSNorm_backward"}
-    assert all(t.chosen == t.candidates[1] and t.milliseconds == (3.0, 1.0, 2.0) for t in found.trials)
+    timed = {len(t.candidates): (3.0, 1.0, 2.0)[: len(t.candidates)] for t in found.trials}
+    assert all(t.chosen == t.candidates[1] and t.milliseconds == timed[len(t.candidates)] for t in found.trials)
     again = tuning.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
     assert all(t.milliseconds is None and t.chosen == t.candidates[1] for t in again.trials)
     assert clock.asked == len(found.trials) and not tune.is_tuning()
