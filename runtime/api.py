@@ -91,7 +91,7 @@ def compile(
         return compile_tree(target, functools.partial(compile, **named))
     if isinstance(target, type):
         return compile_class(target, options)
-    if isinstance(target, torch.nn.Module):
+    if isinstance(target, torch.nn.Module) and any(True for _ in target.parameters()):
         raise module_refused(f"a {type(target).__name__}")
     if callable(target):
         return compile_function(target, options)
