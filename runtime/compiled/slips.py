@@ -20,7 +20,7 @@ def warn_of_slips(captured: CapturedFunction) -> None:
     if not warns():
         return
     cls: Any = captured.cls
-    if not captured.forward.fake_outputs and lacks_return(cls.forward):
+    if not captured.forward.tensor_outputs and lacks_return(cls.forward):  # asks for no trace of what is stored
         _tell(captured, "forward", cls.forward, "has no `return`: the call gives None")
     for name in _written_unmarked(captured):
         fact = f"writes to `{name}`, which requires a gradient, without `ctx.mark_dirty({name})`"
