@@ -198,7 +198,9 @@ def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> 
 
 
 def _of_fitting_shapes(captured: CapturedFunction, results: tuple[Any, ...], call: BackwardCall) -> tuple[Any, ...]:
-    """The gradients. Raises GradientShapeError for one that autograd would refuse."""
+    """The gradients. Raises GradientShapeError for one that autograd would refuse; of a stored capture torch does."""
+    if not captured.forward.is_traced:
+        return results
     for i, gradient in enumerate(results):
         if isinstance(gradient, torch.Tensor) and i in captured.slots and not needs_no_gradient(captured, i):
             shape = rebind(captured.forward.fakes[captured.slots.index(i)].shape, call.sizes)
