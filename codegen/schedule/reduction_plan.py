@@ -10,7 +10,7 @@ import sympy
 
 from ...ir.types import ITEMSIZE, Size, product
 from ..program.axes import Axis
-from ..program.sizes import cdiv, evaluate_size, tidy
+from ..program.sizes import cdiv, evaluate_size, tidy, whole_times
 from .occupancy import EVEN, evenness, programs_per_unit
 from .pieces import choose_pieces
 from .residency import Residency, passes_over
@@ -168,7 +168,7 @@ def _fitting_l2(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], program
     if isinstance(length, int):
         fitting = max(1, min(programs, room // max(1, length)))
         return max(min(fitting, units), fitting // units * units)
-    fitting = sympy.Max(1, sympy.Min(programs, sympy.floor(sympy.Integer(room) / length)))
+    fitting = sympy.Min(max(1, programs), whole_times(room, length))
     if programs <= units:
         return fitting
     # where there are more than units, as many for each
@@ -178,16 +178,14 @@ def _fitting_l2(w: Workload, roles: AxisRoles, tile: Mapping[Axis, int], program
 # ------------------------------------------------------------------ arithmetic on counts
 def _per_strip(programs: Size, strips: Size) -> Size:
     """floor(programs / strips), at least one: one too many of all would be a wave of its own."""
-    if isinstance(programs, int) and isinstance(strips, int):
-        return max(1, programs // max(1, strips))
-    return sympy.Max(1, sympy.floor(sympy.sympify(programs) / (strips if strips != 0 else 1)))
+    return whole_times(programs, max(1, strips) if isinstance(strips, int) else strips)
 
 
 def _rounds(programs: Size, step: int) -> Size:
     """The times that `step` programs fit, at least once."""
     if step == 1:
         return programs
-    return max(1, programs // step) if isinstance(programs, int) else sympy.Max(1, sympy.floor(programs / step))
+    return whole_times(programs, step)
 
 
 def _least(a: Size, b: Size) -> Size:
