@@ -108,7 +108,7 @@ class Loss(Function):
 class Picked(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.gather(1, x.abs().long() % 3 + x.sign().long().abs())
+        return x.gather(1, x.argsort(1))  # loaded: one that is computed is proved by its check alone
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
