@@ -11,7 +11,7 @@ import torch
 from ...ir.codes import code_of
 from ...tracer.capture.debugging import without_logs_of_failures
 from ...tracer.frames import where_raised
-from ...tracer.torch_private import FakeTensorMode
+from ...tracer.torch_private import FakeTensor, FakeTensorMode
 from ...tracer.trace import CaptureError
 
 FAILED = "FG080"
@@ -33,7 +33,8 @@ def own_error(cls: Any, args: Sequence[Any], met: CaptureError) -> tuple[str, st
             warnings.simplefilter("ignore")
             cls.apply(*[_in_one_mode(a) for a in args])
     except Exception as error:
-        if reason.startswith(f"{type(error).__name__}:"):
+        # An error that speaks of the stand-in itself says nothing of a tensor with data.
+        if reason.startswith(f"{type(error).__name__}:") and FakeTensor.__name__ not in str(error):
             return f"forward raises {type(error).__name__}: {error}", where_raised(error)
     return None
 
