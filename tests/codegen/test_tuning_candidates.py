@@ -24,7 +24,7 @@ def versions(body: str, target: str = "cuda:90", **sizes: int) -> dict[str, Kern
     [
         ("rms_forward", 4096, 4096, ["more warps", "fewer warps"]),
         ("rms_forward", 65536, 256, ["wider blocks", "narrower blocks"]),
-        ("rms_backward", 4096, 4096, ["fewer loads in flight", "more loads in flight"]),
+        ("rms_backward", 4096, 4096, ["more warps", "fewer loads in flight"]),
         ("softmax", 4096, 128256, ["more loads in flight", "wider blocks"]),
         ("swiglu", 4096, 4096, ["wider blocks", "narrower blocks"]),
     ],
