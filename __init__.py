@@ -22,6 +22,9 @@ from .ir import versions as _versions  # refuses a torch that is too old, ahead 
 from .ir.errors import FusegradError, NotTraceableError
 from .runtime.settings import config  # the variables of the environment are read here
 
+# What it does as the process ends comes after what users register from here on.
+from .tracer import locks as _locks  # noqa: F401
+
 if TYPE_CHECKING:
     from .runtime.api import compile
     from .runtime.bisect.search import bisect

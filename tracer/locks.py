@@ -54,6 +54,7 @@ def _let_go_in_child() -> None:
 
 
 # At the end of the process no thread is left within a capture: one that is stopped in C++ code aborts it. Threads that
-# the process waits for have ended by then.
+# the process waits for have ended by then: this module comes with `import fusegrad`, so that handlers which a user
+# registers afterwards, and which may wait for a thread that captures, run before this one.
 atexit.register(_take_all)
 os.register_at_fork(before=_take_all, after_in_parent=_let_go, after_in_child=_let_go_in_child)

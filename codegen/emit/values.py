@@ -29,7 +29,7 @@ from .mathematics import (
     cast,
     divided_by_number,
     first_uniform,
-    is_counted,
+    is_whole_number,
     multiplied_by_reciprocal,
     narrow,
     number,
@@ -183,8 +183,8 @@ class Values:
         if value.is_number:
             return literal(number(int(value) if value.is_integer else float(value), term.dtype))
         value = tidy(value)
-        is_whole = isinstance(value, int) or (value.is_integer and is_counted(value))
-        text = self.context.sizes.text(value) if is_whole else self._of_sizes(value, term)
+        is_argument = isinstance(value, int) or is_whole_number(value, term.dtype)
+        text = self.context.sizes.text(value) if is_argument else self._of_sizes(value, term)
         text = call("tl.cast", text, literal(TL[register_dtype(term.dtype)]))
         return round_to(text, term.dtype) if term.dtype in NARROW else text
 
