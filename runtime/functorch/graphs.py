@@ -81,11 +81,11 @@ class GraphCache:
         self.entries.append(CachedGraph(facts, guard, executable, lifted, session))
         return executable, trace.lifted
 
-    def trace(self, args: Sequence[Any]) -> tuple[Session, Trace]:
-        """The body at arguments like these. Raises CaptureError."""
+    def trace(self, args: Sequence[Any], dynamic: bool = True) -> tuple[Session, Trace]:
+        """The body at arguments like these, for these sizes alone where `dynamic` is False. Raises CaptureError."""
         require_capture_allowed(self.name)
         count("captures")
-        session, live = Session(), present(args)
+        session, live = Session(dynamic), present(args)
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
 
         def run(*values: Any) -> tuple[Any, ...]:

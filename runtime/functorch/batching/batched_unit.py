@@ -33,6 +33,8 @@ from .lanes import first_lanes, present_under_vmap
 Tensor = torch.Tensor
 SIZES = 4
 """Graphs over a batch that hold for one batch size each; beyond them nothing is captured."""
+NEEDS_NUMBERS = "tensor with symbolic sizes/strides"
+"""torch's error where compiled code asks for the sizes of a tensor that has symbolic ones."""
 
 
 class BatchedUnit(TransformableGraph):
@@ -176,6 +178,16 @@ class _BatchedGraphs(GraphCache):
     def __init__(self, unit: BatchedUnit, parent: TransformableGraph) -> None:
         super().__init__(f"{parent.name}_batched", unit._vmapped, parent.backend, parent.reads, from_source=False)
         self.unit = unit
+
+    def trace(self, args: Sequence[Any], dynamic: bool = True) -> tuple[Session, Trace]:
+        """The batch at any sizes; at these alone where one of torch's batch rules reads sizes as numbers."""
+        try:
+            return super().trace(args, dynamic)
+        except CaptureError as error:
+            if NEEDS_NUMBERS not in str(error.facts["reason"]):
+                raise
+        self.unit.loops.add(id(self.unit.here.lane[0]))  # one graph for each batch size, as for a loop
+        return super().trace(args, dynamic=False)
 
     def check(self, session: Session, trace: Trace, args: Sequence[Any]) -> None:
         live = present(args)

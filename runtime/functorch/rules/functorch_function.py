@@ -194,10 +194,10 @@ class _ForwardGraphs(GraphCache):
         super().__init__(name, body, backend, spec.captured.reads)
         self.captured = spec.captured
 
-    def trace(self, args: Sequence[Any]) -> tuple[Session, Trace]:
+    def trace(self, args: Sequence[Any], dynamic: bool = True) -> tuple[Session, Trace]:
         captured, trace = self.captured, self.captured.forward.trace
         if not (_is_shareable(captured) and size_guard(captured.session, trace.fakes)(args)):
-            return super().trace(args)
+            return super().trace(args, dynamic)
         lifted = [read.get() for read in captured.lifted if read is not None]  # as they are by now
         return captured.session, replace(trace, lifted=lifted)
 

@@ -169,3 +169,34 @@ def test_a_graph_that_cannot_be_captured_is_told_by_its_derivatives_too() -> Non
     assert unit.batch((0,), "error").refused == unit.vjp(1).refused == unit.refused
     torch.testing.assert_close(unit.execute([floats(3)])[0], 2 * floats(3))
     assert ["numpy" in str(error) for error in told] == [True]
+
+
+class Inverse(Function):
+    """Called under vmap, compiled code of torch's asks a batch of symbolic size for its sizes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, order):
+        return torch.take_along_dim(x, order, dim=0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, g):
+        order = ctx.saved_tensors[0]
+        return Inverse.apply(g, order.argsort(0)), None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_a_rule_that_reads_sizes_as_numbers_is_traced_at_the_sizes_of_the_call(backend: str) -> None:
+    fast = fusegrad.compile(Inverse, backend=backend)
+    for lanes, n in ((3, 5), (2, 7), (3, 5)):
+        x, w = floats(lanes, n), floats(n)
+        order = floats(lanes, n).argsort(1)
+        ours, eager = ((vmap(grad(lambda x, i, c=c: (c.apply(x, i) * w).sum()))(x, order)) for c in (fast, Inverse))
+        assert torch.equal(ours, eager)
+    assert "torch.func" not in fusegrad.explain(fast, floats(5), order[0, :5].clone()).methods
