@@ -333,11 +333,11 @@ class _BackwardGraphs(ComparedGraphs):
 
     owner: OpaqueForward
 
-    def trace(self, args: Sequence[Any]) -> tuple[Session, Trace]:
+    def trace(self, args: Sequence[Any], dynamic: bool = True) -> tuple[Session, Trace]:
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         self.owner.require_room()
-        return super().trace(args)
+        return super().trace(args, dynamic)
 
 
 def _content(value: Any) -> Any:
