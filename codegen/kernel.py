@@ -54,7 +54,8 @@ class Kernel:
     `reads` and `writes` are bytes moved to and from device memory per buffer, as expressions; `cached` are bytes that
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
     read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes. `fast`:
-    whether the compiler may contract products with sums and take subnormal numbers for zeros.
+    whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
+    accesses are wide, by guards that hold for sizes which are multiples of a block.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Kernel:
     aligned: tuple[str, ...] = ()
     operations: Size = 0
     fast: bool = False
+    for_multiples: bool = False
 
     def options(self, kind: str) -> dict[str, int | bool]:
         """Options of the compiler for this kind of device: eager's roundings are those of single operations."""

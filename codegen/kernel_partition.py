@@ -57,7 +57,7 @@ def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int],
     for value in plain.order():
         _check_fusible(value)
     # sizes like C / 32 become integers before any arithmetic on indices
-    quotients = Quotients.of(plain)
+    quotients = Quotients.of(plain, hints)
     if quotients.whole:
         plain, hints = _substituted(plain, quotients.whole), quotients.hints(hints)
     # a product of matrices is one kernel or none; everything else is divided into as many as it takes

@@ -207,7 +207,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
         label, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
         tuple(emitter.buffers.scratch), {}, tuple(sizes.guards), traffic.reads, traffic.writes, traffic.cached,
         tuple(p.name for p in pointers if p.name in emitter.buffers.aligned), operations_of(context.program),
-        context.target.fast,
+        context.target.fast, any(g.has(sympy.Mod) for g in sizes.guards),
     )  # fmt: skip
 
 

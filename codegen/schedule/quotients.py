@@ -1,18 +1,20 @@
 """A size C / 32 is whole, so C = 32 c for a size c of its own: with c in place of C, all arithmetic is on integers.
 
+Of C * H * W / 32 that is known of the product alone. Where a reshape divides the axis C by 32 and C is a multiple now,
+the kernels are for multiples, by a guard: its axes come apart as whole ones, and no element's index is divided.
 The kernels are given back in the symbols of the graph: an argument c becomes C / 32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 
-from ...ir import Graph
+from ...ir import Graph, Value
 from ...ir.types import Size, simplify_size
 from ..kernel import Buffer, Kernel, Kernels, Pointer, Scalar
 from ..program.sizes import Hints
@@ -20,19 +22,22 @@ from ..program.sizes import Hints
 
 @dataclass(frozen=True)
 class Quotients:
-    """`whole`: {C: 32 c}."""
+    """`whole`: {C: 32 c}. `guards`: what of it no size of the graph says."""
 
     whole: Mapping[sympy.Symbol, sympy.Expr]
+    guards: tuple[sympy.Basic, ...] = ()
 
     @staticmethod
-    def of(graph: Graph) -> Quotients:
-        """The symbols of which a part is a size in the graph."""
-        parts: dict[sympy.Symbol, int] = {}
-        for size in (n for v in (*graph.inputs, *graph.order()) for t in v.avals for n in t.shape):
-            if not isinstance(size, int) and (part := _part(size)) is not None:
-                symbol, divisor = part
-                parts[symbol] = math.lcm(divisor, parts.get(symbol, 1))
-        return Quotients({s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in parts.items()})
+    def of(graph: Graph, hints: Hints) -> Quotients:
+        """The symbols of which a part is a size in the graph, or an axis after a reshape, as they are now."""
+        shapes = [t.shape for v in (*graph.inputs, *graph.order()) for t in v.avals]
+        parts = _least_multiples(p for shape in shapes for n in shape if (p := _part(n)) is not None)
+        divided = _least_multiples(p for v in graph.order() if v.prim == "reshape" for p in _divided_axes(v))
+        new = {s: d for s, d in divided.items() if parts.get(s, 1) % d}
+        are_whole = {s: hints[s] % d == 0 for s, d in new.items()}
+        whole = _least_multiples([*parts.items(), *((s, d) for s, d in new.items() if are_whole[s])])
+        guards = tuple((sympy.Eq if are_whole[s] else sympy.Ne)(sympy.Mod(s, d), 0) for s, d in new.items())
+        return Quotients({s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in whole.items()}, guards)
 
     def hints(self, hints: Hints) -> dict[sympy.Symbol, int]:
         """The current values, those of the parts too; rounded up where they were made up."""
@@ -44,15 +49,45 @@ class Quotients:
 
     def restored(self, kernels: Kernels) -> Kernels:
         """The kernels in the symbols of the graph."""
-        if not self.whole:
-            return kernels
         back = _Back({part: s / d for s, m in self.whole.items() for d, part in [m.as_coeff_Mul()]})
-        return Kernels(tuple(back.kernel(k) for k in kernels.kernels), tuple(map(back.buffer, kernels.temporaries)))
+        each = map(back.kernel, kernels.kernels) if self.whole else kernels.kernels
+        guarded = tuple(replace(k, guards=(*k.guards, *self.guards)) for k in each)
+        return Kernels(guarded, tuple(map(back.buffer, kernels.temporaries)) if self.whole else kernels.temporaries)
 
 
-def _part(size: sympy.Expr) -> tuple[sympy.Symbol, int] | None:
+def _least_multiples(parts: Iterable[tuple[sympy.Symbol, int]]) -> dict[sympy.Symbol, int]:
+    least: dict[sympy.Symbol, int] = {}
+    for symbol, divisor in parts:
+        least[symbol] = math.lcm(divisor, least.get(symbol, 1))
+    return least
+
+
+def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:
+    """[N, C, H, W] -> [N, 32, C * H * W / 32]: (C, 32). Both shapes are walked until their products agree again."""
+    (x,) = reshape.args
+    before, after = (iter(map(sympy.sympify, shape)) for shape in (x.shape, reshape.shape))
+    a, b = next(before, None), next(after, None)
+    while a is not None and b is not None:
+        yield from (part for n in (a, b) if (part := _part(n)) is not None)
+        ratio = sympy.cancel(a / b)
+        if ratio == 1:
+            a, b = next(before, None), next(after, None)
+        elif _is_size(ratio):
+            a, b = ratio, next(after, None)
+        elif _is_size(1 / ratio):
+            a, b = next(before, None), 1 / ratio
+        else:
+            return
+
+
+def _is_size(ratio: sympy.Expr) -> bool:
+    """True of 4, H * W and C / 32, which may be whole; not of 1 / 4 and C / H."""
+    return bool(ratio.is_Integer or (not ratio.is_number and sympy.fraction(ratio)[1].is_Integer))
+
+
+def _part(size: Size) -> tuple[sympy.Symbol, int] | None:
     """s0 / 32 -> (s0, 32)"""
-    coefficient, symbol = size.as_coeff_Mul()
+    coefficient, symbol = sympy.sympify(size).as_coeff_Mul()
     divisor = int(coefficient.q) if coefficient.is_Rational else 1
     return (symbol, divisor) if symbol.is_Symbol and divisor > 1 else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,26 +39,41 @@ class Variant:
     @property
     def aligned(self) -> bool:
         """True where it is for sizes that are multiples only."""
-        return are_for_multiples(self.guards)
+        return are_for_multiples(self.kernels)
 
     def admits(self, sizes: Sizes) -> bool:
         """True where it may run at these sizes."""
         return all(sizes[s] == v for s, v in self.pinned.items()) and all(bool(g.xreplace(sizes)) for g in self.guards)
 
 
-def are_for_multiples(guards: Iterable[sympy.Basic]) -> bool:
-    """True where kernels under these guards are for sizes that are multiples of ALIGNED only."""
-    return any(g.has(sympy.Mod) for g in guards)
+def are_for_multiples(kernels: Kernels) -> bool:
+    """True where the accesses of some kernel are for sizes that are multiples of ALIGNED only."""
+    return any(k.for_multiples for k in kernels.kernels)
 
 
-def counterpart_sizes(sizes: Sizes, pinned: Collection[sympy.Symbol], aligned: bool) -> dict[sympy.Symbol, int] | None:
+def counterpart_sizes(
+    sizes: Sizes, pinned: Collection[sympy.Symbol], aligned: bool, guards: Iterable[sympy.Basic] = ()
+) -> dict[sympy.Symbol, int] | None:
     """Sizes to generate the counterpart of some kernels for: odd ones beside multiples, multiples beside the others.
 
-    None where every size is compiled in, so that there is no counterpart.
+    An axis that a reshape takes apart stays a multiple of its parts, as the guards of the kernels say. None where every
+    size is compiled in, so that there is no counterpart.
     """
     free = {s: n for s, n in sizes.items() if s not in pinned and n > 0}
-    hints = {s: -(-n // ALIGNED) * ALIGNED + (1 if aligned else 0) for s, n in free.items()}
+    units = _parts_of_axes(guards)
+    hints = {s: _beside(n, units.get(s, 1), aligned) for s, n in free.items()}
     return {**sizes, **hints} if free else None
+
+
+def _beside(size: int, unit: int, aligned: bool) -> int:
+    step = math.lcm(ALIGNED, unit)
+    return -(-size // step) * step + (unit if aligned else 0)
+
+
+def _parts_of_axes(guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, int]:
+    """{C: 32} of Mod(C, 32) == 0; what asks for a multiple of ALIGNED is there for wide accesses."""
+    mods = [g.lhs for g in guards if isinstance(g, sympy.Eq) and isinstance(g.lhs, sympy.Mod)]
+    return {m.args[0]: int(m.args[1]) for m in mods if m.args[0].is_Symbol and ALIGNED % int(m.args[1])}
 
 
 class Variants:
@@ -101,7 +117,7 @@ class Variants:
         variant = self.with_launchers(kernels)
         self.ordered.append(variant)
         log_admission(self, variant)
-        hints = counterpart_sizes(sizes, variant.pinned, variant.aligned)
+        hints = counterpart_sizes(sizes, variant.pinned, variant.aligned, variant.guards)
         if hints is None:
             return
         counterpart = self.with_launchers(self.generate_kernels(hints))

@@ -227,7 +227,8 @@ def part_of(
 def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: str) -> list[Kernels]:
     """Kernels for these sizes, and their counterpart: wide accesses where sizes are multiples, any size else."""
     pinned, aligned = {s for k in first.kernels for s in k.pinned}, _is_aligned(first)
-    hints = counterpart_sizes(sizes, pinned, aligned)
+    guards = [g for k in first.kernels for g in k.guards]
+    hints = counterpart_sizes(sizes, pinned, aligned, guards)
     if hints is None:
         return [first]
     counterpart = kernels_of(group, target, hints, f"{name}_{'any_size' if aligned else 'aligned'}")
@@ -237,7 +238,7 @@ def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: 
 
 
 def _is_aligned(kernels: Kernels) -> bool:
-    return are_for_multiples(g for k in kernels.kernels for g in k.guards)
+    return are_for_multiples(kernels)
 
 
 # ------------------------------------------------------------------ what cannot be written down
