@@ -69,7 +69,7 @@ def solve_equations(
     for equation in equations:
         unknown = _solution(sympy.expand(_substitute(equation.lhs - equation.rhs, solutions)), age_of)
         if unknown is not None:
-            solutions = {k: v.xreplace(dict([unknown])) for k, v in solutions.items()} | dict([unknown])
+            solutions = {k: _replaced(v, dict([unknown])) for k, v in solutions.items()} | dict([unknown])
     return solutions
 
 
@@ -87,8 +87,23 @@ def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Bas
 
 def _substitute(expr: Any, substitutions: Mapping[sympy.Basic, sympy.Basic]) -> Any:
     for _ in substitutions:
-        expr = expr.xreplace(dict(substitutions))
+        expr = _replaced(expr, substitutions)
     return expr
+
+
+def _replaced(expr: Any, substitutions: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+    if expr in substitutions:
+        return substitutions[expr]
+    return _of_args(expr, tuple(_replaced(a, substitutions) for a in expr.args))
+
+
+def _of_args(expr: Any, args: tuple[Any, ...]) -> Any:
+    """The expression with other arguments; of n // (n / 3) torch would make 1 // (1 / 3), which is no number to it."""
+    if args == expr.args:
+        return expr
+    if isinstance(expr, _DIVISIONS) and (quotient := sympy.cancel(args[0] / args[1])).is_Rational:
+        return sympy.floor(quotient)
+    return expr.func(*args)
 
 
 def _divisible(shape_env: Any) -> Any:
@@ -99,7 +114,7 @@ def _exact(expr: Any, divisible: Any) -> Any:
     args = tuple(_exact(a, divisible) for a in expr.args)
     if isinstance(expr, _DIVISIONS) and _divides(expr, divisible):
         return args[0] / args[1]
-    return expr if args == expr.args else expr.func(*args)
+    return _of_args(expr, args)
 
 
 def _divides(division: Any, divisible: Any) -> bool:

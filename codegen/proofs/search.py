@@ -201,9 +201,10 @@ def _cost(goal: Poly) -> int:
 
 
 def _pivots(goal: Poly) -> dict[int, None]:
-    """The last atom; and where it does no harm, the last that does."""
-    worst = max((m[-1] for m, c in goal.terms.items() if c < 0 and m), default=goal.top)
-    return dict.fromkeys((goal.top, worst))
+    """The last atom, and the last that does harm; where that is the same, the harmful one before it."""
+    harmful = sorted({m[-1] for m, c in goal.terms.items() if c < 0 and m})
+    worst = harmful.pop() if harmful else goal.top
+    return dict.fromkeys((goal.top, *(harmful[-1:] if worst == goal.top else (worst,))))
 
 
 def _eliminate(factor: Poly, remainder: Poly, bound: Bound) -> Poly | None:
