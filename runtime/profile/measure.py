@@ -1,12 +1,12 @@
-"""Times of calls: of a CPU by the wall clock, of a GPU by its own events, with its L2 emptied before each call."""
+"""Times of calls, by torch's Timer on a CPU and Triton's do_bench on a GPU; memory; the operations that a call runs."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,55 +14,68 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
-from ..kernels.autotune import event_milliseconds
+from ..compiled.options import is_triton_installed
 
 Tensor = torch.Tensor
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of each start and stop on stderr otherwise
 WARM_UP = 5
-FEWEST, MOST = 10, 2000
+FEWEST = 4  # blocks of calls, without which there are no quartiles
+NOISY = 0.1  # of the median: torch's own Measurement warns from there on
 FLUSH = 256 << 20  # bytes, more than any L2
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds per call: the median, and the bounds of the middle four fifths."""
+    """Microseconds per call: the median, the bounds of the middle four fifths, and of the middle half their distance.
+
+    They are of blocks of calls: where one call is short against a look at the clock, a block has many. calls: all.
+    """
 
     median: float
     p10: float
     p90: float
     calls: int
+    iqr: float = 0.0
+
+    @property
+    def noisy(self) -> bool:
+        """True if the middle half of the blocks is spread over more than a tenth of the median."""
+        return self.iqr > NOISY * self.median
 
 
 def times_of(call: Callable[[], Any], device: torch.device, seconds: float) -> Times:
-    """Warm up, then call for so long (ten times at least)."""
+    """Warm up, then call for so long: with a CPU's clock, or by a GPU's events and with its L2 emptied every time."""
     for _ in range(WARM_UP):
         call()
-    once = _on_gpu if device.type == "cuda" else _on_cpu
-    stop, samples = time.perf_counter() + seconds, list[float]()
-    flush = torch.empty(FLUSH, dtype=torch.int8, device=device) if device.type == "cuda" else None
-    while len(samples) < FEWEST or (time.perf_counter() < stop and len(samples) < MOST):
-        samples.append(once(call, flush))
-    return summary(samples)
+    by_events = device.type == "cuda" and is_triton_installed()
+    return _by_events(call, seconds) if by_events else _by_clock(call, seconds)
 
 
-def summary(samples: Sequence[float]) -> Times:
-    """Of at least one sample."""
+def _by_clock(call: Callable[[], Any], seconds: float) -> Times:
+    """By torch's Timer, in blocks that make the clock's own time negligible; where there is a GPU it waits for it."""
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    # However wide the spread, nothing is added to the time that was asked for; but quartiles there are.
+    found = timer.adaptive_autorange(math.inf, min_run_time=seconds, max_run_time=math.inf)
+    return summary([1e6 * t for t in found.times], found.number_per_run)
+
+
+def _by_events(call: Callable[[], Any], seconds: float) -> Times:
+    """By Triton's do_bench, which empties the L2 before each call, and lets calls queue up."""
+    from triton.testing import do_bench
+
+    samples: list[float] = []
+    while len(samples) < FEWEST:
+        samples += do_bench(call, rep=1e3 * seconds, return_mode="all")
+    return summary([1e3 * t for t in samples])
+
+
+def summary(samples: Sequence[float], block: int = 1) -> Times:
+    """Of at least one sample, each the mean of a block of so many calls."""
     ordered = sorted(samples)
-    median, p10, p90 = (ordered[round(q * (len(ordered) - 1))] for q in (0.5, 0.1, 0.9))
-    return Times(median, p10, p90, len(ordered))
-
-
-def _on_cpu(call: Callable[[], Any], flush: Tensor | None) -> float:
-    began = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - began) / 1e3
-
-
-def _on_gpu(call: Callable[[], Any], flush: Tensor | None) -> float:
-    assert flush is not None
-    flush.zero_()
-    return event_milliseconds(call) * 1e3
+    p10, p25, median, p75, p90 = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.25, 0.5, 0.75, 0.9))
+    return Times(median, p10, p90, len(ordered) * block, p75 - p25)
 
 
 def copy_bandwidth(device: torch.device) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import Function
+from torch.utils.benchmark.utils.common import Measurement, TaskSpec
 
 import fusegrad
 from fusegrad.__main__ import main
@@ -92,7 +93,48 @@ def test_times_are_what_the_clock_says() -> None:
     fast, slow = (times_of(lambda s=s: time.sleep(s), torch.device("cpu"), 0.0).median for s in (0.001, 0.003))
     assert slow > 2 * fast
     assert summary([float(i) for i in range(101)]) == (t := summary(list(map(float, range(100, -1, -1)))))
-    assert (t.median, t.p10, t.p90, t.calls) == (50, 10, 90, 101)
+    assert (t.median, t.p10, t.p90, t.calls, t.iqr) == (50, 10, 90, 101, 50)
+
+
+def test_short_calls_are_timed_in_blocks() -> None:
+    """A look at the clock takes longer than such a call: one by one, its own time would be in each."""
+    called = [0]
+
+    def call() -> None:
+        called[0] += 1
+
+    times = times_of(call, CPU, 0.001)
+    assert times.median < 1 and times.calls >= 4000 and called[0] > times.calls
+    slow = times_of(lambda: time.sleep(0.01), CPU, 0.0)
+    assert slow.calls == 4, "quartiles need four, whatever time was given"
+
+
+@pytest.mark.parametrize(("spread", "noisy"), [(0.05, False), (0.15, True)])
+def test_a_wide_spread_is_noise(spread: float, noisy: bool) -> None:
+    """The middle half over more than a tenth of the median, as torch's Measurement has it; outliers alone are not."""
+    samples = [100 * (1 + spread * (i - 50) / 50) for i in range(101)]
+    times = summary(samples)
+    assert times.noisy is noisy and times.iqr == pytest.approx(100 * spread)
+    raw = Measurement(1, samples, TaskSpec("call()", "pass"))
+    assert raw.has_warnings is noisy and raw.iqr == pytest.approx(times.iqr)
+    assert not summary([100.0] * 9 + [500.0]).noisy
+
+
+def test_a_gpu_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's do_bench, here a stub for want of a GPU: milliseconds, and again until there are quartiles."""
+    asked: list[dict[str, Any]] = []
+
+    def do_bench(call: Any, **how: Any) -> list[float]:
+        call()
+        asked.append(how)
+        return [0.5, 0.25, 0.75]
+
+    monkeypatch.setattr("triton.testing.do_bench", do_bench)
+    times = times_of(lambda: None, torch.device("cuda"), 0.02)
+    assert asked == [{"rep": 20.0, "return_mode": "all"}] * 2
+    assert (times.median, times.p10, times.p90, times.calls) == (500, 250, 750, 6)
+    monkeypatch.setattr("fusegrad.runtime.profile.measure.is_triton_installed", lambda: False)
+    assert times_of(lambda: None, torch.device("cuda"), 0.0).median < 100 and len(asked) == 2
 
 
 def test_saved_bytes_are_those_of_the_class() -> None:
