@@ -1,12 +1,12 @@
-"""Times of calls, by torch's Timer on a CPU and Triton's do_bench on a GPU; memory; the operations that a call runs."""
+"""Times of calls: of a CPU by the wall clock, of a GPU by its own events, with its L2 emptied before each call."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,24 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 from ..compiled.options import is_triton_installed
 
 Tensor = torch.Tensor
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of each start and stop on stderr otherwise
 WARM_UP = 5
-FEWEST = 4  # blocks of calls, without which there are no quartiles
-NOISY = 0.1  # of the median: torch's own Measurement warns from there on
+FEWEST, MOST = 10, 2000
+NOISY = 0.1  # of the median, as in torch.utils.benchmark
 FLUSH = 256 << 20  # bytes, more than any L2
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds per call: the median, the bounds of the middle four fifths, and of the middle half their distance.
-
-    They are of blocks of calls: where one call is short against a look at the clock, a block has many. calls: all.
-    """
+    """Microseconds per call: the median, the bounds of the middle four fifths, and the width of the middle half."""
 
     median: float
     p10: float
@@ -41,41 +37,50 @@ class Times:
 
     @property
     def noisy(self) -> bool:
-        """True if the middle half of the blocks is spread over more than a tenth of the median."""
+        """True if the interquartile range is more than a tenth of the median."""
         return self.iqr > NOISY * self.median
 
 
 def times_of(call: Callable[[], Any], device: torch.device, seconds: float) -> Times:
-    """Warm up, then call for so long: with a CPU's clock, or by a GPU's events and with its L2 emptied every time."""
+    """Warm up, then call for so long (ten times at least)."""
     for _ in range(WARM_UP):
         call()
-    by_events = device.type == "cuda" and is_triton_installed()
-    return _by_events(call, seconds) if by_events else _by_clock(call, seconds)
+    on_gpu = device.type == "cuda"
+    by_events = on_gpu and is_triton_installed()
+    return summary(_by_events(call, seconds) if by_events else _by_clock(call, seconds, on_gpu))
 
 
-def _by_clock(call: Callable[[], Any], seconds: float) -> Times:
-    """By torch's Timer, in blocks that make the clock's own time negligible; where there is a GPU it waits for it."""
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    # However wide the spread, nothing is added to the time that was asked for; but quartiles there are.
-    found = timer.adaptive_autorange(math.inf, min_run_time=seconds, max_run_time=math.inf)
-    return summary([1e6 * t for t in found.times], found.number_per_run)
+def _by_clock(call: Callable[[], Any], seconds: float, on_gpu: bool) -> list[float]:
+    """Microseconds of single calls; of a GPU without triton until their work is done.
+
+    Not by torch.utils.benchmark.Timer: it times a millisecond of short calls at once, and on a machine that does other
+    things, too, most of its blocks hold an interruption. The median of single calls does not see them.
+    """
+    stop, samples = time.perf_counter() + seconds, list[float]()
+    while len(samples) < FEWEST or (time.perf_counter() < stop and len(samples) < MOST):
+        began = time.perf_counter_ns()
+        call()
+        if on_gpu:
+            torch.cuda.synchronize()
+        samples.append((time.perf_counter_ns() - began) / 1e3)
+    return samples
 
 
-def _by_events(call: Callable[[], Any], seconds: float) -> Times:
-    """By Triton's do_bench, which empties the L2 before each call, and lets calls queue up."""
+def _by_events(call: Callable[[], Any], seconds: float) -> list[float]:
+    """Microseconds of single calls by Triton's do_bench, which empties the L2 before each, and lets calls queue up."""
     from triton.testing import do_bench
 
     samples: list[float] = []
     while len(samples) < FEWEST:
         samples += do_bench(call, rep=1e3 * seconds, return_mode="all")
-    return summary([1e3 * t for t in samples])
+    return [1e3 * milliseconds for milliseconds in samples]
 
 
-def summary(samples: Sequence[float], block: int = 1) -> Times:
-    """Of at least one sample, each the mean of a block of so many calls."""
+def summary(samples: Sequence[float]) -> Times:
+    """Of at least one sample."""
     ordered = sorted(samples)
     p10, p25, median, p75, p90 = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.25, 0.5, 0.75, 0.9))
-    return Times(median, p10, p90, len(ordered) * block, p75 - p25)
+    return Times(median, p10, p90, len(ordered), p75 - p25)
 
 
 def copy_bandwidth(device: torch.device) -> float | None:

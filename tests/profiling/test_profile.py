@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import xml.etree.ElementTree as xml
@@ -27,7 +28,7 @@ from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
 from fusegrad.runtime.kernels.machine_code.model import copy_seconds
 from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
-from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
+from fusegrad.runtime.profile.measure import Times, peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
 from fusegrad.runtime.report.roofline import _operations
 from fusegrad.runtime.values.sizes import number
@@ -96,17 +97,16 @@ def test_times_are_what_the_clock_says() -> None:
     assert (t.median, t.p10, t.p90, t.calls, t.iqr) == (50, 10, 90, 101, 50)
 
 
-def test_short_calls_are_timed_in_blocks() -> None:
-    """A look at the clock takes longer than such a call: one by one, its own time would be in each."""
-    called = [0]
+def test_interruptions_do_not_move_the_median() -> None:
+    """Of calls that are timed one by one, as they would of blocks that hold an interruption each."""
+    called = itertools.count(1)
 
     def call() -> None:
-        called[0] += 1
+        if next(called) % 5 == 0:
+            time.sleep(0.002)
 
-    times = times_of(call, CPU, 0.001)
-    assert times.median < 1 and times.calls >= 4000 and called[0] > times.calls
-    slow = times_of(lambda: time.sleep(0.01), CPU, 0.0)
-    assert slow.calls == 4, "quartiles need four, whatever time was given"
+    times = times_of(call, CPU, 0.1)
+    assert times.median < 100 and times.p90 > 2000 and times.calls >= 50
 
 
 @pytest.mark.parametrize(("spread", "noisy"), [(0.05, False), (0.15, True)])
@@ -121,20 +121,26 @@ def test_a_wide_spread_is_noise(spread: float, noisy: bool) -> None:
 
 
 def test_a_gpu_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By Triton's do_bench, here a stub for want of a GPU: milliseconds, and again until there are quartiles."""
+    """By Triton's do_bench, here a stub for want of a GPU: milliseconds, and again until there are ten."""
     asked: list[dict[str, Any]] = []
 
     def do_bench(call: Any, **how: Any) -> list[float]:
         call()
         asked.append(how)
-        return [0.5, 0.25, 0.75]
+        return [0.5, 0.25, 0.75, 0.5, 0.5]
 
     monkeypatch.setattr("triton.testing.do_bench", do_bench)
     times = times_of(lambda: None, torch.device("cuda"), 0.02)
     assert asked == [{"rep": 20.0, "return_mode": "all"}] * 2
-    assert (times.median, times.p10, times.p90, times.calls) == (500, 250, 750, 6)
+    assert times == Times(500, 250, 750, 10, 0)
+
+
+def test_a_gpu_without_triton_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
     monkeypatch.setattr("fusegrad.runtime.profile.measure.is_triton_installed", lambda: False)
-    assert times_of(lambda: None, torch.device("cuda"), 0.0).median < 100 and len(asked) == 2
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), time.sleep(0.001)))
+    times = times_of(lambda: None, torch.device("cuda"), 0.0)
+    assert times.p10 >= 1000 and len(waited) == times.calls == 10
 
 
 def test_saved_bytes_are_those_of_the_class() -> None:
