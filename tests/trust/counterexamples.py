@@ -14,7 +14,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -27,7 +27,7 @@ import sympy
 import z3
 from proofs import Subject
 from z3_reading import Access, Question, Reading, Unreadable
-from z3_terms import Sizes, Term, choice, either, floor_quotient, term_of, truth
+from z3_terms import Sizes, Term, choice, either, floor_quotient, term_of, truth, variables_in
 
 from fusegrad.codegen import Pointer, Scalar
 from fusegrad.codegen.proofs import Proof
@@ -35,7 +35,7 @@ from fusegrad.ir.types import ITEMSIZE
 
 SMALL = 70
 GROUP = 16  # bytes that are read at once
-TIMEOUT = 500  # milliseconds of one answer
+LIMIT = 1_500_000  # of z3's steps for one answer, about a second: how busy a machine is changes none
 
 
 @dataclass
@@ -125,7 +125,7 @@ class At:
     def verdict(self, meeting: bool) -> Verdict:
         questions = [*self.reading.questions, *(self.meetings() if meeting else ())]
         solver = z3.Solver()
-        solver.set("timeout", TIMEOUT)
+        solver.set("rlimit", LIMIT)
         solver.add(*self.domain)
         told = Verdict(sizes=1, unseen=self.unseen, answered=self.reading.plain)
         if questions and solver.check(either(*(q.wrong for q in questions))) == z3.unsat:
@@ -145,35 +145,63 @@ class At:
         return told
 
     def meetings(self) -> Iterator[Question]:
-        """Does another program store at the same place? Words and pieces that many programs find alike may meet."""
-        reading = self.reading
+        """Does another program store something else at the same place? Pieces that many find alike may meet."""
+        reading, another = self.reading, Another(self.reading)
         words = {a.place.pointer for a in reading.accesses if a.text.startswith("known(")}
         pieces = {a.block for a in reading.accesses if a.text.startswith("are_missing(")}
         stores = [a for a in reading.accesses if a.kind == "store"]
         stores = [a for a in stores if a.place.pointer not in words and a.block not in pieces]
-        twins = [(v, z3.Const(f"{v}'", v.sort())) for v in reading.free]
-        known = z3.And([z3.BoolVal(True), *(z3.substitute(d, *twins) for d in reading.domains)])
         for at, store in enumerate(stores):
             for other in stores[at:]:
                 if store.place.pointer == other.place.pointer and len(store.counters) == len(other.counters):
-                    yield self.meeting(store, other, functools.partial(_twin, twins), known)
+                    yield another.meeting(store, other)
 
-    def meeting(self, store: Access, other: Access, twin: Any, known: z3.BoolRef) -> Question:
-        """Of two programs; behind counters of two of these, since one of those who meet at one goes on."""
-        of_each = [(a.place.term, [c.term for c in a.counters]) for a in (store, other)]
-        (place, counters), (their_place, their_counters) = of_each
-        apart = truth(counters[-1] != twin(their_counters[-1])) if counters else truth(True)
-        differ = self.reading.program != twin(self.reading.program)
-        wrong = z3.And(known, differ, apart, store.active, twin(other.active), truth(place == twin(their_place)))
+
+class Another:
+    """Another program of the same launch, with turns, lanes and data of its own: whatever is free, once more."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.program, self.free = reading.program, reading.free
+        domain = z3.And([z3.BoolVal(True), *reading.domains])
+        self.domain = z3.And(*(z3.substitute(domain, *self.pairs(mark, reading.free)) for mark in ("'", "''")))
+
+    @staticmethod
+    def pairs(mark: str, variables: Iterable[z3.ExprRef]) -> list[tuple[z3.ExprRef, z3.ExprRef]]:
+        return [(v, z3.Const(f"{v}{mark}", v.sort())) for v in variables]
+
+    def meeting(self, store: Access, other: Access) -> Question:
+        """Behind counters, two programs of those that meet at one: of all that do, one goes on."""
+        twins = self.pairs("'", self.free)
+        pairs = zip(store.counters[-1:], other.counters[-1:], strict=True)
+        counters = [truth(c.term != _exchanged(d.term, twins)) for c, d in pairs]
+        place = truth(store.place.term == _exchanged(other.place.term, twins))
+        differ = [_exchanged(self.program, twins) != self.program, *counters, self.values_differ(store, other)]
+        wrong = z3.And(self.domain, *differ, store.active, _exchanged(other.active, twins), place)
         return Question("overlap", store.line, f"{store.text} | {other.text}", wrong)
+
+    def values_differ(self, store: Access, other: Access) -> z3.BoolRef:
+        """What the value is made of differs: a number, or where it was loaded.
+
+        Each at its own lanes and turns as far as the place of the store has them; at the others, which are summed up,
+        both at the same.
+        """
+        if store is not other:
+            return truth(True)
+        placed = [*variables_in(store.place.term), self.program]
+        summed = self.pairs("''", [v for v in self.free if not any(z3.eq(v, own) for own in placed)])
+        theirs = [*summed, *self.pairs("'", placed)]
+        loads = [a for a in store.made_of if isinstance(a, Access)]
+        terms = [t for t in store.made_of if not isinstance(t, Access)]
+        terms += [t for a in loads for t in (a.place.term, a.active)]
+        return either(*(truth(_exchanged(t, summed) != _exchanged(t, theirs)) for t in terms))
+
+
+def _exchanged(term: Term, pairs: Any) -> Term:
+    return z3.substitute(term, *pairs) if isinstance(term, z3.ExprRef) else term
 
 
 def _one_line(model: z3.ModelRef) -> str:
     return ", ".join(line.strip(" [],") for line in str(model).splitlines())
-
-
-def _twin(twins: Any, term: Term) -> Term:
-    return term if isinstance(term, int) else z3.substitute(term, *twins)
 
 
 # ------------------------------------------------------------------ sizes
@@ -247,7 +275,7 @@ def at_once(subject: Subject, proof: Proof) -> Verdict:
     """At all small sizes; none where the guards admit none."""
     sizes, domain = open_sizes(subject)
     solver = z3.Solver()
-    solver.set("timeout", TIMEOUT)
+    solver.set("rlimit", LIMIT)
     solver.add(*domain)
     return At(subject, proof, sizes, domain).verdict(meeting=False) if solver.check() != z3.unsat else Verdict()
 

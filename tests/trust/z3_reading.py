@@ -29,6 +29,7 @@ from z3_terms import (
     floor_quotient,
     quotient,
     truth,
+    variables_in,
 )
 
 from fusegrad.codegen import Kernel, Pointer
@@ -66,6 +67,7 @@ class Access:
     text: str
     counters: tuple[Place, ...]  # of which the program is the last to arrive
     block: tuple[int, ...]  # the conditions around it, by z3's numbers
+    made_of: tuple[Any, ...] = ()  # of a store: terms and accesses that decide what is stored
 
 
 class Reading:
@@ -79,8 +81,10 @@ class Reading:
         self.dtypes = {p.name: p.dtype for p in kernel.arguments if isinstance(p, Pointer)}
         self.domains: list[z3.BoolRef] = []
         self.free: list[z3.ExprRef] = []  # what may differ between two programs
+        self.data: set[int] = set()  # those of them that memory decides, by z3's numbers
         self.questions: list[Question] = []
         self.plain = 0
+        self.assigned: dict[str, list[tuple[ast.expr, Value]]] = {}
         self.accesses: list[Access] = []
         self.path: tuple[z3.BoolRef, ...] = ()
         self.asserted: tuple[z3.BoolRef, ...] = ()
@@ -107,11 +111,13 @@ class Reading:
     def datum(self, name: str, bits: int, signed: bool = True) -> Number:
         made = self.unknown(name)
         self.domains.append(fits(made, bits, signed))
+        self.data.add(made.get_id())
         return Number(made, bits, data=True)
 
     def condition(self) -> Truth:
         made = z3.Bool(f"condition!{len(self.free)}")
         self.free.append(made)
+        self.data.add(made.get_id())
         return Truth(made)
 
     def like(self, value: Value, name: str) -> Value:
@@ -141,15 +147,10 @@ class Reading:
     def block(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
             match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    self.names[name] = self.value(value)
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                    self.names[name] = self.value(value)
-                case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value):
-                    self.value(value)
-                    self.names |= {t.id: None for t in targets if isinstance(t, ast.Name)}
+                case ast.Assign(targets=[target]) | ast.AnnAssign(target=target) if node.value:
+                    self.assign(target, node.value)
                 case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
-                    self.names[name] = self.binary(node, op, self.names.get(name), self.value(value))
+                    self.bind(name, value, self.binary(node, op, self.names.get(name), self.value(value)))
                 case ast.For(target=ast.Name(id=name), iter=ast.Call() as call):
                     self.loop(name, call, node.body)
                 case ast.If():
@@ -160,6 +161,16 @@ class Reading:
                     self.result = self.value(value) if value else None
                 case _:
                     raise Unreadable(f"line {node.lineno}: {type(node).__name__}")
+
+    def assign(self, target: ast.expr, node: ast.expr) -> None:
+        """Of several results at once nothing is known."""
+        value, names = self.value(node), target.elts if isinstance(target, ast.Tuple) else [target]
+        for name in names:
+            self.bind(ast.unparse(name), node, value if name is target else None)
+
+    def bind(self, name: str, node: ast.expr, value: Value) -> None:
+        self.names[name] = value
+        self.assigned.setdefault(name, []).append((node, value))
 
     def loop(self, name: str, call: ast.Call, body: list[ast.stmt]) -> None:
         """Any turn: what other turns assign is unknown in it, and behind the loop."""
@@ -175,7 +186,7 @@ class Reading:
         with self.where(truth(turn < stop.term)):
             if bits == 32:  # behind the last turn, the variable is still counted up
                 self.ask("width", call, z3.Not(fits(turn + step.term, 32)))
-            self.names[name] = Number(turn, bits)
+            self.bind(name, call, Number(turn, bits))
             self.block(body)
         self.names = {n: v for n, v in self.names.items() if n not in changed}
         self.names |= {n: self.like(v, n) for n, v in before.items()}
@@ -299,6 +310,33 @@ class Reading:
         assert isinstance(b, Number)
         return Number(choice(test.term, a.term, b.term), max(a.bits, b.bits), wraps, a.data or b.data)
 
+    # ------------------------------------------------------------------ what a value is made of
+    def ingredients(self, node: ast.AST, seen: set[str]) -> Iterator[Any]:
+        """Integers and conditions as terms, and the accesses that what is in memory comes from."""
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ACCESSES:
+            yield from (a for a in self.accesses if (a.line, a.text) == (node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Call) and _is_call(node, "tl.program_id"):
+            yield self.program
+        elif isinstance(node, ast.Name):
+            yield from self.ingredients_of(node.id, seen)
+        else:
+            for child in ast.iter_child_nodes(node):
+                yield from self.ingredients(child, seen)
+
+    def ingredients_of(self, name: str, seen: set[str]) -> Iterator[Any]:
+        """Of all that was ever assigned; of an integer that no data is in nothing but its value."""
+        if name in seen:
+            return
+        seen.add(name)
+        for node, value in self.assigned.get(name, ()):
+            if isinstance(value, Number | Truth):
+                yield value.term
+            if value is None or self.has_data(value):
+                yield from self.ingredients(node, seen)
+
+    def has_data(self, value: Value) -> bool:
+        return not isinstance(value, Number | Truth) or any(v.get_id() in self.data for v in variables_in(value.term))
+
     # ------------------------------------------------------------------ calls
     def call(self, node: ast.Call) -> Value:
         if isinstance(node.func, ast.Attribute) and node.func.attr == "to":
@@ -356,7 +394,9 @@ class Reading:
             self.ask("range", node, active, either(truth(place.term < 0), truth(place.term >= extent)))
         self.ask("width", node, either(mask.wraps, both(active, place.wraps)))
         everywhere, block = both(*self.path, *self.asserted, active), tuple(c.get_id() for c in self.path)
-        self.accesses.append(Access(kind, place, everywhere, node.lineno, ast.unparse(node), self.counters, block))
+        made_of = tuple(self.ingredients(node.args[1], set())) if kind == "store" else ()
+        text = ast.unparse(node)
+        self.accesses.append(Access(kind, place, everywhere, node.lineno, text, self.counters, block, made_of))
         if name in ("last_to_arrive", "are_missing"):
             self.ask("width", node, either(*(o.wraps for o in others if isinstance(o, Number))))
             return self.condition()

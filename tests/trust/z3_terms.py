@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import z3
+from z3 import z3util
 
 Term: TypeAlias = Any  # int, or z3.ArithRef
 NEVER, ALWAYS = z3.BoolVal(False), z3.BoolVal(True)
@@ -90,6 +91,10 @@ def quotient(x: Term, d: Term) -> Term:
 
 def _integer(x: Term) -> z3.ArithRef:
     return z3.IntVal(x) if isinstance(x, int) else x
+
+
+def variables_in(term: Term) -> list[z3.ExprRef]:
+    return z3util.get_vars(term) if isinstance(term, z3.ExprRef) else []
 
 
 def fits(x: Term, bits: int, signed: bool = True) -> z3.BoolRef:
