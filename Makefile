@@ -10,6 +10,7 @@
 # make processes      forks, spawned workers, data loaders, killed compilers, ends in the middle
 # make environments   no compiler, no triton, odd folders and locales, -OO, notebooks, zipapps, ...
 # make proofs         prove every access of every kernel that the tests know; ARGS=--json writes the numbers
+# make counterexamples     z3 looks for sizes, programs and lanes that break what was proved; ARGS="--suite 4" takes fewer
 # make cache-faults   N=10000 random mutations of a populated cache, each followed by a use
 # make injection      each function of the package raises, one at a time, in calls of many kinds: eager answers
 # make kills          N=100 processes killed during captures, compilations and writes, and started again
@@ -105,6 +106,10 @@ environments: $(STAMP)
 .PHONY: proofs
 proofs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/proofs.py $(ARGS)
+
+.PHONY: counterexamples
+counterexamples: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/counterexamples.py $(ARGS)
 
 # What is compared with eager is captured at once, however much was captured before.
 conformance injection fuzz guards fuzz-graphs fuzz-habits fuzz-configurations: export FUSEGRAD_DISABLE = patience

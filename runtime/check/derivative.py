@@ -1,5 +1,7 @@
 """Is the written backward the derivative of forward? Its gradients beside differences of forward, in float64.
 
+Not torch's gradcheck: it takes a kink for a mistake, and does not say which number is wrong. A complex gradient is what
+torch says that it is: the slope along the real part, and i times the slope along the imaginary one.
 A wrong backward stays wrong under fusegrad, and many are wrong on purpose: what is found is told, and nothing more.
 """
 
@@ -19,6 +21,8 @@ from .variations import all_cast
 
 Tensor = torch.Tensor
 NEAR = 1e-4  # of the largest number, and absolute: central differences are good to six digits
+PARTS: dict[bool, dict[str, complex]] = {False: {"": 1.0}, True: {".real": 1.0, ".imag": 1j}}
+"""The directions in which a number moves, by whether it is complex."""
 INTENDED = "intended, as in a straight-through estimator? `expect_derivative=False` says so"
 
 
@@ -50,8 +54,6 @@ def compare_with_derivative(subject: Subject, xs: Sequence[Tensor]) -> Derivativ
     """On small tensors; None where backward is derived, so that there is nothing to ask."""
     if not isinstance(subject.user, type) or subject.compiler.user.derives_backward:
         return None
-    if any(x.is_complex() for x in xs):
-        return Derivative(None, unasked="the arguments are complex")
     try:
         return _compare(subject, all_cast(xs, torch.float64))
     except Exception as error:
@@ -73,8 +75,10 @@ def _compare(subject: Subject, xs: Sequence[Tensor]) -> Derivative:
         gradient = outcome.values[f"gradient {k}"]
         for index in _indices(x):
             at = f"{name}[{', '.join(map(str, index))}]" if index else name
-            got = 0.0 if gradient is None else gradient[index].item()
-            worst = _worse(worst, at, got, _slope(subject, xs, gs, x, index))
+            number = 0.0 if gradient is None else gradient[index].item()
+            for part, unit in PARTS[x.is_complex()].items():
+                got = (number * unit.conjugate()).real
+                worst = _worse(worst, at + part, got, _slope(subject, xs, gs, x, index, unit))
     return worst or Derivative(None, unasked="forward has kinks, jumps or rounding at every place")
 
 
@@ -93,16 +97,16 @@ def _indices(x: Tensor) -> list[tuple[int, ...]]:
 
 
 def _slope(
-    subject: Subject, xs: Sequence[Tensor], gs: Sequence[Any], x: Tensor, index: tuple[int, ...]
+    subject: Subject, xs: Sequence[Tensor], gs: Sequence[Any], x: Tensor, index: tuple[int, ...], unit: complex
 ) -> float | None:
     """Of the weighted sum of the outputs, along one number of x; None where it has none."""
-    step = STEP * max(1.0, abs(x[index].item()))
+    step, weights = STEP * max(1.0, abs(x[index].item())), [g if g is None else g.conj() for g in gs]
 
     def value(move: float) -> Tensor:
         moved = x.detach().clone()
-        moved[index] += move
+        moved[index] += move * unit
         with InFloat64(), torch.no_grad():
-            return subject.weighted([moved if other is x else other for other in xs], gs)
+            return subject.weighted([moved if other is x else other for other in xs], weights)
 
     try:
         return central_difference(value(-step), value(0.0), value(step), step).item()

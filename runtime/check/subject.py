@@ -259,7 +259,9 @@ def _draw_all(leaves: Sequence[Any], seed: int) -> list[Any]:
 def _draw(dtype: torch.dtype, shape: tuple[int, ...], limit: int, numbers: torch.Generator) -> Tensor:
     if dtype is torch.bool or not (dtype.is_floating_point or dtype.is_complex):
         return torch.randint(0, 2 if dtype is torch.bool else limit, shape, generator=numbers).to(dtype)
-    return torch.randn(shape, generator=numbers, dtype=torch.float64).to(dtype)
+    # Of complex numbers both parts: where one is zero, a conjugate that is missing goes unseen.
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn(shape, generator=numbers, dtype=wide).to(dtype)
 
 
 def _differentiable(leaves: Sequence[Any]) -> list[Any]:

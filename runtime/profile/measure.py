@@ -15,54 +15,72 @@ from typing import Any
 
 import torch
 
-from ..kernels.autotune import event_milliseconds
+from ..compiled.options import is_triton_installed
 
 Tensor = torch.Tensor
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of each start and stop on stderr otherwise
 WARM_UP = 5
 FEWEST, MOST = 10, 2000
+NOISY = 0.1  # of the median, as in torch.utils.benchmark
 FLUSH = 256 << 20  # bytes, more than any L2
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds per call: the median, and the bounds of the middle four fifths."""
+    """Microseconds per call: the median, the bounds of the middle four fifths, and the width of the middle half."""
 
     median: float
     p10: float
     p90: float
     calls: int
+    iqr: float = 0.0
+
+    @property
+    def noisy(self) -> bool:
+        """True if the interquartile range is more than a tenth of the median."""
+        return self.iqr > NOISY * self.median
 
 
 def times_of(call: Callable[[], Any], device: torch.device, seconds: float) -> Times:
     """Warm up, then call for so long (ten times at least)."""
     for _ in range(WARM_UP):
         call()
-    once = _on_gpu if device.type == "cuda" else _on_cpu
+    on_gpu = device.type == "cuda"
+    by_events = on_gpu and is_triton_installed()
+    return summary(_by_events(call, seconds) if by_events else _by_clock(call, seconds, on_gpu))
+
+
+def _by_clock(call: Callable[[], Any], seconds: float, on_gpu: bool) -> list[float]:
+    """Microseconds of single calls; of a GPU without triton until their work is done.
+
+    Not by torch.utils.benchmark.Timer: it times a millisecond of short calls at once, and on a machine that does other
+    things, too, most of its blocks hold an interruption. The median of single calls does not see them.
+    """
     stop, samples = time.perf_counter() + seconds, list[float]()
-    flush = torch.empty(FLUSH, dtype=torch.int8, device=device) if device.type == "cuda" else None
     while len(samples) < FEWEST or (time.perf_counter() < stop and len(samples) < MOST):
-        samples.append(once(call, flush))
-    return summary(samples)
+        began = time.perf_counter_ns()
+        call()
+        if on_gpu:
+            torch.cuda.synchronize()
+        samples.append((time.perf_counter_ns() - began) / 1e3)
+    return samples
+
+
+def _by_events(call: Callable[[], Any], seconds: float) -> list[float]:
+    """Microseconds of single calls by Triton's do_bench, which empties the L2 before each, and lets calls queue up."""
+    from triton.testing import do_bench
+
+    samples: list[float] = []
+    while len(samples) < FEWEST:
+        samples += do_bench(call, rep=1e3 * seconds, return_mode="all")
+    return [1e3 * milliseconds for milliseconds in samples]
 
 
 def summary(samples: Sequence[float]) -> Times:
     """Of at least one sample."""
     ordered = sorted(samples)
-    median, p10, p90 = (ordered[round(q * (len(ordered) - 1))] for q in (0.5, 0.1, 0.9))
-    return Times(median, p10, p90, len(ordered))
-
-
-def _on_cpu(call: Callable[[], Any], flush: Tensor | None) -> float:
-    began = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - began) / 1e3
-
-
-def _on_gpu(call: Callable[[], Any], flush: Tensor | None) -> float:
-    assert flush is not None
-    flush.zero_()
-    return event_milliseconds(call) * 1e3
+    p10, p25, median, p75, p90 = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.25, 0.5, 0.75, 0.9))
+    return Times(median, p10, p90, len(ordered), p75 - p25)
 
 
 def copy_bandwidth(device: torch.device) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import xml.etree.ElementTree as xml
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import Function
+from torch.utils.benchmark.utils.common import Measurement, TaskSpec
 
 import fusegrad
 from fusegrad.__main__ import main
@@ -26,7 +28,7 @@ from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
 from fusegrad.runtime.kernels.machine_code.model import copy_seconds
 from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
-from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
+from fusegrad.runtime.profile.measure import Times, peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
 from fusegrad.runtime.report.roofline import _operations
 from fusegrad.runtime.values.sizes import number
@@ -92,7 +94,53 @@ def test_times_are_what_the_clock_says() -> None:
     fast, slow = (times_of(lambda s=s: time.sleep(s), torch.device("cpu"), 0.0).median for s in (0.001, 0.003))
     assert slow > 2 * fast
     assert summary([float(i) for i in range(101)]) == (t := summary(list(map(float, range(100, -1, -1)))))
-    assert (t.median, t.p10, t.p90, t.calls) == (50, 10, 90, 101)
+    assert (t.median, t.p10, t.p90, t.calls, t.iqr) == (50, 10, 90, 101, 50)
+
+
+def test_interruptions_do_not_move_the_median() -> None:
+    """Of calls that are timed one by one, as they would of blocks that hold an interruption each."""
+    called = itertools.count(1)
+
+    def call() -> None:
+        if next(called) % 5 == 0:
+            time.sleep(0.002)
+
+    times = times_of(call, CPU, 0.1)
+    assert times.median < 100 and times.p90 > 2000 and times.calls >= 50
+
+
+@pytest.mark.parametrize(("spread", "noisy"), [(0.05, False), (0.15, True)])
+def test_a_wide_spread_is_noise(spread: float, noisy: bool) -> None:
+    """The middle half over more than a tenth of the median, as torch's Measurement has it; outliers alone are not."""
+    samples = [100 * (1 + spread * (i - 50) / 50) for i in range(101)]
+    times = summary(samples)
+    assert times.noisy is noisy and times.iqr == pytest.approx(100 * spread)
+    raw = Measurement(1, samples, TaskSpec("call()", "pass"))
+    assert raw.has_warnings is noisy and raw.iqr == pytest.approx(times.iqr)
+    assert not summary([100.0] * 9 + [500.0]).noisy
+
+
+def test_a_gpu_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's do_bench, here a stub for want of a GPU: milliseconds, and again until there are ten."""
+    asked: list[dict[str, Any]] = []
+
+    def do_bench(call: Any, **how: Any) -> list[float]:
+        call()
+        asked.append(how)
+        return [0.5, 0.25, 0.75, 0.5, 0.5]
+
+    monkeypatch.setattr("triton.testing.do_bench", do_bench)
+    times = times_of(lambda: None, torch.device("cuda"), 0.02)
+    assert asked == [{"rep": 20.0, "return_mode": "all"}] * 2
+    assert times == Times(500, 250, 750, 10, 0)
+
+
+def test_a_gpu_without_triton_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr("fusegrad.runtime.profile.measure.is_triton_installed", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), time.sleep(0.001)))
+    times = times_of(lambda: None, torch.device("cuda"), 0.0)
+    assert times.p10 >= 1000 and len(waited) == times.calls == 10
 
 
 def test_saved_bytes_are_those_of_the_class() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd import Function
+from torch.autograd import Function, gradcheck
 
 import fusegrad
 from fusegrad.__main__ import main
@@ -174,6 +174,68 @@ def test_a_kink_has_no_derivative() -> None:
     assert at_the_kink is not None and at_the_kink.holds is None and "kinks" in str(at_the_kink)
     beside = fusegrad.check(Relu, torch.tensor([-1.0, 0.0, 2.0]), transforms=["backward"], **ONE).derivative
     assert beside is not None and beside.holds
+
+
+class Square(Function):
+    """Of complex numbers: the gradient is that of torch, with the conjugate."""
+
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return z * z
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0].conj()
+
+
+class NotConjugated(Square):
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class Turned(Function):
+    """A real argument, a complex output."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.polar(torch.ones_like(x), x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (g.conj() * 1j * torch.polar(torch.ones_like(x), x)).real
+
+
+class Modulus(Function):
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return z.abs()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].sgn()
+
+
+@pytest.mark.parametrize(
+    ("cls", "spec", "holds"),
+    [(Square, "c64[3]", True), (NotConjugated, "c64[3]", False), (Turned, "f64[3]", True), (Modulus, "c128[3]", True)],
+)
+def test_complex_numbers_are_moved_along_both_parts(cls: Any, spec: str, holds: bool) -> None:
+    found = fusegrad.check(cls, spec, transforms=["backward"], **ONE).derivative
+    assert found is not None and found.holds is holds, str(found)
+    exact = torch.randn(3, dtype=torch.float64 if spec[0] == "f" else torch.complex128, requires_grad=True)
+    assert gradcheck(cls.apply, exact, raise_exception=False) is holds, "torch says the same"
+    if spec[0] == "c":
+        assert found.at.rpartition(".")[2] in ("real", "imag")
+
+
+def test_a_modulus_has_no_derivative_at_zero() -> None:
+    found = fusegrad.check(Modulus, torch.zeros(2, dtype=torch.complex128), transforms=["backward"], **ONE).derivative
+    assert found is not None and found.holds is None and "kinks" in str(found)
 
 
 def test_a_function_without_backward_is_not_asked() -> None:
