@@ -2,7 +2,8 @@
 
     iota(n)  argmax(x)  min(max(i, 0), n - 1)  i % n  check_index(i, n)        are inside 0 .. n - 1
 
-Two questions, asked operand by operand: is it never negative, and is it below a size.
+Two questions, asked operand by operand: is it never negative, and is it below a size. Of sums, differences and products
+a third one: do they fit their dtype? max(i, 0) + 1 is negative where i is the largest number there is.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ import sympy
 
 from ..graph import Value
 from ..rewrite import Rules, make
-from ..types import INTEGERS, Size, simplify_size
+from ..types import INTEGERS, UNSIGNED, Size, simplify_size
 
 DEPTH = 16
 """Operations between an index and what shows its range; no question goes deeper."""
+NEAR = 6
+"""The same, to what shows that arithmetic fits its dtype."""
+LONGEST = (1 << 31) - 1
+"""The largest size that a symbol stands for, as far as arithmetic is asked to fit."""
+BITS = {"b1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64}
+Range = tuple[int, int]
 
 
 def is_within(index: Value, size: Size) -> bool:
@@ -43,6 +50,21 @@ def _all(value: Value, depth: int) -> bool:
     return all(_is_nonnegative(a, depth) for a in value.args)
 
 
+def _all_exact(value: Value, depth: int) -> bool:
+    """Sums and products of what is not negative, which do not wrap around."""
+    return _all(value, depth) and _is_exact(value)
+
+
+def _is_nonnegative_quotient(value: Value, depth: int) -> bool:
+    """By a number: what is divided by zero may be anything."""
+    return _first(value, depth) and _is_divisor_positive(value)
+
+
+def _is_divisor_positive(value: Value) -> bool:
+    divisor = value.args[1]
+    return divisor.prim == "full" and _is_at_most(1, divisor.params["value"])
+
+
 def _is_nonnegative_cast(value: Value, depth: int) -> bool:
     return _is_kept(value) and (value.args[0].dtype == "b1" or _first(value, depth))
 
@@ -50,7 +72,9 @@ def _is_nonnegative_cast(value: Value, depth: int) -> bool:
 def _is_nonnegative_difference(value: Value, depth: int) -> bool:
     """size - x, where x is at most the size."""
     left, right = value.args
-    return left.prim == "full" and _is_below(right, simplify_size(left.params["value"] + 1), depth)
+    if left.prim != "full" or not _is_exact(value):
+        return False
+    return _is_below(right, simplify_size(left.params["value"] + 1), depth)
 
 
 def _are_choices_nonnegative(value: Value, depth: int) -> bool:
@@ -62,10 +86,12 @@ nonnegative_rules: dict[str, Callable[[Value, int], bool]] = {
     **dict.fromkeys(("iota", "argmax", "argmin", "check_index"), lambda value, depth: True),
     "full": lambda value, depth: _is_at_most(0, value.params["value"]),
     **dict.fromkeys(("broadcast", "reshape", "permute", "slice", "flip", "pad", "gather", "amax", "amin"), _first),
-    **dict.fromkeys(("cat", "min", "add", "mul", "floordiv"), _all),
+    **dict.fromkeys(("cat", "min"), _all),
+    **dict.fromkeys(("add", "mul"), _all_exact),
+    "floordiv": _is_nonnegative_quotient,
     "where": _are_choices_nonnegative,
     "max": lambda value, depth: any(_is_nonnegative(a, depth) for a in value.args),
-    "rem": lambda value, depth: value.args[1].prim == "full" and _is_at_most(1, value.args[1].params["value"]),
+    "rem": lambda value, depth: _is_divisor_positive(value),
     "cast": _is_nonnegative_cast,
     "sub": _is_nonnegative_difference,
 }
@@ -92,7 +118,7 @@ def _is_cast_below(value: Value, size: Size, depth: int) -> bool:
 
 def _is_sum_below(value: Value, size: Size, depth: int) -> bool:
     """x + constant"""
-    for x, constant in (value.args, value.args[::-1]):
+    for x, constant in (value.args, value.args[::-1]) if _is_exact(value) else ():
         if constant.prim == "full" and _is_below(x, simplify_size(size - constant.params["value"]), depth):
             return True
     return False
@@ -100,7 +126,7 @@ def _is_sum_below(value: Value, size: Size, depth: int) -> bool:
 
 def _is_difference_below(value: Value, size: Size, depth: int) -> bool:
     """x - y and size - y, where y is not negative."""
-    return _is_nonnegative(value.args[1], depth) and _first_below(value, size, depth)
+    return _is_exact(value) and _is_nonnegative(value.args[1], depth) and _first_below(value, size, depth)
 
 
 def _is_remainder_below(value: Value, size: Size, depth: int) -> bool:
@@ -149,6 +175,111 @@ def _choices(value: Value, comparisons: Sequence[tuple[str, bool]]) -> Iterator[
     for choice, answer in zip(choices, (True, False), strict=True):
         is_limited = (condition.prim, answer) in comparisons and condition.args[0] == choice
         yield [choice, condition.args[1]] if is_limited else [choice]
+
+
+# ------------------------------------------------------------------ arithmetic that fits its dtype
+def _is_exact(value: Value) -> bool:
+    """True if a sum, a difference or a product provably fits its dtype."""
+    low, high = range_rules[value.prim](value, NEAR)
+    least, most = _of_dtype(value.dtype)
+    return least <= low and high <= most
+
+
+def _range(value: Value, depth: int) -> Range:
+    """The least and the largest number that a value may be."""
+    everything = _of_dtype(value.dtype)
+    rule = range_rules.get(value.prim) if value.dtype in BITS else None
+    if rule is None or depth == 0:
+        return everything
+    low, high = rule(value, depth - 1)
+    fits = everything[0] <= low and high <= everything[1]
+    return (low, high) if fits else everything
+
+
+def _of_dtype(dtype: str) -> Range:
+    bits = BITS.get(dtype, 64)  # of a float, that of the integer that a cast makes of it
+    return (0, (1 << bits) - 1) if dtype in (*UNSIGNED, "b1") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def _first_range(value: Value, depth: int) -> Range:
+    return _range(value.args[0], depth)
+
+
+def _ranges(value: Value, depth: int) -> tuple[list[int], list[int]]:
+    ranges = [_range(a, depth) for a in value.args]
+    return [low for low, _ in ranges], [high for _, high in ranges]
+
+
+def _sum(value: Value, depth: int) -> Range:
+    low, high = _ranges(value, depth)
+    return sum(low), sum(high)
+
+
+def _difference(value: Value, depth: int) -> Range:
+    (low, low_off), (high, high_off) = _ranges(value, depth)
+    return low - high_off, high - low_off
+
+
+def _product(value: Value, depth: int) -> Range:
+    corners = [a * b for a in _range(value.args[0], depth) for b in _range(value.args[1], depth)]
+    return min(corners), max(corners)
+
+
+def _smaller(value: Value, depth: int) -> Range:
+    low, high = _ranges(value, depth)
+    return min(low), min(high)
+
+
+def _larger(value: Value, depth: int) -> Range:
+    low, high = _ranges(value, depth)
+    return max(low), max(high)
+
+
+def _any_of(value: Value, depth: int) -> Range:
+    low, high = _ranges(value, depth)
+    return min(low), max(high)
+
+
+def _chosen(value: Value, depth: int) -> Range:
+    low = min(max(_range(v, depth)[0] for v in limited) for limited in _choices(value, AT_LEAST))
+    high = max(min(_range(v, depth)[1] for v in limited) for limited in _choices(value, AT_MOST))
+    return low, high
+
+
+def _number(value: Value, depth: int) -> Range:
+    number: Size = value.params["value"]
+    return (int(number), int(number)) if isinstance(number, (int, float)) else (-LONGEST, LONGEST)
+
+
+def _remainder(value: Value, depth: int) -> Range:
+    low, high = _range(value.args[1], depth)
+    return (0, high - 1) if low > 0 else _of_dtype(value.dtype)
+
+
+def _padded(value: Value, depth: int) -> Range:
+    low, high = _first_range(value, depth)
+    return min(low, 0), max(high, 0)
+
+
+def _size(value: Value, depth: int) -> Range:
+    size: Size = value.params.get("size", LONGEST)
+    return 0, size - 1 if isinstance(size, int) else LONGEST
+
+
+range_rules: dict[str, Callable[[Value, int], Range]] = {
+    **dict.fromkeys(("iota", "argmax", "argmin", "check_index"), _size),
+    "full": _number,
+    **dict.fromkeys(("broadcast", "reshape", "permute", "slice", "flip", "gather", "amax", "amin", "cast"), _first_range),
+    "pad": _padded,
+    "cat": _any_of,
+    "where": _chosen,
+    "add": _sum,
+    "sub": _difference,
+    "mul": _product,
+    "min": _smaller,
+    "max": _larger,
+    "rem": _remainder,
+}
 
 
 # ------------------------------------------------------------------ numbers

@@ -65,8 +65,13 @@ class Call:
         return Mode.TRANSFORMED if transforms_active() or self._pushes_tangents() else Mode.PLAIN
 
     def _pushes_tangents(self) -> bool:
-        """True if an argument has a tangent, or a tracer is to find out; a level may be open for other calls."""
-        return dual_level() >= 0 and (is_capturing() or any(map(has_tangent, self.opened)))
+        """True if an argument has a tangent, or a tracer is to find out; a level may be open for other calls.
+
+        What a plain function closes over may have one, too; torch looks at the arguments of a class alone.
+        """
+        if dual_level() < 0:
+            return False
+        return is_capturing() or self.compiled.user.plain_function is not None or any(map(has_tangent, self.opened))
 
     def bind(self) -> None:
         """The arguments by position, defaults filled in, where forward is called without a ctx."""

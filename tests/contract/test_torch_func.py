@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -860,3 +861,18 @@ def test_19_once_differentiable_is_mapped_and_pulled_back() -> None:
     close(vmap(fast.apply)(x), x**3)
     close(vmap(grad(fast.apply))(x), 3 * x**2)
     assert compiled(fast)
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_a_function_pushes_the_tangents_of_what_it_closes_over(backend) -> None:
+    x, w, t = torch.tensor([5.0, 7.0]), torch.tensor([2.0, 3.0]), torch.tensor([1.0, -1.0])
+    with fwd.dual_level():
+        weight = fwd.make_dual(w, t)
+
+        def scaled(x):
+            return x * weight
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+            pushed = fwd.unpack_dual(fusegrad.compile(scaled, backend=backend)(x)).tangent
+    torch.testing.assert_close(pushed, x * t)

@@ -120,6 +120,21 @@ def test_another_process_loads_it(tmp_path) -> None:
     assert done.stdout.strip().endswith("loaded"), done.stderr[-3000:]
 
 
+def test_another_process_loads_random_numbers(tmp_path) -> None:
+    """Their operator comes with `load_program`, whatever was asked of fusegrad before."""
+
+    class Noisy(torch.nn.Module):
+        def forward(self, x):
+            return x + fusegrad.random.uniform(x.shape, 3, like=x)
+
+    fusegrad.save_program(export(Noisy(), (torch.zeros(4),)), tmp_path / "noisy.pt2")
+    load = f"""
+import fusegrad, torch
+print(fusegrad.load_program({str(tmp_path / "noisy.pt2")!r}).module()(torch.zeros(4)).tolist())"""
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=250)
+    assert done.stdout.strip() == str(Noisy()(torch.zeros(4)).tolist()), done.stderr[-3000:]
+
+
 def test_a_class_that_nobody_can_import_is_refused_by_name(tmp_path) -> None:
     class Local(torch.nn.Module):
         def forward(self, x):

@@ -23,6 +23,7 @@ from ...ir.infer import same_shape, sizes_equal
 from ...ir.types import INTEGERS, LOW_FLOATS, product
 from ..dtypes import from_torch
 from ..sizes import hint_of
+from ..torch_private import plain_tensors
 
 Result: TypeAlias = "Value | tuple[Value | None, ...] | None"
 Rule: TypeAlias = Callable[..., Any]
@@ -111,7 +112,12 @@ def cast(x: Value, dtype: str) -> Value:
     return emit("cast", x if dtype != "f8e4m3fn" or SATURATES else _nan_beyond(x), dtype=dtype)
 
 
-SATURATES = bool(torch.tensor(500.0).to(torch.float8_e4m3fn).float() == 448.0)
+def _saturates() -> bool:
+    with plain_tensors():  # this module may be imported within a mode of the user's, and for another device
+        return bool(torch.tensor(500.0, device="cpu").to(torch.float8_e4m3fn).float() == 448.0)
+
+
+SATURATES = _saturates()
 """True if this torch makes what is too large for float8_e4m3fn the largest value, as the primitive does, or NaN."""
 
 

@@ -66,4 +66,6 @@ def _lowered(call: Call, seed: Value, offset: Value, shape: Sequence[int], kind:
     return emit("random", *at, shape=call.out.shape, dtype="f32", kind=kind)
 
 
-rules[torch.ops.fusegrad.philox.default] = _lowered
+OPERATOR = torch.ops.fusegrad.philox.default
+"""What stands in a graph; there as soon as this module is imported, which loading a program that calls it needs."""
+rules[OPERATOR] = _lowered

@@ -19,6 +19,7 @@ from ....ir.errors import FusegradError, ParseError
 from ...capture.graph_mode import outside_graph
 from ...dynamo.forward_operator import OperatorRules, Origin, Root, unit_operator
 from ...dynamo.operators import NAMESPACE, known
+from ...execution.aten import random
 from ...functorch.unit import TransformableGraph
 from ...persistence.literals import NoLiteral, constant_document, constant_from
 from ...persistence.stored_specialization import example_of as described
@@ -48,7 +49,7 @@ def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[
 def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     """`torch.export.load`, once the operators that the program calls are there: imports the modules of their classes.
 
-    So the file is to be trusted as those modules are. Raises SavedProgramError where a class is no longer what it was.
+    The operator of `fusegrad.random` needs none. So the file is to be trusted as those modules are. Raises SavedProgramError where a class is no longer what it was.
     """
     for document in _operators(str(path)):
         if document["name"] not in known:
@@ -60,7 +61,7 @@ def _called_operators(module: torch.fx.GraphModule) -> Iterator[str]:
     for inner in module.modules():
         graph = getattr(inner, "graph", None)
         for node in graph.nodes if isinstance(graph, torch.fx.Graph) else ():
-            if getattr(node.target, "namespace", None) == NAMESPACE:
+            if getattr(node.target, "namespace", None) == NAMESPACE and node.target is not random.OPERATOR:
                 yield node.target._schema.name.split("::")[1]
 
 

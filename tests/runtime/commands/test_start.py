@@ -87,6 +87,27 @@ def test_rooms_are_there_without_an_import_of_their_own() -> None:
     assert {"fusegrad.ir.graph", "fusegrad.codegen", "fusegrad.tracer", "fusegrad.runtime"} <= loaded
 
 
+@pytest.mark.parametrize("mode", ["torch.device('meta')", "Refusing()"])
+def test_the_first_name_may_be_asked_for_within_a_mode(mode: str) -> None:
+    run = f"""
+import torch, fusegrad
+from torch.utils._python_dispatch import TorchDispatchMode
+class Refusing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise RuntimeError("an operation within a mode of the user's")
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+with {mode}:
+    fast = fusegrad.compile(Twice)
+assert fast.apply(torch.ones(2)).tolist() == [2.0, 2.0]"""
+    assert "fusegrad.runtime.api" in imported_by(run)
+
+
 def test_a_pickle_may_be_the_first_that_asks(tmp_path: Path) -> None:
     (tmp_path / "pickled_twice.py").write_text(
         "from torch.autograd import Function\n\n\nclass Twice(Function):\n"

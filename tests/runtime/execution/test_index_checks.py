@@ -15,6 +15,7 @@ from fusegrad.runtime.settings import config
 
 Tensor = torch.Tensor
 ROWS, COLUMNS = 6, 5
+LEAST = -(1 << 63)
 
 
 def reading(read: Callable[[Tensor, Tensor], Tensor]) -> type[Function]:
@@ -154,6 +155,26 @@ def test_the_check_can_be_left_out() -> None:
     agree(fast, reading(read), x, index)
     with pytest.raises(IndexOutOfRangeError):
         fast.apply(x, with_one(index, ROWS))
+
+
+WRAPPING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+    "a difference": (lambda x, i: x[(i.clamp(max=x.shape[0] - 1) - 1).clamp(min=0)], LEAST),
+    "a sum": (lambda x, i: x[(i.clamp(min=0) + 1).clamp(max=x.shape[0] - 1)], -LEAST - 1),
+    "from the end": (lambda x, i: x[(x.shape[0] - 1 - i.clamp(max=x.shape[0] - 1)).clamp(max=x.shape[0] - 1)], LEAST),
+    "a product": (lambda x, i: x[(i.clamp(min=0) * 1000003).clamp(max=x.shape[0] - 1)], 1 << 44),
+    "of 32 bits": (lambda x, i: x[((i.clamp(min=0) * 1000003).clamp(max=x.shape[0] - 1)).long()], 2148),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPING)
+def test_of_numbers_that_wrap_around_nothing_is_taken_for_granted(name: str) -> None:
+    read, extreme = WRAPPING[name]
+    index = rows(8).to(torch.int32 if name == "of 32 bits" else torch.int64)
+    cls, x = reading(read), x_of()
+    fast = fusegrad.compile(cls, backend="interpret", fullgraph=True)
+    agree(fast, cls, x, index)
+    with pytest.raises(IndexOutOfRangeError):
+        fast.apply(x, with_one(index, extreme))
 
 
 class Loss(Function):
