@@ -201,7 +201,7 @@ def _of_dtype(dtype: str) -> Range:
     return (0, (1 << bits) - 1) if dtype in (*UNSIGNED, "b1") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def _first_range(value: Value, depth: int) -> Range:
+def _as_first(value: Value, depth: int) -> Range:
     return _range(value.args[0], depth)
 
 
@@ -257,7 +257,7 @@ def _remainder(value: Value, depth: int) -> Range:
 
 
 def _padded(value: Value, depth: int) -> Range:
-    low, high = _first_range(value, depth)
+    low, high = _as_first(value, depth)
     return min(low, 0), max(high, 0)
 
 
@@ -269,7 +269,7 @@ def _size(value: Value, depth: int) -> Range:
 range_rules: dict[str, Callable[[Value, int], Range]] = {
     **dict.fromkeys(("iota", "argmax", "argmin", "check_index"), _size),
     "full": _number,
-    **dict.fromkeys(("broadcast", "reshape", "permute", "slice", "flip", "gather", "amax", "amin", "cast"), _first_range),
+    **dict.fromkeys(("broadcast", "reshape", "permute", "slice", "flip", "gather", "amax", "amin", "cast"), _as_first),
     "pad": _padded,
     "cat": _any_of,
     "where": _chosen,

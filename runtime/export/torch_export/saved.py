@@ -49,7 +49,8 @@ def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[
 def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     """`torch.export.load`, once the operators that the program calls are there: imports the modules of their classes.
 
-    The operator of `fusegrad.random` needs none. So the file is to be trusted as those modules are. Raises SavedProgramError where a class is no longer what it was.
+    The operator of `fusegrad.random` needs none. So the file is to be trusted as those modules are. Raises
+    SavedProgramError where a class is no longer what it was.
     """
     for document in _operators(str(path)):
         if document["name"] not in known:
