@@ -18,6 +18,9 @@ import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "site-pages", ROOT / "build" / "site"
+SOURCES = ROOT / "build" / "site-sources"
+"""Copies of the package, of which mkdocstrings reads the signatures and docstrings of api.md."""
+PACKAGE = ("__init__.py", "ir", "tracer", "codegen", "runtime")
 OUTSIDE = {
     "../benchmarks/results/cpu.svg": "pictures/cpu.svg",
     "../examples/README.md": "examples.md",
@@ -54,6 +57,12 @@ def stage() -> None:
         target.write_text(text, encoding="utf-8")
     for name, source in COPIED.items():
         shutil.copy(source, STAGE / name)
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    for path in (p for name in PACKAGE for p in sorted([ROOT / name, *(ROOT / name).rglob("*.py")])):
+        if path.is_file():
+            target = SOURCES / "fusegrad" / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
 
 
 def requests(page: str) -> list[str]:
