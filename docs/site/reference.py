@@ -144,8 +144,9 @@ def attribute_docstrings(found: type) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef)
     texts: dict[str, str] = {}
     for attribute, below in itertools.pairwise(definition.body):
-        if isinstance(attribute, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            texts[ast.unparse(attribute.target)] = " ".join(str(below.value.value).split())
+        match attribute, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                texts[name] = " ".join(words.split())
     return texts
 
 
