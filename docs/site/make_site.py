@@ -27,7 +27,8 @@ OUTSIDE = {
     "../README.md": "index.md",
 }
 """Links out of docs/, as the site has them."""
-COPIED = {"pictures/cpu.svg": ROOT / "benchmarks" / "results" / "cpu.svg", "site.css": DOCS / "site" / "site.css",
+COPIED = {"pictures/cpu.svg": ROOT / "benchmarks" / "results" / "cpu.svg",
+          "pictures/overview.svg": DOCS / "pictures" / "overview.svg", "site.css": DOCS / "site" / "site.css",
           "worker.js": DOCS / "site" / "worker.js", "tutorial.ipynb": DOCS / "tutorial.ipynb"}  # fmt: skip
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """What the theme loads for its search in pages opened from disk; `worker.js` takes its place."""

@@ -101,7 +101,7 @@ def rows() -> Iterator[str]:
     for mistake in mistakes():
         eager, ours = run(mistake, EAGER), run(mistake, fusegrad)
         yield f"### {mistake.title}\n"
-        yield f"```python title=\"in a file\"\n{mistake.code}```\n"
+        yield f"```python title=\"{FILE}\"\n{mistake.code}```\n"
         yield f"Eager{counted(eager)}:\n" if eager.text else "Eager says nothing.\n"
         yield from block(eager)
         yield f"fusegrad, before: {mistake.before}\n"

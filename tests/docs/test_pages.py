@@ -31,7 +31,7 @@ import reference  # noqa: E402
 
 NAVIGATION = re.findall(r"^ +- ([^:]+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 WRITTEN = {"README.md": ROOT / "README.md", **{p.name: p for p in sorted((ROOT / "docs").glob("*.md"))}}
-NOT_RUN = ("needs a GPU", "not run", "in a file")
+NOT_RUN = ("needs a GPU", "not run", "in a file", "model.py")
 """Titles of Python blocks that are compiled to byte code and not run; a reader sees them."""
 
 
