@@ -159,7 +159,7 @@ def settings_page() -> str:
     texts = attribute_docstrings(config.Settings)
     settings = dataclasses.fields(config.Settings)
     fields = [[f"`{f.name}`", f"`{f.type}`", f"`{f.default!r}`", prose(texts[f.name])] for f in settings]
-    variables = [[f"`{n}`", value, prose(what)] for n, (value, what) in VARIABLES.items() if n in variables_read()]
+    variables = [[f"`{n}`", value, what] for n, (value, what) in VARIABLES.items() if n in variables_read()]
     compile_page = inspect.signature(fusegrad.compile).parameters.values()
     options = [[f"`{p.name}`", f"`{p.default!r}`"] for p in compile_page if p.kind is p.KEYWORD_ONLY]
     return "\n".join([

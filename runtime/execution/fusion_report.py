@@ -178,7 +178,7 @@ def _breaks_within(kernels: Kernels) -> Iterator[FusionBreak]:
     for earlier, later in pairwise(kernels.kernels):
         writers |= _buffers(earlier, kernels)
         shared = [writers[ref] for ref in _buffers(later, kernels) if ref in writers]
-        needed = f"its programs need each other's results: all of `{', '.join(shared)}` comes first"
+        needed = f"it needs the complete `{', '.join(shared)}` of the one before (a grid-wide dependency)"
         yield FusionBreak(earlier.name, later.name, needed if shared else APART)
 
 
