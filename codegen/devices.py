@@ -56,24 +56,32 @@ MULTIPROCESSORS = {
 
 @dataclass(frozen=True)
 class Device:
-    """bandwidth: bytes per second to its memory. flops: float32 operations per second outside matrix units; `products`
-    those of 16-bit products. clock: hertz. latency: seconds from a load to its bytes, under load. units, l2 (bytes):
-    where they are not those of the target's entry.
-    """
+    """A GPU by its peaks, as its vendor states them."""
 
     name: str
+    """As NVIDIA or AMD call it."""
     target: str
+    """What kernels are generated for: "cuda:90", "hip:gfx942"."""
     bandwidth: float
+    """Bytes per second to its memory."""
     flops: float
+    """float32 operations per second, outside matrix units."""
     products: float
+    """Operations per second of 16-bit matmuls, in matrix units."""
     clock: float
+    """Hertz."""
     source: str
+    """The document that has these figures."""
     latency: float = 0.7e-6
+    """Seconds from a load to its bytes, under load."""
     units: int = 0
+    """Multiprocessors; 0: those of the target's entry."""
     l2: int = 0
+    """Bytes of L2; 0: those of the target's entry."""
 
     @property
     def multiprocessors(self) -> int:
+        """The number of its multiprocessors."""
         return self.units or TARGETS[self.target].units
 
     @property

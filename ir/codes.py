@@ -511,11 +511,11 @@ CODES = (
         (r"they share no value",),
     ),
     Code(
-        "FG117", "fusion break: its programs need each other's results",
+        "FG117", "fusion break: it needs the complete result of the one before (a grid-wide dependency)",
         "A value that is reduced over one axis is needed along another, or at very many places (slices of sums "
         "of slices), so all programs have to finish first.",
         "Nothing: the sum of a weight's gradient over all rows needs two passes.",
-        (r"its programs need", r"its results are needed"),
+        (r"it needs the complete", r"its results are needed"),
     ),
     Code(
         "FG118", "fusion break: what comes before a matmul would be computed again for every tile of it",

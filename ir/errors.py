@@ -22,14 +22,15 @@ _NOT_THE_USERS = {__name__.split(".")[0], "torch", "contextlib", "functools"}
 
 
 class FusegradError(RuntimeError):
-    """Base class. `message` is a template; the keyword arguments that fill it stay readable as attributes.
-
-    speaks: "to the user" (call, fact, place, way out), "torch" (torch's own words), or "inside" (never leaves fusegrad,
-    or reports a mistake of its own). A place that is not given is the user's call.
-    """
+    """Base class of every error: the call, the fact, the place, the way out. A place not given is the user's call."""
 
     message: ClassVar[str] = "{detail}"
+    """The template of the message."""
     speaks: ClassVar[str] = "to the user"
+    """To whom it speaks: "to the user", "torch" (torch's own words), or "inside" (never leaves fusegrad, or reports a
+    mistake of its own)."""
+    facts: dict[str, Any]
+    """What fills the template, by name: function, method, where, reason .."""
 
     def __init__(self, detail: str = "", **facts: Any) -> None:
         self.facts = {"detail": detail, **facts}
@@ -40,7 +41,7 @@ class FusegradError(RuntimeError):
 
     @property
     def code(self) -> str:
-        """The row of `ir/codes.py` that says more."""
+        """The code of the error, FG012 say, under which troubleshooting has more."""
         return code_of_error(type(self))
 
 
@@ -88,7 +89,7 @@ class ParseError(FusegradError):
 
 
 class NotTraceableError(FusegradError):
-    """A method that has to be captured (`fullgraph=True`, or `is_traceable = True`) could not be."""
+    """A method that has to be traced (`fullgraph=True`, or `is_traceable = True`) could not be."""
 
     message = (
         "{function}.{method} cannot be traced: {reason}\n"

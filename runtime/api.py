@@ -64,21 +64,36 @@ def compile(
 ) -> Any:
     """Compile a `torch.autograd.Function` class, or a plain function of tensors.
 
-    The result is used as the original: `Fast.apply(...)`, or `fast(...)`. backend: "auto" (triton for GPU tensors, the
-    reference for CPU tensors), "triton", "interpret" (the generated Triton text under Triton's interpreter, on CPU),
-    "reference" (the traced ATen operations), "inductor". fullgraph: raise NotTraceableError where a method cannot be
-    traced, instead of running it as written. dynamic: sizes are symbols, so that one trace serves every batch size.
-    traceable: True, False, or a dict of these by method ("forward", "backward", "jvp"), ahead of what the class says: a
-    method that is not traceable runs in eager and is never traced, one that is has to be (else NotTraceableError).
-    pytree: dicts, lists, tuples and registered containers of tensors are tracked, as arguments and as results; backward
-    gets gradients in the structure of the output and returns one value in the structure of each argument.
-    derive_jvp: what forward mode is where the class has no jvp: "backward" (its transpose, so that straight-through
-    and scaled gradients are honoured), "forward" (the derivative of forward), False (none: torch's own error).
-    numerics: of generated kernels: "eager" rounds where your operations round, with their accuracy; "fast" rounds low
-    floats where they are stored alone, and takes the hardware's own quotients, roots and exponentials.
+    The result is used as the original: `Fast.apply(...)`, or `fast(...)`. As a decorator: `@fusegrad.compile`, or
+    `@fusegrad.compile(fullgraph=True)`.
 
-    Raises CompileTargetError for anything else, ConfigError for an unknown backend or numerics, DeclarationError for
-    `traceable`, DeriveJvpError for `derive_jvp`.
+    Args:
+        target: The class or the function; left out where only options are given.
+        backend: "auto" (triton for GPU tensors, the reference for CPU tensors), "triton", "interpret" (the generated
+            Triton text under Triton's interpreter, on CPU), "reference" (the traced ATen operations), "inductor".
+        fullgraph: Raise NotTraceableError where a method cannot be traced, instead of falling back to eager.
+        dynamic: Sizes are symbols, so that one trace serves every batch size.
+        traceable: True, False, or a dict of these by method ("forward", "backward", "jvp"), ahead of what the class
+            says. A method that is not traceable runs in eager and is never traced; one that is has to be traced, or
+            NotTraceableError is raised.
+        pytree: Dicts, lists, tuples and registered containers of tensors are tracked, as arguments and as results;
+            backward gets gradients in the structure of the output and returns one value in the structure of each
+            argument.
+        derive_jvp: What forward-mode AD is where the class has no jvp: "backward" (its transpose, so that
+            straight-through and scaled gradients are honoured), "forward" (the derivative of forward), False (none:
+            torch's own error).
+        numerics: Of generated kernels: "eager" rounds where your operations round, with their accuracy; "fast" rounds
+            low floats where they are stored alone, and takes the hardware's own quotients, roots and exponentials.
+
+    Returns:
+        What stands for the target: a Function class, or a function, with the same static type. A decorator, where no
+            target was given.
+
+    Raises:
+        CompileTargetError: for what is neither a Function class nor a function.
+        ConfigError: for an unknown backend or numerics.
+        DeclarationError: for a `traceable` that is none.
+        DeriveJvpError: for another `derive_jvp`.
     """
     valid_backend(backend)
     options = Options(

@@ -18,13 +18,17 @@ import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "site-pages", ROOT / "build" / "site"
+SOURCES = ROOT / "build" / "site-sources"
+"""Copies of the package, of which mkdocstrings reads the signatures and docstrings of api.md."""
+PACKAGE = ("__init__.py", "ir", "tracer", "codegen", "runtime")
 OUTSIDE = {
     "../benchmarks/results/cpu.svg": "pictures/cpu.svg",
     "../examples/README.md": "examples.md",
     "../README.md": "index.md",
 }
 """Links out of docs/, as the site has them."""
-COPIED = {"pictures/cpu.svg": ROOT / "benchmarks" / "results" / "cpu.svg", "site.css": DOCS / "site" / "site.css",
+COPIED = {"pictures/cpu.svg": ROOT / "benchmarks" / "results" / "cpu.svg",
+          "pictures/overview.svg": DOCS / "pictures" / "overview.svg", "site.css": DOCS / "site" / "site.css",
           "worker.js": DOCS / "site" / "worker.js", "tutorial.ipynb": DOCS / "tutorial.ipynb"}  # fmt: skip
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """What the theme loads for its search in pages opened from disk; `worker.js` takes its place."""
@@ -54,6 +58,12 @@ def stage() -> None:
         target.write_text(text, encoding="utf-8")
     for name, source in COPIED.items():
         shutil.copy(source, STAGE / name)
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    for path in (p for name in PACKAGE for p in sorted([ROOT / name, *(ROOT / name).rglob("*.py")])):
+        if path.is_file():
+            target = SOURCES / "fusegrad" / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
 
 
 def requests(page: str) -> list[str]:

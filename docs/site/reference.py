@@ -1,14 +1,20 @@
-"""Pages that are read out of the package: command line, API, settings, errors by code, examples."""
+"""Pages that are read out of the package: command line, settings, errors by code, examples.
+
+The API is no such page: mkdocstrings reads the docstrings that docs/api.md names.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +23,7 @@ from fusegrad.__main__ import COMMANDS, parser
 from fusegrad.ir import switches
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime.bisect.search import Bisection, Culprit
 from fusegrad.runtime.cache import location
-from fusegrad.runtime.check.check import Report
-from fusegrad.runtime.fallback.records import Record
-from fusegrad.runtime.profile.report import Measured, Profile
-from fusegrad.runtime.report.directions import DirectionReport, KernelReport
-from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.settings import config, logs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,108 +93,6 @@ def sentence(words: str) -> str:
     return begun if not words or words.endswith(".") else f"{begun}."
 
 
-# ------------------------------------------------------------------ API
-RESULTS: dict[str, tuple[type, ...]] = {
-    "explain": (Explanation, DirectionReport, KernelReport, Record), "check": (Report,),
-    "bisect": (Bisection, Culprit), "profile": (Profile, Measured),
-}  # fmt: skip
-"""What a function returns, and of what that is made: documented under it."""
-NOT_OF_CONFIG = ("backend_name", "valid_backend", "valid_switches", "warns", "in_force")
-"""What of the module is for the package itself."""
-
-
-def api_page() -> str:
-    parts = ["# API", "Everything public is in `fusegrad`; what is not on this page may change.\n"]
-    for name in sorted(fusegrad.__all__, key=lambda name: KINDS.index(kind(getattr(fusegrad, name)))):
-        parts += documented(name, getattr(fusegrad, name))
-        parts += [part for result in RESULTS.get(name, ()) for part in class_parts(result, "###")]
-    return "\n".join(parts)
-
-
-KINDS = ("function", "module", "class")
-
-
-def kind(found: Any) -> str:
-    return "class" if isinstance(found, type) else "module" if inspect.ismodule(found) else "function"
-
-
-def documented(name: str, found: Any) -> list[str]:
-    if inspect.ismodule(found):
-        members = [(n, o) for n, o in vars(found).items() if public(found, n, o)]
-        return [f"## fusegrad.{name}\n", prose(inspect.getdoc(found) or ""), "",
-                *(part for n, o in members for part in function_parts(f"fusegrad.{name}.{n}", o, "###"))]  # fmt: skip
-    return class_parts(found, "##") if isinstance(found, type) else function_parts(f"fusegrad.{name}", found, "##")
-
-
-def public(module: Any, name: str, found: Any) -> bool:
-    own = getattr(found, "__module__", None) == module.__name__ and name not in NOT_OF_CONFIG
-    return own and inspect.isfunction(found) and not name.startswith("_") and bool(inspect.getdoc(found))
-
-
-def function_parts(name: str, found: Callable[..., Any], level: str) -> list[str]:
-    return [f"{level} {name}\n", text(f"{name}{signature(found)}"), documentation(found), ""]
-
-
-def class_parts(found: type, level: str) -> list[str]:
-    bases = ", ".join(b.__name__ for b in found.__bases__ if b is not object)
-    parts = [f"{level} {found.__name__}\n", f"Derived from {bases}.\n" if bases else "", documentation(found), ""]
-    if dataclasses.is_dataclass(found):
-        fields = [f for f in dataclasses.fields(found) if not f.name.startswith("_")]
-        parts.append(table(["field", "type"], [[f"`{f.name}`", f"`{annotation(f.type)}`"] for f in fields]))
-    rows = [[f"`{name}`", prose(" ".join((inspect.getdoc(o) or "").split()))] for name, o in methods(found)]
-    return [*parts, table(["member", ""], rows)] if rows else parts
-
-
-def methods(found: type) -> Iterator[tuple[str, Any]]:
-    """Own public methods with their parameters, and properties."""
-    for name, member in vars(found).items():
-        if name.startswith("_") or not inspect.getdoc(member):
-            continue
-        if isinstance(member, property):
-            yield name, member
-        elif inspect.isfunction(member):
-            yield f"{name}{signature(member, bound=True)}", member
-
-
-def signature(found: Any, bound: bool = False) -> str:
-    """(a: Tensor, b: float = 1.0) -> Tensor, one parameter a line where it is long."""
-    try:
-        own = inspect.signature(found)
-    except (TypeError, ValueError):
-        return "(...)"
-    parameters = [p for p in own.parameters.values() if not (bound and p.name == "self")]
-    bare = annotation(str(own.replace(parameters=[p.replace(default=p.empty) for p in parameters])))
-    given = annotated(parameters)
-    back = bare.rpartition(" -> ")[2]
-    line = f"({', '.join(given)}) -> {back}"
-    return line if len(line) < 90 else "(\n" + "".join(f"    {p},\n" for p in given) + f") -> {back}"
-
-
-def annotated(parameters: list[inspect.Parameter]) -> list[str]:
-    """Each as it is written in the source, with the bare `/` and `*` where they stand."""
-    words, starred = [], False
-    for at, p in enumerate(parameters):
-        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        if p.kind is p.KEYWORD_ONLY and not starred:
-            words.append("*")
-        starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
-        said = "" if p.annotation is p.empty else f": {annotation(p.annotation)}"
-        words.append(f"{stars}{p.name}{said}" + ("" if p.default is p.empty else f" = {p.default!r}"))
-        if p.kind is p.POSITIONAL_ONLY and (at + 1 == len(parameters) or parameters[at + 1].kind is not p.kind):
-            words.append("/")
-    return words
-
-
-def annotation(words: Any) -> str:
-    """'Tensor | None' without quotes, and without the modules before names."""
-    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", str(words)).replace("'", "").replace("builtins.", "")
-
-
-def documentation(found: Any) -> str:
-    paragraphs = (inspect.getdoc(found) or "").split("\n\n")
-    return "\n\n".join(prose(p) for p in paragraphs) + "\n"
-
-
 # ------------------------------------------------------------------ settings
 VARIABLES = {
     "FUSEGRAD_BACKEND": ("a backend's name", "Of every compiled class, ahead of what `compile` was asked for."),
@@ -238,23 +136,38 @@ MEMORY = f"""glibc hands blocks from 128 kB to 32 MB on back to the system when 
 the next one cost more than most arithmetic on it: a process that is started with `{config.KEEPS_MEMORY}` keeps them,
 for eager code as well.
 """
+
+
+def attribute_docstrings(found: type) -> dict[str, str]:
+    """What stands below each annotated attribute of a class, in its source, on one line."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(found))).body
+    assert isinstance(definition, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for attribute, below in itertools.pairwise(definition.body):
+        match attribute, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                texts[name] = " ".join(words.split())
+    return texts
+
+
 SETTINGS_TOP = """`with fusegrad.config.patch(backend="interpret"): ...` changes settings for a block of code, in this
 thread or task. It goes before the environment, which goes before the options of `compile`.
 """
 
 
 def settings_page() -> str:
+    texts = attribute_docstrings(config.Settings)
     settings = dataclasses.fields(config.Settings)
-    fields = [[f"`{f.name}`", f"`{annotation(f.type)}`", f"`{f.default!r}`"] for f in settings]
-    variables = [[f"`{n}`", value, prose(what)] for n, (value, what) in VARIABLES.items() if n in variables_read()]
+    fields = [[f"`{f.name}`", f"`{f.type}`", f"`{f.default!r}`", prose(texts[f.name])] for f in settings]
+    variables = [[f"`{n}`", value, what] for n, (value, what) in VARIABLES.items() if n in variables_read()]
     compile_page = inspect.signature(fusegrad.compile).parameters.values()
     options = [[f"`{p.name}`", f"`{p.default!r}`"] for p in compile_page if p.kind is p.KEYWORD_ONLY]
     return "\n".join([
         "# Settings and environment variables\n", SETTINGS_TOP,
-        "## Settings\n", table(["setting", "type", "default"], fields), documentation(config.Settings),
+        "## Settings\n", table(["setting", "type", "default", ""], fields),
         "## Environment variables\n", table(["variable", "set to", ""], variables),
         "## Options of compile\n", table(["option", "default"], options),
-        "What they mean: [compile](api.md#fusegradcompile).\n",
+        "What they mean: [compile](api.md#fusegrad.compile).\n",
         "## Backends\n", f"{', '.join(f'`{b}`' for b in config.BACKENDS)}: [what they run](quickstart.md#backends).\n",
         "## Steps\n", STEPS_TOP, *(part for title, steps in STEPS.items() for part in steps_part(title, steps)),
         "## Logs\n", LOGS_TOP, table(["name", "tells"], [[f"`{n}`", prose(what)] for n, what in logs.NAMES.items()]),
@@ -334,9 +247,9 @@ def example_message(error: type[FusegradError]) -> str:
     return error.message.format(**{name: facts.get(name, name) for name in fields})
 
 
-def troubleshooting_page() -> str:
+def codes_page() -> str:
     classes = {c.__name__: c for c in error_classes()}
-    parts = [TROUBLE_TOP]
+    parts = [CODES_TOP]
     for prefix, (title, words) in SERIES.items():
         rows = [code for code in CODES if code.code.startswith(prefix)]
         parts += [f"## {title}\n", f"{words}\n", *(part for code in rows for part in code_parts(code, classes))]
@@ -355,15 +268,11 @@ def code_parts(code: Code, classes: dict[str, type[FusegradError]]) -> list[str]
     return parts
 
 
-TROUBLE_TOP = """# Troubleshooting
+CODES_TOP = """# Codes
 
 Every reason and every error has a code. `fusegrad explain module:Class --args ...` prints it beside the method; a
-warning and an error say the same in words. This page is generated from the table of the codes (`ir/codes.py`).
-
-- A method is slow, or a warning says that it runs in eager: find its reason below, or ask `explain`.
-- Results differ from eager: run [`fusegrad.check`](checking.md) on the class; it writes a script that shows the first
-  difference. A way around is `is_traceable = False` on the class, or `fusegrad.config.patch(backend="reference")`.
-- Nothing works on this machine: `fusegrad doctor` tries each backend and says what to install.
+warning and an error say the same in words. [Troubleshooting](troubleshooting.md) begins with what went wrong instead.
+This page is generated from the table of the codes (`ir/codes.py`).
 """
 
 
@@ -436,6 +345,6 @@ def cases(page: str) -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "commands.md": commands_page, "api.md": api_page, "settings.md": settings_page,
-    "troubleshooting.md": troubleshooting_page, "examples.md": examples_page, "performance.md": performance_page,
+    "commands.md": commands_page, "settings.md": settings_page, "codes.md": codes_page,
+    "examples.md": examples_page, "performance.md": performance_page,
 }  # fmt: skip

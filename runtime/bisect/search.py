@@ -41,34 +41,48 @@ NOT_A_STEP = "none of the steps: it differs with all of them left out"
 
 @dataclass(frozen=True)
 class Culprit:
-    """The first wrong step: what it is, on which graph or group, where in your source, what it made of which values.
-
-    avoid: a setting under which the call is right.
-    """
+    """The first wrong step."""
 
     kind: str
+    """What kind of step: "capture", "lower", "rule", "kernels" .."""
     subject: str
+    """The graph, group or method that it was about."""
     what: str
+    """The step in words."""
     where: str = ""
+    """`file:line` of yours that it came from."""
     values: str = ""
+    """The values with which it is wrong, and what it made of them."""
     avoid: str = ""
+    """A setting under which the call is right; it was tried."""
 
 
 @dataclass(frozen=True)
 class Bisection:
-    """The result of `bisect`. mode: in which the class differs; steps: how many there were; script: shows it again."""
+    """The result of `bisect`. Prints as a few lines."""
 
     name: str
+    """The class's name."""
     backend: str
+    """The backend that was bisected."""
     modes: tuple[str, ...]
+    """The modes that were tried."""
     mode: str = ""
+    """The mode that differs; "" where none does."""
     difference: str = ""
+    """The difference in words; "" where there is none."""
     culprit: Culprit | None = None
+    """The first wrong step; None where nothing differs."""
     number: int = 0
+    """The step's number."""
     steps: int = 0
+    """How many steps there were."""
     runs: int = 0
+    """How often the class was compiled and called."""
     seconds: float = 0.0
+    """How long it took."""
     script: str = ""
+    """A program that shows the difference again."""
 
     @property
     def ok(self) -> bool:
@@ -76,6 +90,7 @@ class Bisection:
         return not self.difference
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain values that json can write."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
@@ -106,10 +121,26 @@ def bisect(
 ) -> Bisection:
     """Name the first step of the pipeline after which a compiled Function differs from the one you wrote, or raises.
 
-    args, kwargs: of one call, as for `check`; transforms: the modes to try, by default forward, backward, jvp and vmap;
-    backend: by default the class's own ("interpret" runs the kernels without a GPU); atol, rtol: as for `check`.
-    Prints what it found and returns it. `ok` where nothing differs; else `culprit` says which pass, rule or group, the
-    line of yours it came from and the values, `script` shows the difference again.
+    Prints what it found and returns it.
+
+    Args:
+        target: A Function class or a function, compiled or not yet.
+        args: Of one call, as for `check`.
+        transforms: The modes to try, by default forward, backward, jvp and vmap.
+        backend: By default the class's own; "interpret" runs the kernels without a GPU.
+        seed: Of the random tensors, as for `check`.
+        atol: As for `check`.
+        rtol: As for `check`.
+        quiet: Print nothing.
+        kwargs: Of the call, for plain functions.
+
+    Returns:
+        `ok` where nothing differs; else `culprit` says which pass, rule or group, the line of yours it came from and
+        the
+            values, and `script` shows the difference again.
+
+    Raises:
+        CheckArgumentError: for a mode or backend that does not exist.
     """
     start = time.perf_counter()
     backend = backend or compiler_of(target).options.backend

@@ -34,8 +34,12 @@ SLOW = 10.0
 
 
 class CheckError(FusegradError, AssertionError):
-    """A compiled Function is not what the user wrote. `report` and `reproducer` are attributes."""
+    """A compiled Function is not what the user wrote."""
 
+    report: Report
+    """The table of what was compared."""
+    reproducer: str
+    """A script that shows the difference; "" where nothing could be compared."""
     message = (
         "check({function}): {mode}, {case}, {backend}: {difference}\n  at:   {where}\n"
         "  fix:  please report it with the script below; `is_traceable = False` runs the class in eager.\n\n"
@@ -71,9 +75,13 @@ class Report:
     """The result of `check`. Prints as a table."""
 
     name: str
+    """The class's name."""
     rows: list[Row] = field(default_factory=list)
+    """A row for each case."""
     seconds: float = 0.0
+    """How long it took."""
     derivative: Derivative | None = None
+    """Whether the backward is the derivative of forward; None where that was not asked, or backward is derived."""
 
     @property
     def ok(self) -> bool:
@@ -93,9 +101,11 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
+        """The number of cases by their result."""
         return dict(Counter(r.result for r in self.rows))
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain values that json can write."""
         rows = [vars(r) | {} for r in self.rows]
         facts = {"name": self.name, "ok": self.ok, "counts": self.counts, "seconds": self.seconds, "rows": rows}
         return {**facts, "derivative": self.derivative and vars(self.derivative) | {}}
@@ -138,16 +148,37 @@ def check(
 ) -> Report:
     """Compare a compiled Function with the one you wrote, on these arguments and on variations of them.
 
-    args, kwargs: of one call; tensors, specifications such as "f32[64,128]", any other object. transforms: out of
-    `MODES` in runtime/check/modes.py; dtypes: out of "f32", "f64", "f16", "bf16"; layouts: out of `LAYOUTS` in
-    variations.py; sizes: lengths that each axis is given in turn; an empty list leaves a kind of variation out.
-    backends: by default the class's own; on CPU also "reference" and "interpret". atol, rtol: how much farther from
-    float64 than eager a number may be; by default half as far again, and 4 ulp of the largest. expect_derivative: by
-    default a line says whether the backward that you wrote is the derivative of forward; with True one that is not is
-    an error, with False (a straight-through estimator) nothing is asked.
+    Prints a table and returns it as a Report.
 
-    Prints a table and returns it as a Report. Raises CheckError, with a script that shows it, for the first difference,
-    and without one where nothing could be compared because eager itself raises.
+    Args:
+        target: A Function class or a function, compiled or not yet.
+        args: Of one call: tensors, specifications such as "f32[64,128]", any other object.
+        transforms: The modes to try, by default all: "forward", "backward", "second call", "backward twice", "double
+            backward", "checkpoint", "saved tensors hooks", "dual numbers", "grad", "vjp", "jvp", "jacrev", "jacfwd",
+            "hessian", "vmap in_dims=0", "vmap in_dims=1", "vmap in_dims mixed", "vmap(vmap)", "vmap(grad)",
+            "grad(vmap)", "jvp(vmap)".
+        dtypes: Out of "f32", "f64", "f16", "bf16", by default all; an empty list leaves this kind of variation out.
+        layouts: By default all: "contiguous", "transposed", "offset 1", "step 2", "first axis expanded",
+            "one number expanded", "channels last", "odd strides of size 1"; an empty list leaves this kind of variation
+            out.
+        sizes: Lengths that each axis is given in turn, by default 0, 1, 2, 3 and 17; an empty list leaves this kind of
+            variation out.
+        backends: By default the class's own; on CPU also "reference" and "interpret".
+        seed: Of the random tensors that stand for specifications, and of the gradients.
+        atol: How much farther from float64 than eager a number may be; by default 4 ulp of the largest.
+        rtol: The same, relative to the number; by default half as far again as eager is.
+        expect_derivative: By default a line says whether the backward that you wrote is the derivative of forward. With
+            True one that is not is an error; with False (a straight-through estimator) nothing is asked.
+        quiet: Print nothing.
+        kwargs: Of the call, for plain functions.
+
+    Returns:
+        A row for each case, and `ok`.
+
+    Raises:
+        CheckError: for the first difference, with a script that shows it; without one, where nothing could be compared
+            because eager itself raises.
+        CheckArgumentError: for a mode, dtype, layout or backend that does not exist.
     """
     start = time.perf_counter()
     options: dict[str, Any] = {

@@ -28,17 +28,20 @@ INTENDED = "intended, as in a straight-through estimator? `expect_derivative=Fal
 
 @dataclass(frozen=True)
 class Derivative:
-    """The answer. largest: the largest difference, of backward's number `got` from forward's slope `expected`, at `at`.
-
-    unasked: why nothing was compared; holds is None then.
-    """
+    """Whether the written backward is the derivative of forward."""
 
     holds: bool | None
+    """True or False; None where nothing could be compared."""
     largest: float = 0.0
+    """The largest difference of a gradient's number from forward's slope."""
     at: str = ""
+    """The place of that difference, "x[3]"."""
     got: float = 0.0
+    """backward's number there."""
     expected: float = 0.0
+    """forward's slope there, by central differences in float64."""
     unasked: str = ""
+    """Why nothing was compared."""
 
     def __str__(self) -> str:
         if self.holds is None:

@@ -22,15 +22,30 @@ TOO_MANY = 250_000  # entries of a jacobian
 
 @dataclass
 class Row:
-    """The result of a case. Errors are distances from float64 in ulp of the largest number: (compiled, eager)."""
+    """One case: a mode, on some tensors, and its result."""
 
     backend: str
+    """The backend that ran it."""
     mode: str
+    """What was called: "backward", "vmap in_dims=0", "hessian" .."""
     case: str
+    """The tensors: the dtype, shape or layout that varies."""
     result: str
+    """What was found.
+
+    - "ok": equal, as near as float64 and eager ask for.
+    - "derived": eager has no rule, and mathematics agrees.
+    - "eager is wrong": single calls of eager, put together, agree with the compiled class.
+    - "DIFFERS": the compiled class is wrong.
+    - "both raise"; "refused": the compiled class alone raises, and says why.
+    - "not applicable", "not run", "unverified": nothing was compared; `detail` says why.
+    """
     detail: str = ""
+    """Why, where the result says too little."""
     runs: str = "compiled"
+    """Says "compiled", or what fell back to eager and why."""
     errors: tuple[float, float] | None = None
+    """Distances of (compiled, eager) from float64, in ulp of the largest number; None where they have no meaning."""
 
     @property
     def raises(self) -> bool:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...tracer.containers import Hole, leaves
 from ...tracer.frames import warn_user
 from ...tracer.gradients import GradientWarning, lacks_return
 from ...tracer.methods import backward_method, method_place
@@ -16,15 +17,26 @@ _told: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
 def warn_of_slips(captured: CapturedFunction) -> None:
-    """What forward did: it returned nothing, or wrote to an argument that autograd takes to be as it was."""
+    """What forward did: it returned nothing, or tensors in a container, or wrote to an argument, unmarked."""
     if not warns():
         return
     cls: Any = captured.cls
     if not captured.forward.tensor_outputs and lacks_return(cls.forward):  # asks for no trace of what is stored
         _tell(captured, "forward", cls.forward, "has no `return`: the call gives None")
+    if (container := _untracked_container(captured)) is not None:
+        fact = f"returns a {container}, and autograd does not track the tensors in it"
+        _tell(captured, "forward", cls.forward, f"{fact}: `compile(pytree=True)` does")
     for name in _written_unmarked(captured):
         fact = f"writes to `{name}`, which requires a gradient, without `ctx.mark_dirty({name})`"
         _tell(captured, "forward", cls.forward, f"{fact}: to autograd `{name}` is what it was")
+
+
+def _untracked_container(captured: CapturedFunction) -> str | None:
+    """The type of an output that has tensors in it, where no output is a tensor, and a gradient is wanted."""
+    if captured.forward.tensor_outputs or not any(captured.forward.needs_input_grad):
+        return None
+    values = (o.value for o in captured.forward.outputs if any(isinstance(leaf, Hole) for leaf in leaves(o.value)))
+    return next((type(value).__name__ for value in values), None)
 
 
 def _written_unmarked(captured: CapturedFunction) -> Iterator[str]:

@@ -39,15 +39,21 @@ SAME = "nothing that is compared: what its opaque calls returned"
 
 @dataclass(frozen=True)
 class Variant:
-    """One capture. facts: what has to be equal, by name; conditions: on sizes and strides; kernels: theirs."""
+    """One specialization: a trace with the facts and conditions under which it is used again."""
 
     facts: Mapping[str, str]
+    """What has to be equal for it to be used again, by name: dtypes, devices, values read from outside."""
     conditions: tuple[str, ...]
+    """Conditions on sizes and strides, as text."""
     kernels: tuple[str, ...]
+    """The names of its kernels."""
     difference: str = ""
+    """Its difference from the nearest earlier one."""
     disk: str = ""
+    """Whether its trace is cached on disk, or why not; "" where nothing was tried."""
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain values that json can write."""
         return {"facts": dict(self.facts), "conditions": list(self.conditions), "kernels": list(self.kernels),
                 "difference": self.difference, "disk": self.disk}  # fmt: skip
 

@@ -29,15 +29,21 @@ APART = "they share no value, or run over different spaces"
 
 @dataclass(frozen=True)
 class GroupReport:
-    """One fused group: its kernels in launch order, what they compute, read and write, and the user's lines."""
+    """One fused group: its kernels, what they compute, read and write, and the user's lines."""
 
     kernels: tuple[str, ...]
+    """Its kernels, in launch order."""
     operations: tuple[str, ...]
+    """The primitives that it computes."""
     reads: tuple[str, ...]
+    """The values that it reads, by name."""
     writes: tuple[str, ...]
+    """The values that it writes, by name."""
     lines: tuple[str, ...]
+    """`file:line` of the lines of yours that it computes."""
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain values that json can write."""
         return {name: list(value) for name, value in asdict(self).items()}
 
 
@@ -46,15 +52,21 @@ class FusionBreak:
     """The reason why what comes `after` is not in the launch of what comes `before`."""
 
     before: str
+    """The launch before the break."""
     after: str
+    """The launch after it."""
     reason: str
+    """Why the two are not one."""
     where: str | None = None
+    """`file:line` of the operation in the way; None where there is none."""
 
     @property
     def code(self) -> str:
+        """The code of the reason, under which troubleshooting has more."""
         return code_of(self.reason) or ""
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain values that json can write."""
         return {**asdict(self), "code": self.code}
 
     def __str__(self) -> str:
@@ -166,7 +178,7 @@ def _breaks_within(kernels: Kernels) -> Iterator[FusionBreak]:
     for earlier, later in pairwise(kernels.kernels):
         writers |= _buffers(earlier, kernels)
         shared = [writers[ref] for ref in _buffers(later, kernels) if ref in writers]
-        needed = f"its programs need each other's results: all of `{', '.join(shared)}` comes first"
+        needed = f"it needs the complete `{', '.join(shared)}` of the one before (a grid-wide dependency)"
         yield FusionBreak(earlier.name, later.name, needed if shared else APART)
 
 

@@ -67,23 +67,41 @@ def export(
     derivatives: Sequence[str] = (),
     targets: Sequence[str] = (),
 ) -> str:
-    """The compiled Function as text, also written to `path`.
+    """The compiled Function as text, also written to `path`, whole or not at all.
 
-    args: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of the Function.
-    format: "py" (a Triton module that runs without fusegrad), "json", "graphml", "dot" (the graphs), "svg", "html"
-    (pictures), "zip", "bundle" (a zip file, or a directory, that `fusegrad.load` makes a class of: graphs as JSON with
-    their guards, the Triton module, a manifest with sums; the text is the manifest), "hf-kernels" (a directory that
-    Hugging Face's `kernels` package loads, without fusegrad; the text is its card); by default the suffix of `path`,
-    "bundle" for a directory that is there; "cpp" or "h" (a C++ source and its header, both are written: a
-    torch::autograd::Function that launches the kernels, which are in it as machine code for one GPU); "pt2" (a
-    program of torch.export with forward's values, and beside it one with your backward; the text says what is kept).
-    target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
-    targets: of a bundle, the GPUs to compile its kernels for, without one at hand: PTX and cubin, or AMD's, with what
-    a launch of each needs. What is loaded does not depend on them.
-    derivatives: what a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your backward),
-    "vmap" (forward, backward and jvp over a batch, for torch.func.vmap of any depth, inside grad and around it).
-    Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
-    ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
+    Args:
+        target_class: A Function class or a function, compiled or not yet.
+        args: Of one call: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of
+            the Function.
+        path: The file or directory to write; None only returns the text.
+        format: By default the suffix of `path`, or "bundle" for a directory that is there.
+
+            - "py": a Triton module that runs without fusegrad.
+            - "zip", "bundle": a zip file, or a directory, that `fusegrad.load` makes a class of: graphs as JSON with
+              their guards, the Triton module, a manifest with sums. The text is the manifest.
+            - "cpp", "h": a C++ source and its header, both are written: a torch::autograd::Function that launches the
+              kernels, which are in it as machine code for one GPU.
+            - "hf-kernels": a directory that Hugging Face's `kernels` package loads, without fusegrad. The text is its
+              card.
+            - "pt2": a program of torch.export with forward's values, and beside it one with your backward. The text
+              says what is kept.
+            - "json", "graphml", "dot": the graphs. "svg", "html": pictures and a report.
+        target: The GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
+        derivatives: What a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your
+            backward), "vmap" (forward, backward and jvp over a batch, for torch.func.vmap of any depth, inside grad and
+            around it).
+        targets: Of a bundle, the GPUs to compile its kernels for, without one at hand: PTX and cubin, or AMD's, with
+            what a launch of each needs. What is loaded does not depend on them.
+
+    Returns:
+        The text.
+
+    Raises:
+        ExportError: where a file could not hold what the Function does: methods that are not traceable, tensors from
+            outside ..
+        ExportFormatError: for another format, or options that a format does not have.
+        SpecError: for a specification that cannot be read.
+        UnknownTargetError: for another target.
     """
     # Options that a format does not have are refused before anything is captured.
     word = _format_of(path, format)

@@ -14,12 +14,16 @@ from ..settings.config import warns
 
 @dataclass(frozen=True)
 class OpaqueCall:
-    """A nested call that runs as the user wrote it, for the report: in which method, where, and why."""
+    """A call, or lines of a method, that is not traceable and runs in eager: in which method, where, and why."""
 
     node: str
+    """The function that is called, or the lines of the method that run in eager."""
     method: str
+    """The method that calls it."""
     where: str
+    """`file:line` of the call."""
     reason: str
+    """Why it is not traceable."""
 
     @classmethod
     def of(cls, node: OpaqueNode, method: str) -> OpaqueCall:
@@ -28,12 +32,12 @@ class OpaqueCall:
 
     @property
     def reason_of_method(self) -> str:
-        """The reason as it is told of a method."""
+        """The reason, as a sentence about the method."""
         return reason_alone(self.reason) if self.is_segment else f"it calls `{self.node}`, which {self.reason}"
 
     @property
     def code(self) -> str:
-        """The code of the reason why lines of the method run as written, to be looked up; of a nested call, nothing."""
+        """The code of the reason why lines of the method fall back to eager; "" for a nested call."""
         return f" [{code_of(self.reason_of_method)}]" if self.is_segment else ""
 
     @property
@@ -49,20 +53,29 @@ class OpaqueCall:
 
 @dataclass(frozen=True)
 class Record:
-    """The state of a method: compiled, opaque (why, where), derived, or absent."""
+    """The state of a method: compiled or not, why, and where."""
 
     status: str
+    """What runs for it.
+
+    - "compiled"; "not yet traced": no call has come so far.
+    - "opaque": it falls back to eager.
+    - "derived": fusegrad makes it from other methods.
+    - "absent": there is none, and none can be derived.
+    """
     reason: str | None = None
+    """Why it falls back to eager or is absent, or what is particular about it; None where there is nothing to say."""
     where: str | None = None
+    """`file:line` of the reason."""
 
     @property
     def code(self) -> str | None:
-        """Of the reason, in `ir/codes.py`."""
+        """The code of the reason, FG010 say: a row of `ir/codes.py`; None where there is no reason."""
         return code_of(self.reason)
 
 
 class FallbackWarning(UserWarning):
-    """A method runs as the user wrote it, uncompiled."""
+    """A method falls back to eager; the message says which, why, and at which line."""
 
 
 @dataclass(frozen=True)

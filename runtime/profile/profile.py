@@ -46,13 +46,27 @@ def profile(
 ) -> Profile:
     """Time forward and backward of a compiled Function, and model its kernels on a named GPU.
 
-    args: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on the GPU, if there
-    is one). baselines: "eager" (the class as you wrote it), "torch.compile". device: of the model, "h100", "4090"
-    or another of codegen/devices.py. seconds: that each candidate is called for, per direction. metrics: also
-    compile the kernels for that device (no GPU needed), report registers, spills, shared memory and occupancy, and
-    model each launch by its instructions: a model's time, beside the measured one where a GPU is at hand. progress:
-    a bar on stderr; by default where that is a terminal.
-    Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
+    What cannot be timed says why in its row.
+
+    Args:
+        target_class: A Function class or a function, compiled or not yet.
+        args: Of one call: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on
+            the GPU, if there is one).
+        baselines: What to time beside it: "eager" (the class as you wrote it), "torch.compile".
+        device: Of the model: "h100", "4090" or another of `codegen/devices.py`.
+        seconds: That each candidate is called for, per direction.
+        metrics: Also compile the kernels for that device (no GPU needed), report registers, spills, shared memory and
+            occupancy, and model each launch by its instructions: a model's time, beside the measured one where a GPU is
+            at hand.
+        progress: A bar on stderr; by default where that is a terminal.
+
+    Returns:
+        Tables that print, with everything in them as attributes.
+
+    Raises:
+        UnknownDeviceError: for a device that is not in the table.
+        ProfileArgumentError: for another baseline.
+        SpecError: for a specification that cannot be read.
     """
     modelled_on, fast = device_named(device), _compiled_class(target_class)
     compiler = compiler_of(fast)

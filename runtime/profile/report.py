@@ -30,28 +30,36 @@ class ProfileArgumentError(FusegradError, ValueError):
 
 @dataclass(frozen=True)
 class Measured:
-    """One direction of one candidate on the machine at hand. error: why it could not be timed."""
+    """One direction of one candidate on the machine at hand."""
 
     candidate: str
+    """Either "fusegrad", "eager" or "torch.compile"."""
     direction: str
+    """Either "forward" or "backward"."""
     times: Times | None
+    """Per call; None where it could not be timed."""
     error: str = ""
+    """Why it could not be timed; "" where it was."""
 
 
 @dataclass(frozen=True)
 class Achieved:
-    """One launch of ours as it was measured: per second, and over the bandwidth of a plain copy on this device.
-
-    modelled: what a model of its machine code says that it takes, in microseconds, where it was compiled.
-    """
+    """One launch of a generated kernel as it was measured."""
 
     name: str
+    """The kernel's name."""
     direction: str
+    """Either "forward" or "backward"."""
     microseconds: float
+    """Measured, per launch."""
     bytes_per_second: float
+    """Bytes that it moves, over that time."""
     operations_per_second: float
+    """Operations that it does, over that time."""
     of_copy: float | None
+    """Its bytes per second over those of a plain copy on this device; None where no copy was timed."""
     modelled: float | None = None
+    """Microseconds by a model of its machine code; None where it was not compiled."""
 
 
 @dataclass
@@ -59,23 +67,39 @@ class Profile:
     """The result of `profile`. Prints as tables; `to_dict()`; `write(path)` as .json, .html, or a Chrome trace."""
 
     name: str
+    """The class's name."""
     backend: str
+    """What the timed calls ran on."""
     machine: str
+    """The device that was timed, by name."""
     arguments: str
+    """Of the timed calls, as specifications."""
     measured: list[Measured]
+    """Times of each candidate in each direction."""
     saved: dict[str, int]
+    """Bytes of saved tensors by candidate, inputs among them, each piece of memory once."""
     operations: dict[str, list[dict[str, Any]]]
+    """What the profiler of torch saw of fusegrad's calls, by direction: a dict with "name", "calls" and "microseconds"
+    for each operation."""
     modelled: list[Modelled]
+    """The least time of each launch on the named device: a model, nothing measured."""
     device: Device
+    """The device of the model."""
     binaries: dict[str, dict[str, Any]]
+    """Figures of each kernel's machine code, as `Explanation.metrics` gives them; empty without `metrics=True`."""
     copy_bandwidth: float | None = None
+    """Bytes per second of a plain copy on the machine that was timed; None on a CPU."""
     sums: list[ModelledSum] = field(default_factory=list)
+    """The modelled launches in sum, beside those of eager."""
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The most bytes that a call holds at a time, its results among them, by candidate and direction."""
     versions: dict[str, str] = field(default_factory=versions)
+    """Of torch, triton, fusegrad and Python."""
     traces: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Of torch's profiler, by direction: what `write` puts into a Chrome trace."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values. Times in microseconds, memory in bytes, bandwidth in bytes per second."""
+        """Plain values that json can write: times in microseconds, memory in bytes, bandwidth in bytes per second."""
         rows = [
             {"candidate": m.candidate, "direction": m.direction, "error": m.error}
             | (asdict(m.times) if m.times else {})
@@ -95,7 +119,11 @@ class Profile:
         }  # fmt: skip
 
     def achieved(self) -> Iterator[Achieved]:
-        """Our launches among what ran, with what they reached: empty where other names ran, as on a CPU."""
+        """The launches of generated kernels among what ran, with what they reached.
+
+        Yields:
+            One for each launch; none where other operations ran, as on a CPU.
+        """
         launches = {(m.direction, m.name): m for m in self.modelled}
         for direction, rows in self.operations.items():
             for row in rows:
@@ -115,9 +143,14 @@ class Profile:
     __repr__ = __str__
 
     def write(self, path: str | Path) -> None:
-        """`.json`, `.html` (one page without requests), or `.trace.json`: what ran, for Perfetto or chrome://tracing.
+        """Write the profile to a file, in the format that its name ends in.
 
-        Raises ProfileArgumentError for another name.
+        Args:
+            path: `.json`, `.html` (one page without requests), or `.trace.json`: what ran, for Perfetto or
+                chrome://tracing.
+
+        Raises:
+            ProfileArgumentError: for another name.
         """
         path = Path(path)
         if path.name.endswith(".trace.json"):

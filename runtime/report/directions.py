@@ -27,36 +27,56 @@ from .eager_cost import EagerCost, aten_calls
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One launch: a generated kernel ("triton"); else, with an empty `source`, the call of a library op ("library"), or
-    an operation of torch's: where nothing is generated ("aten"), or in place of a kernel that may not run ("torch").
-
-    Bytes are of device memory; `bytes_cached` are read once more, out of L2, in the same launch.
-    """
+    """One launch: a generated kernel, or the call of a library or of an operation of torch."""
 
     name: str
+    """Of the kernel, or of the operation that is called."""
     direction: str
+    """Either "forward" or "backward"."""
     source: str
+    """The kernel's Triton text, with the functions that it calls; "" where no kernel was generated."""
     bytes_read: int
+    """Bytes read from device memory."""
     bytes_written: int
+    """Bytes written to device memory."""
     kind: str = "triton"
+    """What is launched.
+
+    - "triton": a generated kernel.
+    - "library": a call of cuBLAS or another library.
+    - "aten": an operation of torch, on a target for which nothing is generated.
+    - "torch": an operation of torch, in place of a generated kernel that may not run.
+    """
     bytes_cached: int = 0
+    """Bytes that the launch reads once more, out of L2."""
 
 
 @dataclass
 class DirectionReport:
-    """forward or backward: its graph, its launches, and the least that would have to move."""
+    """forward or backward: its graph, its launches, and the minimum traffic."""
 
     graph: Graph
+    """The IR after the passes."""
     steps: list[Step]
+    """The fused groups and the calls between them, in order: of the compiler."""
     launches: list[KernelReport]
+    """Every launch, in the order in which they run."""
     minimal: int
+    """The minimum traffic in bytes: every input read once, every output written once."""
     kernels: list[Kernels] = field(default_factory=list)
-    segments: list[str] = field(default_factory=list)  # with opaque nodes: launches and eager calls, in their order
+    """The generated kernels of each fused group: of the compiler."""
+    segments: list[str] = field(default_factory=list)
+    """Where some calls are not traceable: kernels and eager calls by name, in their order; else empty."""
     reasons: list[str] = field(default_factory=list)
+    """Why a generated kernel may not run, where one may not."""
     groups: list[GroupReport] = field(default_factory=list)
+    """The fused groups: what each computes, reads and writes."""
     cuts: list[FusionBreak] = field(default_factory=list)
-    products: list[str] = field(default_factory=list)  # which are in kernels, which by the library, and why
-    eager: EagerCost | None = None  # of the method as the user wrote it, run in eager
+    """The fusion breaks: why two launches are not one."""
+    products: list[str] = field(default_factory=list)
+    """A line for each matmul: in a kernel or by the library, and why."""
+    eager: EagerCost | None = None
+    """What the method costs in eager; None where it was not counted."""
 
     @property
     def is_unlaunched(self) -> bool:
@@ -71,7 +91,7 @@ class DirectionReport:
 
     @property
     def summary(self) -> str:
-        """1 launch, 67,133,440 bytes, 1.00 x the minimum traffic; eager: 8 launches, 570,531,840 bytes, 8.50 x"""
+        """The costs in a line: launches, bytes, their ratio to the minimum traffic, and the same of eager."""
         parts = [_cost_line(len(self.launches), self.moved, self.minimal, " the minimum traffic")]
         if (eager := self.eager) is not None:
             at_least = "at least " if eager.at_least else ""

@@ -28,15 +28,18 @@ class AtenCall:
 class EagerCost:
     """The launches of a method run in eager, and the bytes that they move: counted from its operations, not measured.
 
-    An operation counts as one launch that reads each operand and writes each result once; views count as none. What
-    the method calls that is not traceable is not counted: then `at_least` is True.
+    An operation counts as one launch that reads each operand and writes each result once; views count as none.
     """
 
     launches: int
+    """Operations that launch a kernel."""
     bytes: int
+    """Bytes that they read and write."""
     at_least: bool = False
+    """True where the method calls something that is not traceable, and so not counted."""
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain values that json can write."""
         return {"launches": self.launches, "bytes": self.bytes, "at_least": self.at_least}
 
 

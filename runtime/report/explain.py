@@ -58,14 +58,24 @@ class ExplainedArgumentsError(FusegradError, TypeError):
 
 # ------------------------------------------------------------------ the report
 def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Explanation:
-    """Explain what `target_class` (compiled or not yet) becomes for these arguments.
+    """Explain what a Function becomes for these arguments: methods, kernels, launches, bytes, saved tensors.
 
-    args: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of the Function.
-    Without any, of a Function that takes some: what the calls so far found.
-    target: a device ("h100", "4090", "t4", "mi300x"), a target ("cuda:80", "cuda:90", "hip:gfx942"), or "cpu"; by
-    default the GPU generation sm_90.
-    Nothing runs but, for real tensors, the comparison of the first call. Raises SpecError, UnknownTargetError,
-    ExplainedArgumentsError.
+    Nothing runs but, for real tensors, the comparison of the first call.
+
+    Args:
+        target_class: A Function class or a function, compiled or not yet.
+        args: Of one call: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of
+            the Function. Without any, of a Function that takes some: what the calls so far found.
+        target: A device ("h100", "4090", "t4", "mi300x"), a target ("cuda:80", "cuda:90", "hip:gfx942"), or "cpu"; by
+            default the GPU generation sm_90.
+
+    Returns:
+        A report that prints, with everything in it as attributes.
+
+    Raises:
+        SpecError: for a specification that cannot be read.
+        UnknownTargetError: for another target.
+        ExplainedArgumentsError: for arguments that the Function does not take.
     """
     compiler, args = compiler_of(target_class), arguments(target_class, args)
     device = target or DEFAULT_TARGET

@@ -42,18 +42,32 @@ class Explanation:
     """The result of `explain`. Prints as a report; `to_dict()` for programs."""
 
     name: str
+    """The class's name."""
     target: str
+    """What kernels are generated for: "cuda:90", "hip:gfx942", or "cpu"."""
     methods: dict[str, Record]
+    """The state of each method by its name: "forward", "setup_context", "backward", "jvp", "vmap"; further rows are of
+    what calls met."""
     directions: dict[str, DirectionReport]
+    """The figures of "forward" and "backward": launches, bytes, fusion breaks; without one that falls back to eager."""
     saved_bytes: int
+    """The bytes of all tensors that forward saves for backward."""
     residuals: tuple[ValueRef, ...] = ()
+    """Where each tensor that backward reads comes from: an input, an output, or a further output of forward."""
     user_outputs: int = 0
+    """The number of tensors that forward returns."""
     opaque: list[OpaqueCall] = field(default_factory=list)
-    sizes: Sizes = field(default_factory=dict)  # of the symbols, at the arguments that were given
+    """Calls and lines that are not traceable and run in eager between compiled segments."""
+    sizes: Sizes = field(default_factory=dict)
+    """The numbers of the symbolic sizes, at the arguments that were given."""
     kept: list[ResidualRow] = field(default_factory=list)
+    """The saved tensors, one by one, and what is computed again instead of being saved."""
     variants: list[Variant] = field(default_factory=list)
+    """The specializations that calls have made of the class so far."""
     numerics: str = "eager"
-    device: str = ""  # as it was asked for: "4090", say, whose target is "cuda:89"
+    """Where kernels round: "eager" (as your operations do) or "fast"."""
+    device: str = ""
+    """The device or target as it was asked for: "4090", say, whose target is "cuda:89"."""
 
     @property
     def kernels(self) -> list[KernelReport]:
@@ -62,7 +76,7 @@ class Explanation:
 
     @property
     def kernel_records(self) -> list[Kernel]:
-        """The generated kernels as codegen made them."""
+        """The generated kernels as the compiler has them, for writers of export formats."""
         return [k for report in self.directions.values() for ks in report.kernels for k in ks.kernels]
 
     @property
@@ -72,7 +86,7 @@ class Explanation:
 
     @property
     def proofs(self) -> list[Proof]:
-        """Of every generated kernel: whether its accesses are in range for all sizes; some 0.1 s for each."""
+        """Whether the accesses of each generated kernel are in range for all sizes; takes some 0.1 s for each."""
         return [p for report in self.directions.values() for p in proofs_of(report.steps, report.kernels)]
 
     @property
@@ -83,7 +97,17 @@ class Explanation:
         return codegen.module(self.kernel_records)
 
     def graph(self, direction: str = "forward") -> Graph:
-        """The graph after the passes. Raises NothingCapturedError for a method that runs in eager."""
+        """The graph after the passes.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            A graph of the IR, which prints as text.
+
+        Raises:
+            NothingCapturedError: for a method that falls back to eager.
+        """
         if direction in self.directions:
             return self.directions[direction].graph
         record = self.methods[direction]
@@ -93,29 +117,36 @@ class Explanation:
 
     @property
     def program(self) -> Program:
-        """Both graphs after the passes, and where backward's residuals come from. Only where forward is compiled."""
+        """Both graphs after the passes, and where backward's residuals come from; only where forward is compiled."""
         backward = {(True,) * self.user_outputs: self.graph("backward")} if "backward" in self.directions else {}
         return Program(self.name, self.graph(), self.residuals, self.user_outputs, dict(backward))
 
     def binaries(self, *targets: str) -> dict[str, dict[str, Binary]]:
-        """The kernels compiled in worker processes, without a GPU: {kernel: {target: Binary}}.
+        """The kernels compiled in worker processes, without a GPU.
 
-        targets: "cuda:80", "cuda:90", "hip:gfx942" ..; by default the explanation's own. A Binary has `asm`
-        (ptx and cubin, or amdgcn and hsaco), registers, spills and shared memory (bytes), access widths, or an error.
+        Args:
+            targets: "cuda:80", "cuda:90", "hip:gfx942" ..; by default the explanation's own.
+
+        Returns:
+            By kernel and target: `{kernel: {target: Binary}}`.
         """
         from ..kernels.cross_compile.pool import compile_for
 
         return compile_for(self.kernel_records, self.module, list(targets) or [self.target])
 
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
-        """{kernel: figures} of the machine code for `target`, compiled now, in worker processes; needs no GPU.
+        """Figures of the machine code for a target, compiled now, in worker processes, without a GPU.
 
-        `registers`, `spills` (bytes) per lane, `shared` bytes per program, `accesses` by bytes each, `error`:
-        why there is no binary. `model`: the fields of `LaunchModel` at this explanation's sizes, on the first
-        device of the table (codegen/devices.py) that runs the target, or the explained one: warp instructions
-        for 32 elements and their budget, occupancy, waves, bytes on their way, and the time that a model makes
-        of them (microseconds; nothing is measured). It is None where `not_modelled` says why: not compiled, or
-        machine code that is not read (AMD's, or without a disassembler).
+        Args:
+            target: "cuda:80", "hip:gfx942" ..; by default the explanation's own.
+
+        Returns:
+            By kernel: `registers`, `spills` (bytes) per thread, `shared` bytes per program, `accesses` by bytes each,
+            `error`
+                (why there is no binary), `model`: the fields of `LaunchModel` at this explanation's sizes, on the
+                explained device or the first of the table (`codegen/devices.py`) that runs the target. `model` is None
+                where `not_modelled` says why: not compiled, or machine code that is not read (AMD's, or without a
+                disassembler).
         """
         device = device_of(target or self.device or self.target)
         target = target or self.target
@@ -175,7 +206,11 @@ class Explanation:
     __repr__ = __str__
 
     def to_html(self) -> str:
-        """A page without scripts or requests: costs, methods, launches, saved tensors, kernels, drawings."""
+        """A page without scripts or requests: costs, methods, launches, saved tensors, kernels, drawings.
+
+        Returns:
+            The text of the page.
+        """
         from .page.explanation_page import as_page
 
         return as_page(self)

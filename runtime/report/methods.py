@@ -9,7 +9,7 @@ from ..compiled.compiled import Compiled
 from ..compiled.derived_backward import DERIVE_JVP
 from ..fallback.records import Record
 
-SPLIT = "forward is split for torch.func: an intermediate that it saves is one more output there"
+SPLIT = "generated from forward (old style): saved intermediates become extra outputs under torch.func"
 TRANSPOSED = "the transpose of the derivative of forward, under torch.func; plain autograd raises, as in eager"
 BATCHED = "every method over a batch"
 UNCALLED = "no call has reached it"

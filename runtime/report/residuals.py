@@ -22,17 +22,25 @@ SHORT = {dtype: name for name, dtype in TO_TORCH.items()}
 
 @dataclass(frozen=True)
 class ResidualRow:
-    """One value on its way to backward. how: "saved as written", "saved instead" of others, "computed again".
-
-    "saved besides": for a derived backward, which would compute it again.
-    """
+    """One value on its way to backward."""
 
     name: str
+    """The value's name in your source, or the operation that makes it."""
     type: str
+    """Its dtype and shape, "f32[8192,1]"."""
     bytes: int
+    """Its size in bytes."""
     how: str
+    """What happens to it.
+
+    - "saved as written".
+    - "saved instead" of other values, because it is smaller.
+    - "saved besides", for a derived backward, which would compute it again.
+    - "computed again" in backward, and not saved.
+    """
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain values that json can write."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -18,26 +18,38 @@ from .page.explained import Explained
 
 @dataclass(frozen=True)
 class Modelled:
-    """One launch. microseconds: the longer of what its bytes and its operations take at the device's peaks."""
+    """One launch on the named device, by its bytes and operations alone."""
 
     name: str
+    """The launch's name."""
     direction: str
+    """Either "forward" or "backward"."""
     kind: str
+    """As in `KernelReport`: "triton", "library", "aten" or "torch"."""
     bytes: int
+    """Bytes of device memory that it moves."""
     operations: int
+    """Arithmetic operations that it does."""
     microseconds: float
+    """The longer of what its bytes and its operations take at the device's peaks."""
     bound: str
+    """Which of the two is longer: "bytes" or "operations"."""
 
 
 @dataclass(frozen=True)
 class ModelledSum:
-    """A direction of a candidate as a whole. microseconds: the least in which the device could move its bytes."""
+    """A direction of a candidate as a whole."""
 
     candidate: str
+    """Either "fusegrad" or "eager"."""
     direction: str
+    """Either "forward" or "backward"."""
     launches: int
+    """How many."""
     bytes: int
+    """Bytes of device memory that they move."""
     microseconds: float
+    """The least time in which the device could move these bytes."""
 
 
 def model_sums(explanation: Explained, device: Device) -> list[ModelledSum]:

@@ -32,22 +32,24 @@ class ConfigError(FusegradError, ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """backend, numerics: None leaves them to `compile(...)`. check: compare each first call with the user's own method.
-
-    check_bytes: above this many bytes of intermediates the first-call check runs on inputs cut to a few elements.
-    debug: verify every graph after every step. tune: on a GPU, time up to three configurations of every kernel at its
-    first sizes and keep the fastest, on disk. store: keep traces on disk, for the first call of another process.
-    disable: steps that are left out, by name (`ir/switches.py`): results stay right, with more launches.
-    """
+    """The settings that `config.patch` and the environment change."""
 
     backend: str | None = None
+    """The backend of every compiled class; None leaves it to `compile`."""
     check: bool = True
+    """Compare each first call with the user's own method."""
     check_bytes: int = 16 << 20
+    """Above this many bytes of intermediates, that comparison runs on inputs cut to a few elements."""
     debug: bool = False
+    """Verify every graph after every step; tracebacks show fusegrad's own frames. Slow."""
     tune: bool = False
+    """On a GPU, time up to three configurations of every kernel at its first sizes and keep the fastest, on disk."""
     store: bool = True
+    """Keep traces on disk, for the first call of another process."""
     disable: tuple[str, ...] = ()
+    """Steps that are left out, by name (`ir/switches.py`): results stay right, with more launches."""
     numerics: str | None = None
+    """The numerics of every compiled class, "eager" or "fast"; None leaves them to `compile`."""
 
 
 _patched: ContextVar[Settings | None] = ContextVar("fusegrad_settings", default=None)
@@ -101,7 +103,18 @@ def numerics(requested: str) -> str:
 
 @contextlib.contextmanager
 def patch(**changes: Any) -> Iterator[Settings]:
-    """`with fusegrad.config.patch(backend="interpret"): ...`, for this thread or task only."""
+    """Change settings for a block of code, in this thread or task only: `with
+    fusegrad.config.patch(backend="interpret"):`.
+
+    Args:
+        changes: Settings by name: the fields of `Settings`.
+
+    Yields:
+        The settings in force within the block.
+
+    Raises:
+        ConfigError: for a setting that does not exist, or a value that it cannot have; nothing is changed then.
+    """
     names = {f.name for f in fields(Settings)}
     for name in changes.keys() - names:
         raise ConfigError(f"config.patch: there is no setting {name!r}", fix=f"use one of {', '.join(sorted(names))}")
@@ -155,7 +168,11 @@ KEEPS_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1073741824:glibc.mall
 
 
 def recycle_memory(on: bool = True) -> None:
-    """Deprecated, does nothing: the allocator is the process's own. GLIBC_TUNABLES in its environment sets it."""
+    """Deprecated, does nothing: the allocator is the process's own. GLIBC_TUNABLES in its environment sets it.
+
+    Args:
+        on: Ignored.
+    """
     _warn_of_recycling("fusegrad.config.recycle_memory()", stacklevel=3)
 
 
@@ -165,10 +182,15 @@ def _warn_of_recycling(option: str, stacklevel: int) -> None:
 
 
 def logs(wanted: str | None = None) -> None:
-    """Choose what is told on stderr from now on, as FUSEGRAD_LOGS does: `config.logs("trace,+codegen")`; "": nothing.
+    """Choose what is told on stderr from now on, as FUSEGRAD_LOGS does: `config.logs("trace,+codegen")`.
 
-    The names: trace, fusion, codegen, guards, recompiles, autotune, cache, all; "help" lists what each tells. None is
-    what the environment says. Raises LogsError for another name.
+    Args:
+        wanted: Names with commas between them: trace, fusion, codegen, guards, recompiles, autotune, cache, all; "+"
+            before one for every detail, "-" to leave it out; "help" lists what each tells; "" for nothing. None is what
+            the environment says.
+
+    Raises:
+        LogsError: for another name.
     """
     set_logs(wanted)
 

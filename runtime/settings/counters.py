@@ -17,9 +17,13 @@ def count(name: str, by: int = 1) -> None:
 
 
 def stats() -> dict[str, int]:
-    """captures: methods traced. from_disk: captures of a class that another process had left. compiles: kernels
-    generated, and graphs prepared for the other backends. cache_hits: kernels or binaries found again. fallbacks:
-    methods that run as the user wrote them."""
+    """Counters of what the compiler did in this process.
+
+    Returns:
+        By name: "captures": methods traced; "from_disk": traces of a class that another process had left; "compiles":
+            kernels generated, and graphs prepared for the other backends; "cache_hits": kernels or binaries found
+            again; "fallbacks": methods that fell back to eager.
+    """
     with _lock:
         return dict(_counts)
 

@@ -36,24 +36,34 @@ def swap(model: nn.Module, replacements: Mapping[Any, Any]) -> Swapped:
         with fusegrad.swap(model, {LlamaRMSNorm: Fast}):
             ...                                             # or: swapped = fusegrad.swap(...); swapped.revert()
 
-    A key is a class of modules (exactly that class), a qualified name ("model.norm"), a pattern of names
-    ("model.layers.*.mlp"), or a function or class that methods of the modules name globally, as a function
-    `apply_rotary_pos_emb` of the model's source file. A value is a class whose methods come before the module's own, or
-    a function, which serves as `forward`; for a global, what it shall mean, in this model alone.
-
     Modules are changed in place: they keep parameters, buffers, hooks, name, device and dtype, whatever holds them
     keeps them, and isinstance still says what they were. A replacement's `__init__` is not called. It may have a static
     method `refuses(module)` that says why it does not fit a module, or None.
 
-    Raises SwapError, with the model unchanged, for a key that matches nothing, two keys that match one module, a
-    replacement that cannot be called as the module is, that reads what the module does not have, or leaves parameters
-    of it unread, and for a module whose forward something else has replaced on the instance.
+    Args:
+        model: The model that has the modules.
+        replacements: What to change, and what for. A key is a class of modules (exactly that class), a qualified name
+            ("model.norm"), a pattern of names ("model.layers.*.mlp"), or a function or class that methods of the
+            modules name globally, as a function `apply_rotary_pos_emb` of the model's source file. A value is a class
+            whose methods come before the module's own, or a function, which serves as `forward`; for a global, what it
+            shall mean, in this model alone.
+
+    Returns:
+        The swapped modules, as a context manager that takes the swap back at its end.
+
+    Raises:
+        SwapError: with the model unchanged, for a key that matches nothing, two keys that match one module, a
+            replacement that cannot be called as the module is, that reads what the module does not have, or leaves
+            parameters of it unread, and for a module whose forward something else has replaced on the instance.
     """
     return Swapped(model, _plan_swaps(model, replacements))
 
 
 class Swapped:
-    """The swapped modules. A context manager that takes it back at its end."""
+    """The swapped modules. A context manager that takes the swap back at its end."""
+
+    model: nn.Module
+    """The model that has the modules."""
 
     def __init__(self, model: nn.Module, planned: list[tuple[nn.Module, type[nn.Module]]]) -> None:
         self.model = model
@@ -69,7 +79,8 @@ class Swapped:
     def revert(self) -> None:
         """Gives every module its class back; the second time it does nothing.
 
-        Raises SwapError where something else has changed a module's class since: that has to be taken back first.
+        Raises:
+            SwapError: where something else has changed a module's class since: that has to be taken back first.
         """
         for module, before, after in self._before:
             if type(module) is not after:

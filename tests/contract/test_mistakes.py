@@ -295,6 +295,16 @@ class Unmarked(Function):
         return 2 * g
 
 
+class InADict(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return {"y": x * 2}
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
 def call(cls: Any) -> None:
     fusegrad.compile(cls).apply(t(4).clone())
 
@@ -306,6 +316,7 @@ def call_and_differentiate(cls: Any) -> None:
 SLIPS = {
     "forward": (NoReturn, call, "NoReturn.forward has no `return`: the call gives None"),
     "backward": (NoGradient, call_and_differentiate, "NoGradient.backward has no `return`: no gradient reaches `x`"),
+    "dict": (InADict, call, r"returns a dict, and autograd does not track the tensors in it: `compile\(pytree=True\)`"),
     "mark_dirty": (Unmarked, call, r"writes to `x`, which requires a gradient, without `ctx.mark_dirty\(x\)`"),
 }
 

@@ -22,12 +22,32 @@ Tensor = torch.Tensor
 
 
 def uniform(shape: Sequence[int], seed: int | Tensor, offset: int | Tensor = 0, *, like: Tensor) -> Tensor:
-    """float32 numbers in [0, 1) of `shape` on the device of `like`. seed, offset: ints, or 0-d int64 tensors."""
+    """float32 numbers in [0, 1) of `shape`, on the device of `like`.
+
+    Args:
+        shape: Of the result.
+        seed: An int, or a 0-d int64 tensor.
+        offset: An int, or a 0-d int64 tensor: number k of the result is the one at `offset + k`.
+        like: A tensor on the device that is wanted.
+
+    Returns:
+        A float32 tensor.
+    """
     return _op(_scalar(seed, like), _scalar(offset, like), list(shape), "uniform")  # type: ignore[no-any-return]
 
 
 def normal(shape: Sequence[int], seed: int | Tensor, offset: int | Tensor = 0, *, like: Tensor) -> Tensor:
-    """float32 standard normal numbers of `shape` on the device of `like`. seed, offset: ints, or 0-d int64 tensors."""
+    """float32 standard normal numbers of `shape`, on the device of `like`.
+
+    Args:
+        shape: Of the result.
+        seed: An int, or a 0-d int64 tensor.
+        offset: An int, or a 0-d int64 tensor: number k of the result is the one at `offset + k`.
+        like: A tensor on the device that is wanted.
+
+    Returns:
+        A float32 tensor.
+    """
     return _op(_scalar(seed, like), _scalar(offset, like), list(shape), "normal")  # type: ignore[no-any-return]
 
 

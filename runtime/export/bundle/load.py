@@ -25,14 +25,24 @@ SECTIONS = ("format", "schema", "key", "versions", "function", "module", "target
 def load(path: Any, trust: bool = False) -> type:
     """The Function class of a bundle that `fusegrad.export(.., path="x.zip")` wrote: `load("x.zip").apply(..)`.
 
-    trust=False executes no code of the bundle: its graphs are data, checked node by node. The class runs like any that
-    fusegrad compiled: through torch on a CPU, on a GPU through kernels that the installed fusegrad generates from the
-    graphs (binaries in the bundle are for other hosts; they are verified, and not used). Forward, backward, gradients
-    of gradients and torch.func work as for the original; where that had a jvp or vmap of its own, these raise.
-    trust=True imports the Triton module in the bundle instead and returns its class: forward and backward alone.
+    The class runs like any that fusegrad compiled: through torch on a CPU, on a GPU through kernels that the installed
+    fusegrad generates from the graphs (binaries in the bundle are for other hosts; they are verified, and not used).
+    Forward, backward, gradients of gradients and torch.func work as for the original; where that had a jvp or vmap of
+    its own, these raise. The class raises BundleCallError for arguments that it was not exported for.
 
-    Raises BundleError for whatever is damaged, altered, unknown or hostile; the class raises BundleCallError for
-    arguments that it was not exported for. Damaged binaries are ignored with a BundleWarning.
+    Args:
+        path: Of the zip file or the directory.
+        trust: False executes no code of the bundle: its graphs are data, checked node by node. True imports the Triton
+            module in the bundle instead and returns its class: forward and backward alone.
+
+    Returns:
+        A Function class.
+
+    Raises:
+        BundleError: for whatever is damaged, altered, unknown or hostile.
+
+    Warns:
+        BundleWarning: of damaged binaries, which are ignored.
     """
     manifest, files, damaged = read_bundle(path)
     if damaged:

@@ -39,7 +39,13 @@ class SavedProgramError(FusegradError):
 def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[str]) -> None:
     """`torch.export.save`, with what `load_program` needs to make fusegrad's operators again.
 
-    The classes have to be where another process can import them. Raises SavedProgramError where one is not.
+    Args:
+        program: A program that calls compiled Functions. Their classes have to be where another process can import
+            them.
+        path: The file to write.
+
+    Raises:
+        SavedProgramError: where a class cannot be imported by its name.
     """
     documents = [_document(name, str(path)) for name in sorted(set(_called_operators(program.graph_module)))]
     text = json.dumps({"format": FORMAT, "operators": documents})
@@ -49,8 +55,21 @@ def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[
 def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     """`torch.export.load`, once the operators that the program calls are there: imports the modules of their classes.
 
+<<<<<<< HEAD
     The operator of `fusegrad.random` needs none. So the file is to be trusted as those modules are. Raises
     SavedProgramError where a class is no longer what it was.
+=======
+    So the file is to be trusted as those modules are.
+
+    Args:
+        path: A file that `save_program` wrote.
+
+    Returns:
+        The program.
+
+    Raises:
+        SavedProgramError: where a class is no longer what it was.
+>>>>>>> apidocs
     """
     for document in _operators(str(path)):
         if document["name"] not in known:

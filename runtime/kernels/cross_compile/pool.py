@@ -46,17 +46,20 @@ TEXT_FILES = ("ttir", "ttgir", "ptx", "amdgcn")
 
 @dataclass(frozen=True)
 class Binary:
-    """A kernel compiled for one target, or the reason why there is none.
-
-    `registers` and `spills` (bytes) per thread, `shared` bytes per program, global `accesses` by width in bytes.
-    """
+    """A kernel compiled for one target, or the reason why there is none."""
 
     asm: dict[str, str | bytes] = field(default_factory=dict)
+    """Machine code and its steps by kind: "ptx" and "cubin", or "amdgcn" and "hsaco"."""
     registers: int = -1
+    """Per thread; -1 where unknown."""
     spills: int = -1
+    """Bytes of registers spilled to memory, per thread; -1 where unknown."""
     shared: int = 0
+    """Bytes of shared memory per program."""
     accesses: dict[int, int] = field(default_factory=dict)
+    """Loads and stores of device memory, by their width in bytes."""
     error: str | None = None
+    """Why there is no binary; None where there is one."""
 
 
 # -- what to compile --------------------------------------------------------------------------------------------------
