@@ -35,7 +35,8 @@ from fusegrad.ir.types import ITEMSIZE
 
 SMALL = 70
 GROUP = 16  # bytes that are read at once
-LIMIT = 1_500_000  # of z3's steps for one answer, about a second: how busy a machine is changes none
+PATIENT, QUICK = 1_500_000, 60_000
+"""z3's steps for one answer, some seconds or a tenth of one: however busy the machine is, the answers are the same."""
 
 
 @dataclass
@@ -122,10 +123,10 @@ class At:
         return -floor_quotient(-count, group) * group
 
     # ------------------------------------------------------------------ answers
-    def verdict(self, meeting: bool) -> Verdict:
+    def verdict(self, meeting: bool, limit: int) -> Verdict:
         questions = [*self.reading.questions, *(self.meetings() if meeting else ())]
         solver = z3.Solver()
-        solver.set("rlimit", LIMIT)
+        solver.set("rlimit", limit)
         solver.add(*self.domain)
         told = Verdict(sizes=1, unseen=self.unseen, answered=self.reading.plain)
         if questions and solver.check(either(*(q.wrong for q in questions))) == z3.unsat:
@@ -261,29 +262,29 @@ def open_sizes(subject: Subject) -> tuple[dict[sympy.Symbol, z3.ArithRef], list[
 
 
 # ------------------------------------------------------------------ judging
-def in_numbers(subject: Subject, proof: Proof, count: int, meeting: bool = True) -> Verdict:
+def in_numbers(subject: Subject, proof: Proof, count: int, limit: int, meeting: bool = True) -> Verdict:
     """At so many sizes, one after the other; `meeting`: also whether programs store at one place."""
     told = Verdict()
     for sizes in admitted(subject, count):
-        one = At(subject, proof, sizes, []).verdict(meeting)
+        one = At(subject, proof, sizes, []).verdict(meeting, limit)
         one.found = [f"{sizes}: {f}" for f in one.found]
         told.add(one)
     return told
 
 
-def at_once(subject: Subject, proof: Proof) -> Verdict:
+def at_once(subject: Subject, proof: Proof, limit: int) -> Verdict:
     """At all small sizes; none where the guards admit none."""
     sizes, domain = open_sizes(subject)
     solver = z3.Solver()
-    solver.set("rlimit", LIMIT)
+    solver.set("rlimit", limit)
     solver.add(*domain)
-    return At(subject, proof, sizes, domain).verdict(meeting=False) if solver.check() != z3.unsat else Verdict()
+    return At(subject, proof, sizes, domain).verdict(False, limit) if solver.check() != z3.unsat else Verdict()
 
 
-def judge(subject: Subject, proof: Proof, count: int) -> Verdict:
-    """Both. A kernel that was not proved is not judged: nothing was said of it."""
-    told = in_numbers(subject, proof, count, meeting=bool(proof.apart))
-    told.add(at_once(subject, proof))
+def judge(subject: Subject, proof: Proof, count: int, limit: int = QUICK) -> Verdict:
+    """Both, of a kernel that was proved: of others nothing was said."""
+    told = in_numbers(subject, proof, count, limit, meeting=bool(proof.apart))
+    told.add(at_once(subject, proof, limit))
     return told
 
 
@@ -293,6 +294,7 @@ def main() -> int:
     options.add_argument("--graphs", type=int, default=100, help="so many random graphs")
     options.add_argument("--suite", type=int, default=1, help="every so manieth Function of tests/suite; 0 for none")
     options.add_argument("--sizes", type=int, default=8, help="so many sizes of each kernel")
+    options.add_argument("--limit", type=int, default=QUICK, help="z3's steps for one answer")
     options.add_argument("--part", default="0/1", help="the i-th of n parts of the kernels")
     chosen = options.parse_args()
     at, parts = map(int, chosen.part.split("/"))
@@ -304,7 +306,7 @@ def main() -> int:
             continue
         started = time.perf_counter()
         try:
-            told = judge(subject, proof, chosen.sizes)
+            told = judge(subject, proof, chosen.sizes, chosen.limit)
         except (Unreadable, NotImplementedError) as error:
             numbers["unreadable"] += 1
             print(f"{subject.origin}: {subject.kernel.name}: {error}", flush=True)

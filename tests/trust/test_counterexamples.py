@@ -13,7 +13,7 @@ z3 = pytest.importorskip("z3", reason="z3-solver is not installed: the proofs ha
 import counterexamples  # noqa: E402
 import proofs  # noqa: E402
 import test_proofs as planted  # noqa: E402
-from counterexamples import At, Verdict, at_once, in_numbers  # noqa: E402
+from counterexamples import PATIENT, At, Verdict, at_once, in_numbers  # noqa: E402
 from proofs import Subject, prove  # noqa: E402
 from z3_terms import quotient, term_of  # noqa: E402
 
@@ -28,9 +28,9 @@ EQUIVALENT = {
 
 def found(subject: Subject, proof: Proof) -> Verdict:
     """At a few sizes, and at all small ones if nothing is found there."""
-    told = in_numbers(subject, proof, 8)
+    told = in_numbers(subject, proof, 8, PATIENT)
     if not told.found:
-        told.add(at_once(subject, proof))
+        told.add(at_once(subject, proof, PATIENT))
     return told
 
 
