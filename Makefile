@@ -2,7 +2,8 @@
 # make test           set up .venv, install, lint, type-check, test
 # make compose        every Function under every composition of transforms; `make test` takes some of each
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
-# make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
+# make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes build/bench, and the
+#                     repository's results and docs/benchmarks.md with ARGS=--write-docs alone
 # make pretended-gpu  every Function and kind of call on a pretended GPU: Triton's driver and launcher are real
 # make gpu            on a machine with a GPU, first of all: right, fast, exported, in order of value, 20 minutes at a time
 # make bench-gpu      times every case on a GPU, nine minutes at a time
