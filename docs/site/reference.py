@@ -395,8 +395,8 @@ PERFORMANCE_TOP = """# Performance
 
 Nothing on this page was timed on a GPU: launches, bytes and registers are counted from the kernels that are generated
 and compiled for one. Host times are a CPU's. The whole tables, and what every column means:
-[Measured without a GPU](benchmarks.md); `make bench ARGS=--write-docs` writes them, `make bench-gpu` times on a GPU, and
-[`make gpu`](gpu.md) is what to run on a first one.
+[Measured without a GPU](benchmarks.md); `make bench ARGS=--write-docs` writes them, `make bench-gpu` times on a GPU,
+and [`make gpu`](gpu.md) is what to run on a first one.
 """
 HOST = """What a call costs beside its kernels, against a Function that does nothing."""
 CASES = """One size of each Function: forward and backward (launches: forward + backward). *Inductor* is what the

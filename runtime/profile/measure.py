@@ -33,6 +33,11 @@ class Times:
     p90: float
     calls: int
 
+    @property
+    def spread(self) -> float:
+        """The upper of both bounds over the lower."""
+        return self.p90 / self.p10 if self.p10 else float("inf")
+
 
 def times_of(call: Callable[[], Any], device: torch.device, seconds: float) -> Times:
     """Warm up, then call for so long (ten times at least)."""
