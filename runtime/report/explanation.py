@@ -115,9 +115,11 @@ class Explanation:
         """The text is of one vendor where it has assembly: another's compiler does not read that."""
         vendors = [name.partition(":")[0] for name in (target, self.target)]
         if "inline_asm" in module and vendors[0] != vendors[1]:
-            reason = f"its text was generated for {self.target} and has assembly of it"
-            fix = f"generate it for that target: explain(..., target={target!r}).binaries()"
-            raise UnsupportedBackendError(backend="triton", what=f"{self.name} on {target}", reason=reason, fix=fix)
+            raise UnsupportedBackendError(
+                backend="triton", what=f"{self.name} on {target}",
+                reason=f"its text was generated for {self.target} and has assembly of it",
+                fix=f"generate it for that target: explain(..., target={target!r}).binaries()",
+            )  # fmt: skip
 
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
         """{kernel: figures} of the machine code for `target`, compiled now, in worker processes; needs no GPU.
