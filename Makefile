@@ -2,7 +2,8 @@
 # make test           set up .venv, install, lint, type-check, test
 # make compose        every Function under every composition of transforms; `make test` takes some of each
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
-# make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
+# make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes build/bench, and the
+#                     repository's results and docs/benchmarks.md with ARGS=--write-docs alone
 # make pretended-gpu  every Function and kind of call on a pretended GPU: Triton's driver and launcher are real
 # make gpu            on a machine with a GPU, first of all: right, fast, exported, in order of value, 20 minutes at a time
 # make bench-gpu      times every case on a GPU, nine minutes at a time
@@ -20,6 +21,7 @@
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
 # make dist           a wheel and a source distribution in dist/, the wheel tried in an environment of its own
+# make newcomer       docs/tutorial.md on a fresh clone with a fresh environment: the seconds of each step
 # make matrix         the tests with several pairs of torch and triton: PAIRS="2.11.0:3.6.0 newest"; ARGS="--pieces ir"
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make guards N=2000  random worlds: closures, globals, dtypes, layouts, torch's state; nothing stale is served
@@ -185,6 +187,10 @@ pyright: types
 dist: $(STAMP)
 	$(PIP) $(PINS) -e '.[dist]'
 	$(BIN)/python tests/release/dist.py
+
+.PHONY: newcomer
+newcomer: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/release/newcomer.py $(ARGS)
 
 # CUDA builds of torch take gigabytes under build/matrix.
 matrix: $(STAMP)

@@ -11,14 +11,19 @@ import importlib
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 from .ir.errors import FusegradError
-from .runtime.commands.suggestions import suggestion
+from .runtime.commands.output import described, require_outputs
 from .runtime.report.command_result import INTERNAL, OK, USERS, CommandResult
 from .runtime.report.terminal import show
+from .runtime.settings.suggestions import suggestion
+
+__place_of_calls__ = "the command line"
+"""The place of an error that no line of the user's raises; `argument_meant` says which of its words."""
 
 
 class Command(Protocol):
@@ -53,8 +58,12 @@ def module_of(command: str) -> Command:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = [_shielded(a) for a in (sys.argv[1:] if arguments is None else arguments)]
+    if not given:
+        parser("")[0].print_help()
+        return OK
     options = parsed(given)
     try:
+        require_outputs(options)
         with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
             answer = module_of(options.command).run(options)
         _print(options, answer)
@@ -62,9 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: not an error
         return OK
     except OSError as error:
-        return _refused(options, error)
+        return _refused(given, options, described(options, error))
     except FusegradError as error:
-        return _failed(given, options, error) if error.speaks == "inside" else _refused(options, error)
+        return _failed(given, options, error) if error.speaks == "inside" else _refused(given, options, error)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -85,12 +94,37 @@ def _print(options: argparse.Namespace, answer: CommandResult) -> None:
     sys.stdout.flush()
 
 
-def _refused(options: argparse.Namespace, error: Exception) -> int:
-    print(f"fusegrad {options.command}: {error}", file=sys.stderr)
+def _refused(given: Sequence[str], options: argparse.Namespace, error: FusegradError) -> int:
+    text = str(error).replace(f"at:   {__place_of_calls__}\n", f"at:   {argument_meant(given, error)}\n", 1)
+    print(f"fusegrad {options.command}: {text}", file=sys.stderr)
     if options.json:
-        code = getattr(error, "code", None)
-        print(json.dumps({"error": {"class": type(error).__name__, "code": code, "message": str(error)}}))
+        print(json.dumps({"error": {"class": type(error).__name__, "code": error.code, "message": text}}))
     return USERS
+
+
+def argument_meant(given: Sequence[str], error: FusegradError) -> str:
+    """The words of a command line that an error's facts name, `--target 490` say; all of them where none is named."""
+    facts = " ".join(str(fact) for name, fact in error.facts.items() if name not in ("fix", "known"))
+    arguments = sorted(_arguments(given), key=lambda words: words[0].startswith("-"), reverse=True)
+    named = (words for words in arguments if _is_named(words[-1], facts))
+    return shlex.join(next(named, ["fusegrad", *given]))
+
+
+def _arguments(given: Sequence[str]) -> Iterator[list[str]]:
+    """Each argument with the option before it."""
+    option = ""
+    for word in given[1:]:
+        if word.startswith("-"):
+            option, _, value = word.partition("=")
+            if value:
+                yield [option, value]
+        else:
+            yield [option, word.strip()] if option not in ("", "--args") else [word.strip()]
+
+
+def _is_named(value: str, facts: str) -> bool:
+    """True for a value, or one of a list with commas, that stands in a text as a word."""
+    return any(re.search(rf"(?<![\w.]){re.escape(part)}(?![\w.])", facts) for part in {value, *value.split(",")} - {""})
 
 
 def _failed(given: Sequence[str], options: argparse.Namespace, error: Exception) -> int:
@@ -118,9 +152,9 @@ class Parser(argparse.ArgumentParser):
     def _meant(self, message: str) -> str:
         chosen = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if chosen:
-            return _did_you_mean(chosen[1], re.findall(r"[\w.\-]+(?: [\w.\-=]+)*", chosen[2].replace("'", "")))
+            return _did_you_mean(chosen[1], [choice.strip("'") for choice in chosen[2].split(", ")])
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-        return _did_you_mean(unknown[1], re.findall(r"--[\w-]+", self.format_help())) if unknown else ""
+        return _did_you_mean(unknown[1], self._option_string_actions) if unknown else ""
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -133,6 +167,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     named = next((word for word in given if not word.startswith("-")), "")
     top, commands = parser(named)
     options, rest = top.parse_known_args(given)
+    if options.command is None:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest and not hasattr(options, "rest"):
         commands[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
@@ -143,7 +179,7 @@ def parser(only: str | None = None) -> tuple[Parser, dict[str, Parser]]:
     """The whole command line, and the parser of each command. only: the one whose arguments are wanted."""
     top = Parser("fusegrad", description="Compiles custom autograd Functions into Triton kernels.")
     top.add_argument("--version", action="version", version=_version())
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         own: Any = commands.add_parser(name, help=summary, description=summary)
         if only in (None, name):

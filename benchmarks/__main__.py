@@ -1,10 +1,14 @@
 """`make bench`: what can be measured without a GPU, as one table, a file of results and a picture.
 
-    make bench                                       everything: 10 to 20 minutes on two free cores
+    make bench                                       everything: 10 to 20 minutes on two free cores, into build/bench
+    make bench ARGS=--write-docs                     .. into benchmarks/results and docs/benchmarks.md, to be committed
     make bench ARGS="--quick"                        one shape per Function
     make bench ARGS="--only host,latency"            some parts; the others' last results stay
     python -m fusegrad.benchmarks limits             tighten limits.json to what has become better
     python -m fusegrad.benchmarks needs              write needs.json from the last results
+
+Tracked files are written with --write-docs alone. Each part keeps the machine, the versions and the date that it was
+measured with; rows that a partial run leaves as they were keep theirs.
 """
 
 from __future__ import annotations
@@ -23,13 +27,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ..__main__ import Parser
 from . import cpu, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
 from .peer_instructions import peer_instructions
 from .suite import CASES, Case, chosen
 
 Rows = Iterator[dict[str, Any]]
-OUT = Path(__file__).with_name("results")
-DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+ROOT = Path(__file__).parents[1]
+OUT, BUILT = Path(__file__).with_name("results"), ROOT / "build" / "bench"
+"""The folder of the results that are committed, and the one that a run writes to otherwise."""
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 
 # ------------------------------------------------------------------ the parts
@@ -78,13 +85,20 @@ def bench(options: argparse.Namespace) -> int:
     results = json.loads(file.read_text()) if file.exists() else {}
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.only:
-        began, rows = time.monotonic(), results.get(name, {}).get("rows", [])
+        began, label = time.monotonic(), {"date": today(), "machine": machine()}
+        rows = kept(results.get(name, {}), label)
         for row in PARTS[name](cases, options):
             rows = merged(rows, [row])
-            part = {"date": today(), "seconds": round(time.monotonic() - began), "rows": rows}
-            results |= {"machine": machine(), name: part}
+            results[name] = {**label, "seconds": round(time.monotonic() - began), "rows": rows}
             file.write_text(written(results))
     return show(results, options)
+
+
+def kept(part: dict[str, Any], label: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that there were; those of another machine, version or day have its label in `measured`."""
+    old = {name: part[name] for name in label if name in part}
+    rows: list[dict[str, Any]] = part.get("rows", [])
+    return rows if old == label else [{"measured": old, **row} for row in rows]
 
 
 def merged(known: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -107,14 +121,14 @@ def written(results: dict[str, Any]) -> str:
 def show(results: dict[str, Any], options: argparse.Namespace) -> int:
     """Print the tables, draw the picture, write the document."""
     print(report.text(results))
+    options.out.mkdir(parents=True, exist_ok=True)
     drawing = options.out / "cpu.svg"
-    drawn = picture.draw(results, drawing)
-    if not drawn:
-        print("\nno picture: matplotlib is not installed (pip install 'fusegrad[bench]')")
-    if options.out == OUT:
-        link = f"../{drawing.relative_to(DOCUMENT.parents[1])}" if drawn else None
+    if not picture.draw(results, drawing):
+        print("\nno picture was drawn: matplotlib is not installed (pip install 'fusegrad[bench]')")
+    if options.write_docs:
+        link = f"../{drawing.relative_to(ROOT)}" if drawing.exists() else None
         DOCUMENT.write_text(report.document(results, link))
-    print(f"\nwritten to {options.out}")
+    print(f"\nwritten to {options.out}{f' and {DOCUMENT}' if options.write_docs else ''}")
     return 0
 
 
@@ -152,24 +166,44 @@ def tighten(options: argparse.Namespace) -> int:
     plans_of = each(limits.plan_with_instructions, chosen(options.match), options.jobs, kernels.one_compiler)
     new = limits.tightened(old, plans_of, options.raise_)
     new = {case.name: new[case.name] for case in CASES if case.name in new}
-    limits.write(new)
+    path = tracked(limits.PATH, options)
+    limits.write(new, path)
     changed = sum(old.get(name) != limit for name, limit in new.items())
-    print(f"{changed} of {len(new)} cases changed in {limits.PATH.name}")
+    print(f"{changed} of {len(new)} cases changed in {path}")
     return 0
+
+
+def tracked(path: Path, options: argparse.Namespace) -> Path:
+    """A committed table with --write-docs; else a file of its name beside the results."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    return path if options.write_docs else options.out / path.name
 
 
 # ------------------------------------------------------------------ the command line
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("command", choices=("parts", "show", "limits", "needs"), nargs="?", default="parts",
                         help="measure (default), print what was measured, or write a table of limits")  # fmt: skip
     parser.add_argument("--only", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--match", default="", help="only cases whose names contain this")
     parser.add_argument("--quick", action="store_true", help="one shape per Function")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
+    add_outputs(parser)
     parser.add_argument("--raise", action="store_true", dest="raise_", help="limits: numbers may become larger, too")
-    return parser.parse_args(arguments)
+    return placed(parser.parse_args(arguments))
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """--write-docs and the folder; `--out` is a name that it had."""
+    parser.add_argument("--write-docs", action="store_true", help="write the tracked files: results, tables, pages")
+    parser.add_argument("-o", "--output", "--out", dest="out", type=Path, metavar="FOLDER",
+                        help="of the results (build/bench; with --write-docs benchmarks/results)")  # fmt: skip
+
+
+def placed(options: argparse.Namespace) -> argparse.Namespace:
+    """With the folder that was meant where none was given."""
+    options.out = options.out or (OUT if options.write_docs else BUILT)
+    return options
 
 
 def _parts(text: str) -> list[str]:
@@ -185,11 +219,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "limits":
         return tighten(options)
     if options.command == "needs":
-        needs.write(json.loads((options.out / "cpu.json").read_text())["kernels"]["rows"])
+        path = tracked(needs.PATH, options)
+        needs.write(_last(options)["kernels"]["rows"], path)
+        print(f"written to {path}")
         return 0
-    if options.command == "show":
-        return show(json.loads((options.out / "cpu.json").read_text()), options)
-    return bench(options)
+    return show(_last(options), options) if options.command == "show" else bench(options)
+
+
+def _last(options: argparse.Namespace) -> dict[str, Any]:
+    """The results in the folder; those that are committed where it has none."""
+    files = [folder / "cpu.json" for folder in (options.out, OUT)]
+    results: dict[str, Any] = json.loads(next(f for f in files if f.exists()).read_text())
+    return results
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import torch._functorch.config
 from torch import Tensor
 
 from . import gpu_report
-from .__main__ import machine, today
+from .__main__ import add_outputs, machine, placed, today
 from .clocks import CALLS_QUEUED, Call, Clock, DryClock, GpuClock
 from .correctness import faults, results
 from .inputs import as_list, cotangents, differentiable, real, reduced
@@ -38,7 +38,6 @@ from .plans import DIRECTIONS, plan
 from .statistics import spread
 from .suite import Case, chosen
 
-OUT = Path(__file__).with_name("results")
 SEEDS = (11, 12)
 ROTATED = 3  # times the L2
 MOST_SETS = 256
@@ -268,8 +267,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="no case begins later (9)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"samples of every time ({ROUNDS})")
     parser.add_argument("--afresh", action="store_true", help="forget the results that there are")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
-    options = parser.parse_args(arguments)
+    add_outputs(parser)
+    options = placed(parser.parse_args(arguments))
     options.backend = options.backend or ("triton" if options.device == "cuda" else "interpret")
     return options
 

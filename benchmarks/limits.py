@@ -1,7 +1,7 @@
 """The committed table of launches, bytes, saved bytes and warp instructions, which no change may exceed: `limits.json`.
 
-python -m fusegrad.benchmarks limits             lowers what has become better; nothing is ever raised
-python -m fusegrad.benchmarks limits --raise     writes the table as it is now
+python -m fusegrad.benchmarks limits --write-docs             lowers what has become better; nothing is ever raised
+python -m fusegrad.benchmarks limits --write-docs --raise     writes the table as it is now
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The committed table of spills and access widths on sm_90, which no change may worsen: `needs.json`.
 
-    make bench ARGS="--only kernels"                 measures them
-    python -m fusegrad.benchmarks needs              writes the table from what was measured
+    make bench ARGS="--only kernels"                     measures them
+    python -m fusegrad.benchmarks needs --write-docs     writes the table from what was measured
 """
 
 from __future__ import annotations

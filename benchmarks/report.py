@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -266,11 +267,11 @@ def text(results: Results) -> str:
 
 def document(results: Results, picture: str | None) -> str:
     """docs/benchmarks.md."""
-    lines = ["# Measured without a GPU", "", f"Written by `make bench`. {about(results)}", ""]
+    lines = ["# Measured without a GPU", "", "Written by `make bench ARGS=--write-docs`.", ""]
     if picture:
         lines += [f"![bytes, launches, host time and first calls]({picture})", ""]
-    for title, head, rows, _ in _present(results):
-        lines += [f"## {title}", "", NOTES[title], "", markdown(head, rows(results)), ""]
+    for title, head, rows, parts in _present(results):
+        lines += [f"## {title}", "", NOTES[title], "", about(results, parts), "", markdown(head, rows(results)), ""]
     return "\n".join(lines)
 
 
@@ -278,9 +279,20 @@ def _present(results: Results) -> Iterator[tuple[str, Row, Any, tuple[str, ...]]
     return (section for section in SECTIONS if any(part in results for part in section[3]))
 
 
-def about(results: Results) -> str:
-    """Machine, versions and dates in a sentence or two."""
-    machine = results["machine"]
+def about(results: Results, parts: Sequence[str]) -> str:
+    """The machines, versions and dates of some parts, each with the parts and the rows that it is of."""
+    found: dict[str, list[str]] = {}
+    for name in parts:
+        part = results.get(name, {"rows": []})
+        rows = Counter(label(row.get("measured", part)) for row in part["rows"])
+        for text, count in rows.items():
+            found.setdefault(text, []).append(name if len(rows) == 1 else f"{name} ({count} row{'s' * (count > 1)})")
+    return "Measured on " + "; ".join(f"{text}: {', '.join(names)}" for text, names in found.items()) + "."
+
+
+def label(measured: Mapping[str, Any]) -> str:
+    """A machine, its versions and a date."""
+    machine = measured.get("machine", {"processor": "a machine that is not on record", "cores": "?", "versions": {}})
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    dates = ", ".join(sorted({part["date"] for part in results.values() if "date" in part}))
-    return f"{machine['processor']}, {machine['cores']} cores; {versions}; {dates}."
+    facts = [f"{machine['processor']}, {machine['cores']} cores", versions, measured.get("date", "")]
+    return ", ".join(filter(None, facts))

@@ -741,6 +741,13 @@ CODES = (
         "Install a triton whose wheel has nvdisasm; AMD's machine code is not read.",
         ("NoListingError",),
     ),
+    Code(
+        "FG247", "report/norm.html cannot be written: there is no folder report",
+        "A file that a command was to write cannot be written there: no such folder, no permission, a full disk, or "
+        "a suffix that is no format of that command.",
+        "The message says what to do; `-o FILE` names another file.",
+        ("OutputError",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

@@ -9,13 +9,20 @@ from typing import Any, ClassVar
 
 from .codes import code_of, code_of_error
 
+ENTRANCE = "__place_of_calls__"
+"""The global by which a module that calls for the user, as the command line does, says what their place is."""
+
 
 def users_line() -> str:
-    """`file:line` of the innermost call that is neither fusegrad's nor torch's."""
+    """`file:line` of the innermost call that is neither fusegrad's nor torch's; else what an entrance says."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _NOT_THE_USERS:
+    while frame is not None:
+        if ENTRANCE in frame.f_globals:
+            return str(frame.f_globals[ENTRANCE])
+        if str(frame.f_globals.get("__name__")).split(".")[0] not in _NOT_THE_USERS:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
+    return "unknown"
 
 
 _NOT_THE_USERS = {__name__.split(".")[0], "torch", "contextlib", "functools"}

@@ -207,7 +207,7 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
     "CheckArgumentError": {"detail": "there is no transform 'vmp'", "fix": "use some of forward, backward, vjp"},
     "ProfileArgumentError": {"detail": "there is no baseline 'jax'", "fix": "use some of eager, torch.compile"},
     "ExportFormatError": {"path": "graph.png", "format": None, "reason": "there is no format 'png'",
-                          "known": "py, json, graphml, dot, svg, html"},
+                          "known": "py, json, graphml, dot, svg, html", "hint": ""},
     "ExportError": {"reason": "its argument scale is a Decimal", "fix": "give numbers, strings, dtypes or None."},
     "DeriveJvpError": {"fix": "use one of them"},
     "SwapError": {"model": "LlamaModel", "detail": "no module is called 'nrom'", "fix": "did you mean norm?"},
@@ -220,6 +220,10 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
     "SavedProgramError": {"path": "model.pt2", "operator": "norm_forward_3f2a91c0d4", "fix": "export it again",
                           "fact": "models:Norm is no longer what it was when the program was saved"},
     "LogsError": {"asked": "FUSEGRAD_LOGS=fuson", "name": "fuson", "fix": "did you mean fusion?"},
+    "UnknownTargetError": {"hint": ""},
+    "UnknownDeviceError": {"hint": ""},
+    "OutputError": {"path": "report/norm.html", "fact": "cannot be written: there is no folder report",
+                    "where": "-o report/norm.html", "fix": "mkdir -p report"},
     "NonLinearJvp": {"why": "`mul` multiplies two values that depend on the tangents"},
     "TargetError": {"target": "rms_norm.py:RMSnorm", "reason": "the module rms_norm has no 'RMSnorm'",
                     "fix": "did you mean RMSNorm?"},
@@ -300,8 +304,8 @@ PERFORMANCE_TOP = """# Performance
 
 Nothing on this page was timed on a GPU: launches, bytes and registers are counted from the kernels that are generated
 and compiled for one. Host times are a CPU's. The whole tables, and what every column means:
-[Measured without a GPU](benchmarks.md); `make bench` writes them, `make bench-gpu` times on a GPU, and
-[`make gpu`](gpu.md) is what to run on a first one.
+[Measured without a GPU](benchmarks.md); `make bench ARGS=--write-docs` writes them, `make bench-gpu` times on a GPU,
+and [`make gpu`](gpu.md) is what to run on a first one.
 """
 HOST = """What a call costs beside its kernels, against a Function that does nothing."""
 CASES = """One size of each Function: forward and backward (launches: forward + backward). *Inductor* is what the

@@ -43,7 +43,7 @@ Step = Callable[[Any, Batch], tuple[Tensor, Tensor]]
 
 def run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Start the processes, wait for them, and print what they found; returns the facts and the exit code."""
-    options.out.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         told = [str(found), str(options.steps), str(options.seed), options.backend]
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         if ran.returncode:
             raise RanksFailedError(count=options.nproc, said=ran.stderr.strip()[-2000:])
         facts = json.loads(found.read_text(encoding="utf-8"))
-    (options.out / "losses_of_ranks.json").write_text(json.dumps(facts["losses"]), encoding="utf-8")
+    (options.output / "losses_of_ranks.json").write_text(json.dumps(facts["losses"]), encoding="utf-8")
     return facts, report(facts, options.nproc)
 
 

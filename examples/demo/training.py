@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     device = device_for(options.backend)
     torch.set_num_threads(1)  # matrices this small gain little from more, and lose much on a busy machine
     known = cases(sizes)
-    options.out.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
     pair = both_models(known, sizes, options.seed, device)
     introduce(pair[0], sizes, device, options)
     with fusegrad.config.patch(backend=options.backend):
@@ -109,13 +109,13 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         train(pair, batches, options.steps)
         kept = [saved_tensor_bytes(trained.model, next(batches)) for trained in pair]
     report_training(pair, kept)
-    write_losses(options.out / "losses.csv", pair)
-    report_kernels(known, options.out)
+    write_losses(options.output / "losses.csv", pair)
+    report_kernels(known, options.output)
     numerics = report_numerics(known, options.seed)
-    print(f"\nwritten to {options.out.resolve()}:")
-    print("".join(f"  {path.name}\n" for path in sorted(options.out.iterdir())))
+    print(f"\nwritten to {options.output.resolve()}:")
+    print("".join(f"  {path.name}\n" for path in sorted(options.output.iterdir())))
     losses = {name: trained.losses for name, trained in zip(NAMES, pair, strict=True)}
-    facts = {"losses": losses, "saved_bytes": dict(zip(NAMES, kept, strict=True)), "out": str(options.out.resolve()),
+    facts = {"losses": losses, "saved_bytes": dict(zip(NAMES, kept, strict=True)), "out": str(options.output.resolve()),
              "numerics": [{**n._asdict(), "good": n.good} for n in numerics]}  # fmt: skip
     return facts, verdict(pair, numerics)
 

@@ -64,8 +64,15 @@ def bytes_of(text: str) -> int:
     return int(match[1]) * UNITS[match[2].upper()]
 
 
-# ------------------------------------------------------------------ one entry
+def in_words(trouble: object) -> str:
+    """An error of the system without its number, and what to do about the folder; anything else as it is."""
+    if not isinstance(trouble, OSError) or not trouble.strerror:
+        return str(trouble)
+    name = f"{trouble.filename}: " if trouble.filename else ""
+    return f"{name}{trouble.strerror}; FUSEGRAD_CACHE_DIR names another folder"
 
+
+# ------------------------------------------------------------------ one entry
 
 class MemoryEntries:
     """The newest entries, where the disk cannot be used."""
@@ -114,6 +121,11 @@ class Cache:
         """The folder of our format; None where entries live in memory alone."""
         return self.disk.root if self.disk else None
 
+    @property
+    def reason(self) -> str:
+        """The reason why the disk is not used, in words."""
+        return in_words(self.trouble)
+
     def directory(self, key: str) -> Path | None:
         """The folder in which the entry is, or will be, on disk."""
         return self.disk.root / "entries" / key[:2] / key if self.disk else None
@@ -121,7 +133,8 @@ class Cache:
     def _warn(self, reason: object) -> None:
         if not self.warned:
             self.warned = True
-            warnings.warn(f"fusegrad keeps compiled kernels in memory only: {reason}", RuntimeWarning, stacklevel=4)
+            message = f"fusegrad keeps compiled kernels in memory only: {in_words(reason)}"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     # ------------------------------------------------------------------ reading and writing
     def get(self, key: str) -> dict[str, bytes] | None:

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from ...ir.errors import FusegradError
 from ...tracer.methods import backward_method, method_place
 from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
+from ..settings.suggestions import meant
 from .cases import DTYPES, SIZES, Plan, shapes
 from .compare import Difference, Tolerance
 from .derivative import Derivative, compare_with_derivative
@@ -42,12 +43,12 @@ class CheckError(FusegradError, AssertionError):
     """A script that shows the difference; "" where nothing could be compared."""
     message = (
         "check({function}): {mode}, {case}, {backend}: {difference}\n  at:   {where}\n"
-        "  fix:  please report it with the script below; `is_traceable = False` runs the class in eager.\n\n"
-        "{reproducer}"
+        "  fix:  please report it with the script in the error's `reproducer`, which shows it again (the command "
+        "`fusegrad check` writes it into a file); `is_traceable = False` runs the class in eager."
     )
 
     def __init__(self, report: Report, reproducer: str, **facts: Any) -> None:
-        super().__init__(reproducer=reproducer, **facts)
+        super().__init__(**facts)
         self.report, self.reproducer = report, reproducer
 
 
@@ -111,22 +112,46 @@ class Report:
         return {**facts, "derivative": self.derivative and vars(self.derivative) | {}}
 
     def __str__(self) -> str:
-        header = ("backend", "mode", "case", "runs", "ulp", "eager ulp", "result")
-        table = [header, *map(_cells, self.rows)]
-        widths = [max(len(row[i]) for row in table) for i in range(len(header) - 1)]
-        lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in table]
-        rule = "-" * max(map(len, lines[:1]))
+        notes = {note: f"[{at}]" for at, note in enumerate(self.notes, 1)}
+        table = _without_constants([HEADER, *(_cells(row, notes) for row in self.rows)])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        rule = "-" * len(lines[0])
+        backends = {r.backend for r in self.rows}
+        head = f"check({self.name})" + (f" on {backends.pop()}" if len(backends) == 1 else "")
         counts = ", ".join(f"{n} {result}" for result, n in sorted(self.counts.items()))
-        below = [f"{counts}; {self.seconds:.1f} s", *([str(self.derivative)] if self.derivative else [])]
-        return "\n".join([f"check({self.name})", *lines[:1], rule, *lines[1:], rule, *below])
+        below = [f"{notes[note]} {count} x {note}" for note, count in self.notes.items()]
+        below += [f"{counts}; {self.seconds:.1f} s", *([str(self.derivative)] if self.derivative else [])]
+        return "\n".join([head, lines[0], rule, *lines[1:], rule, *below])
 
     __repr__ = __str__
 
+    @property
+    def notes(self) -> dict[str, int]:
+        """What the rows have to say beside their results, each text once, with the number of its rows."""
+        return dict(Counter(note for row in self.rows for note in (_runs(row), row.detail) if note))
 
-def _cells(row: Row) -> tuple[str, ...]:
+
+HEADER = ("backend", "mode", "case", "runs", "ulp", "eager", "result")
+COMPILED = "compiled"
+
+
+def _without_constants(table: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The columns of which there is something to tell: several backends, or a row that is not compiled."""
+    same = {at for at in (0, 3) if len({row[at] for row in table[1:]}) == 1 and (at == 0 or table[1][at] == COMPILED)}
+    return [[cell for at, cell in enumerate(row) if at not in same] for row in table]
+
+
+def _cells(row: Row, notes: Mapping[str, str]) -> tuple[str, ...]:
     ulps = [f"{e:.2g}" for e in row.errors] if row.errors is not None else ["", ""]
-    result = f"{row.result} ({row.detail})" if row.detail else row.result
-    return (row.backend, row.mode, row.case, row.runs, *ulps, result)
+    runs = f"in part {notes[row.runs]}" if _runs(row) else COMPILED
+    result = f"{row.result} {notes[row.detail]}" if row.detail else row.result
+    return (row.backend, row.mode, row.case, runs, *ulps, result)
+
+
+def _runs(row: Row) -> str:
+    """What of a row runs in eager, and why; "" where it is compiled."""
+    return "" if row.runs == COMPILED else row.runs
 
 
 # ------------------------------------------------------------------ check
@@ -262,7 +287,8 @@ def valid_names(target: Any, option: str, names: Sequence[str] | None, valid: An
     names = list(names if names is not None else default or valid)
     if unknown := [n for n in names if n not in valid]:
         detail = f"{option}: there is no {unknown[0]!r}"
-        raise CheckArgumentError(function=name_of(target), detail=detail, fix=f"use some of {', '.join(valid)}")
+        fix = f"{meant(unknown[0], valid)}use some of {', '.join(valid)}"
+        raise CheckArgumentError(function=name_of(target), detail=detail, fix=fix)
     return names
 
 

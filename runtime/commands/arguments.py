@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -21,8 +20,8 @@ import torch
 
 from ...ir.errors import FusegradError
 from ...tracer.frames import where_raised
+from ..settings.suggestions import suggestion
 from ..values.tensor_specs import is_spec
-from .suggestions import suggestion
 
 HERE = "the command line"
 FLOATS = {"inf", "-inf", "nan"}
@@ -155,9 +154,9 @@ def _suggest_module(missing: str) -> str:
     parent, _, last = missing.rpartition(".")
     paths = importlib.import_module(parent).__path__ if parent else None
     names = [m.name for m in pkgutil.iter_modules(paths)]
-    near = difflib.get_close_matches(last, names, n=1)
+    near = suggestion(last, set(names) - sys.stdlib_module_names, alike=0.8)
     prefix = f"{parent}." if parent else ""
-    return f"did you mean {prefix}{near[0]}?" if near else "write module:Class, importable from here, or file.py:Class"
+    return f"did you mean {prefix}{near}?" if near else "write module:Class, importable from here, or file.py:Class"
 
 
 def _meant(name: str, candidates: Iterable[str], listed: Sequence[str] = ()) -> str:

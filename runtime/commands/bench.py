@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from ...ir.errors import FusegradError
-from ..report.command_result import CommandResult
+from ..report.command_result import OK, USERS, CommandResult
 from .arguments import HERE
 
 PACKAGE = f"{__name__.partition('.')[0]}.benchmarks"
@@ -26,7 +26,10 @@ class BenchmarksMissing(FusegradError, LookupError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", action="store_true", help="time on the GPU at hand instead")
-    parser.epilog = "Other options go to the benchmarks: fusegrad bench --quick --only plans"
+    parser.epilog = (
+        "Other options go to the benchmarks: fusegrad bench --quick --only plans. Results go to build/bench; with "
+        "--write-docs into the repository: benchmarks/results, docs/benchmarks.md"
+    )
     parser.set_defaults(rest=[])
 
 
@@ -35,13 +38,15 @@ def run(options: argparse.Namespace) -> CommandResult:
     if importlib.util.find_spec(PACKAGE) is None:
         raise BenchmarksMissing(where=HERE)
     module = importlib.import_module(f"{PACKAGE}.{'gpu' if options.gpu else '__main__'}")
-    code = module.main(options.rest)
+    try:
+        code = module.main(options.rest)
+    except SystemExit as stopped:  # of their own parser, which has said why
+        return CommandResult({}, (), OK if not stopped.code else USERS)
     return CommandResult(_results(module, options.rest), (), code)
 
 
 def _results(module: object, words: list[str]) -> object:
     """The files of results, as they were written."""
-    named = [Path(words[i + 1]) for i, word in enumerate(words[:-1]) if word == "--out"]
-    folder = named[-1] if named else getattr(module, "OUT", Path())
+    folder = module.parsed(words).out  # type: ignore[attr-defined]
     files = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import json
 
 from ..bisect.search import bisect
 from ..check.modes import MODES
 from ..report.command_result import MISMATCH, OK, CommandResult
 from ..settings.config import BACKENDS
 from .arguments import add_target, call_of
+from .output import add_output, write_outputs, write_reproducer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--backend", choices=BACKENDS, help="what runs it; by default the class's own")
-    parser.add_argument("--transform", action="append", choices=list(MODES), help="only this mode; more than once")
+    parser.add_argument("--transform", action="append", choices=list(MODES), metavar="MODE",
+                        help=f"only {', '.join(MODES)}; more than once")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the numbers")
-    parser.add_argument("-o", "--output", type=Path, help="where a script goes that shows the difference again")
+    what = "the script that shows the difference again (fusegrad-bisect-CLASS.py), or the report"
+    add_output(parser, what, (".py", ".json", ".txt"))
 
 
 def run(options: argparse.Namespace) -> CommandResult:
@@ -25,10 +28,11 @@ def run(options: argparse.Namespace) -> CommandResult:
     target, args = call_of(options)
     keywords = {"transforms": options.transform, "backend": options.backend, "seed": options.seed}
     bisection = bisect(target, *args, quiet=True, **keywords)
+    facts = bisection.to_dict()
+    texts = {".json": json.dumps(facts, indent=1, default=str) + "\n", ".txt": f"{bisection}\n"}
+    lines = write_outputs(options, texts)
     if bisection.ok:
-        return CommandResult(bisection.to_dict(), [str(bisection)], OK)
-    if options.output is None:
-        return CommandResult(bisection.to_dict(), [str(bisection), bisection.script], MISMATCH)
-    options.output.write_text(bisection.script, encoding="utf-8")
-    return CommandResult({**bisection.to_dict(), "output": str(options.output)},
-                  [str(bisection), f"  written: {options.output}"], MISMATCH)  # fmt: skip
+        return CommandResult(facts, [str(bisection), *lines], OK)
+    file = write_reproducer(options, bisection.name, bisection.script)
+    blocks = [str(bisection), *lines, f"wrote {file}, which shows it again"]
+    return CommandResult({**facts, "output": str(file)}, blocks, MISMATCH)

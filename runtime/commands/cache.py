@@ -27,8 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def size(text: str) -> int:
-    """ "200M" -> 209715200; argparse turns the ValueError into its own message."""
-    return cache.bytes_of(text)
+    """ "200M" -> 209715200."""
+    try:
+        return cache.bytes_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 200M, 2G or a number of bytes") from None
 
 
 def bytes_text(count: float) -> str:
@@ -44,7 +47,8 @@ def run(options: argparse.Namespace) -> CommandResult:
     """One of the actions, on the cache that the environment names."""
     store = cache.default()
     if store.root is None:
-        return CommandResult({"root": None, "entries": []}, ["there is no folder: entries live in memory only"])
+        line = f"no folder can be used, entries live in memory only: {store.reason}"
+        return CommandResult({"root": None, "entries": []}, [line])
     return ANSWERS[options.action](store, options)
 
 
@@ -52,16 +56,20 @@ def _dir(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     entries = store.listed()
     total = sum(e.bytes for e in entries)
     facts = {"root": str(store.root), "entries": len(entries), "bytes": total, "limit": store.limit}
-    return CommandResult(
-        facts, [f"{store.root}", f"{len(entries)} entries, {bytes_text(total)} of at most {bytes_text(store.limit)}"]
-    )
+    return CommandResult(facts, [f"{store.root}"])
+
+
+def counted(entries: int) -> str:
+    """ "1 entry", "2 entries"."""
+    return f"{entries} {'entry' if entries == 1 else 'entries'}"
 
 
 def _ls(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     entries, clock = store.listed(), time.time()
     rows = [(e.key[:16], f"{e.bytes:,}", age_text(clock - e.used), e.what) for e in entries]
     facts = {"root": str(store.root), "entries": [vars(e) | {} for e in entries]}
-    summary = f"{len(entries)} entries, {bytes_text(sum(e.bytes for e in entries))}, in {store.root}"
+    total = f"{bytes_text(sum(e.bytes for e in entries))} of at most {bytes_text(store.limit)}"
+    summary = f"{counted(len(entries))}, {total}, in {store.root}"
     return CommandResult(facts, [Table("", ("key", "bytes", "used", "what"), rows), summary] if rows else [summary])
 
 
@@ -88,7 +96,7 @@ def _shrinkage(store: cache.Cache, before: list[cache.Entry], more: dict[str, in
     after = store.listed()
     gone, freed = len(before) - len(after), sum(e.bytes for e in before) - sum(e.bytes for e in after)
     facts = {"root": str(store.root), "deleted": gone, "freed": freed, "left": len(after), **more}
-    return CommandResult(facts, [f"{gone} entries deleted, {bytes_text(freed)}; {len(after)} left in {store.root}"])
+    return CommandResult(facts, [f"{counted(gone)} deleted, {bytes_text(freed)}; {len(after)} left in {store.root}"])
 
 
 def _verify(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
@@ -98,7 +106,7 @@ def _verify(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     facts = {"root": str(store.root), "entries": len(states), "damaged": damaged,
              "of_other_versions": len(faults) - len(damaged)}  # fmt: skip
     rows = [(key[:16], why) for key, why in damaged.items()]
-    summary = f"{len(states)} entries: {len(damaged)} damaged, {len(faults) - len(damaged)} of other versions"
+    summary = f"{counted(len(states))}: {len(damaged)} damaged, {len(faults) - len(damaged)} of other versions"
     healed = ["a damaged entry is deleted and made again when it is next wanted"] if rows else []
     table: list[Block] = [Table("", ("key", "fault"), rows)] if rows else []
     blocks = [*table, summary, *healed]

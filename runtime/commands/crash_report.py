@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..cache import entry_files
 from ..cache import store as cache
 from ..check.reproducer import source_of
 from .arguments import call_of
+from .output import write_beside
 
 CALLS = {
     "explain": "print(fusegrad.explain({call}))",
@@ -39,14 +39,7 @@ SCRIPT = '''"""An internal error of `fusegrad {command}`, seen with {versions}."
 def write_report(arguments: Sequence[str], options: Any, error: BaseException) -> Path:
     """The file, in the working folder where that can be written to, else where temporary files are."""
     name = f"fusegrad-error-{options.command}-{cache.key_of(*arguments, type(error).__name__)[:8]}.py"
-    text = script(arguments, options, error)
-    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
-        try:
-            (folder / name).write_text(text, encoding="utf-8")
-        except OSError:
-            continue
-        return folder / name
-    raise error
+    return write_beside(name, script(arguments, options, error)).absolute()
 
 
 def script(arguments: Sequence[str], options: Any, error: BaseException) -> str:

@@ -45,16 +45,17 @@ class RanksFailedError(FusegradError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, default=60, help="training steps (default 60)")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what runs the compiled Functions")
-    parser.add_argument("--out", type=Path, default=Path("fusegrad-demo"), help="folder for the files (fusegrad-demo)")
+    parser.add_argument("-o", "--output", "--out", type=Path, default=Path("fusegrad-demo"), metavar="FOLDER",
+                        help="of the files (fusegrad-demo)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the batches")
     parser.add_argument("--nproc", type=int, choices=(1, 2, 4), default=1, help="processes: DDP, FSDP2 and so on")
 
 
 def positive(text: str) -> int:
-    """The number, at least 1; argparse turns the ValueError into its own message."""
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
+    """The number, at least 1."""
+    if not text.strip().isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> CommandResult:

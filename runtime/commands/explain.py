@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import json
 
 from ..report.command_result import CommandResult
 from ..report.explain import explain
 from ..report.terminal import Block
 from .arguments import add_device, add_target, call_of
+from .output import add_output, write_outputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     add_device(parser, more=', or "cpu"; by default an H100\'s')
-    parser.add_argument("-o", "--output", "--html", type=Path, metavar="FILE", help="write the report as a page, too")
+    add_output(parser, "write the report, too", (".html", ".json", ".txt"))
     parser.add_argument("--kernels", action="store_true", help="print the Triton text, too")
 
 
@@ -25,7 +26,8 @@ def run(options: argparse.Namespace) -> CommandResult:
     blocks: list[Block] = [str(explanation)]
     if options.kernels and explanation.kernel_records:
         blocks.append(explanation.module)
-    if options.output is not None:
-        options.output.write_text(explanation.to_html(), encoding="utf-8")
-        blocks.append(f"wrote {options.output}")
-    return CommandResult(explanation.to_dict(), blocks)
+    facts = explanation.to_dict()
+    if options.output:
+        texts = {".html": explanation.to_html(), ".json": json.dumps(facts, indent=1, default=str) + "\n"}
+        blocks += write_outputs(options, {**texts, ".txt": f"{explanation}\n"})
+    return CommandResult(facts, blocks)

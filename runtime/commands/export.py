@@ -12,7 +12,9 @@ from .arguments import add_device, add_target, call_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument("-o", "--output", help="the file; its suffix is the format. Without it the text is printed")
+    what = "the file; its suffix is the format. Without it the text is printed"
+    parser.add_argument("-o", "--output", metavar="FILE", help=what)
+    parser.set_defaults(suffixes=())
     parser.add_argument("--format", choices=[*FORMATS, *TREES], help="where the suffix does not say it")
     add_device(parser, more="; by default an H100's")
     parser.add_argument("--targets", nargs="*", default=(), metavar="TARGET", help="GPUs to compile a bundle for")

@@ -8,6 +8,7 @@ from ..profile.profile import BASELINES, profile
 from ..profile.report import blocks
 from ..report.command_result import CommandResult
 from .arguments import add_device, add_target, call_of
+from .output import add_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser, default="h100", more="; of the model")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each candidate and direction")
     parser.add_argument("--metrics", action="store_true", help="compile for it: registers, spills, occupancy")
-    parser.add_argument("-o", "--output", action="append", default=[], help=".html, .json, .trace.json; more than once")
+    add_output(parser, "write the figures, too", (".html", ".json", ".trace.json"))
 
 
 def run(options: argparse.Namespace) -> CommandResult:

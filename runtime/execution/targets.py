@@ -12,6 +12,7 @@ from ...codegen.devices import DEVICES, device_of
 from ...ir.errors import FusegradError, UnsupportedBackendError
 from ..kernels import autotune
 from ..settings.config import FAST, is_interpreted, settings
+from ..settings.suggestions import meant
 
 
 def target_for(backend: str, device: torch.device) -> Target:
@@ -23,7 +24,8 @@ class UnknownTargetError(FusegradError, ValueError):
     """A target that is neither a GPU known by name nor "cpu"."""
 
     message = (
-        'explain(target={target!r}): there is no such target\n  at:   {where}\n  fix:  use "cpu" or one of {known}'
+        "explain(target={target!r}): there is no such target\n  at:   {where}\n"
+        '  fix:  {hint}use "cpu" or one of {known}'
     )
 
 
@@ -36,7 +38,8 @@ def target_name(name: str) -> str:
     if name in TARGETS:
         return name
     if (device := device_of(name)) is None:
-        raise UnknownTargetError(target=name, known=", ".join((*DEVICES, *GENERATED_FOR)))
+        known = (*DEVICES, *GENERATED_FOR)
+        raise UnknownTargetError(target=name, known=", ".join(known), hint=meant(name, known))
     return device.target
 
 

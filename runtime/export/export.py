@@ -11,6 +11,7 @@ from ...ir.errors import FusegradError
 from ..report.explain import explain
 from ..report.explanation import Explanation
 from ..report.page.listing import as_svg
+from ..settings.suggestions import meant
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
@@ -24,7 +25,10 @@ from .torch_export.program import as_program
 class ExportFormatError(FusegradError, ValueError):
     """A format, or the suffix of a path, that export does not know; or neither was given."""
 
-    message = "export(path={path!r}, format={format!r}): {reason}\n  at:   {where}\n  fix:  one of {known}"
+    message = "export(path={path!r}, format={format!r}): {reason}\n  at:   {where}\n  fix:  {hint}one of {known}"
+
+    def __init__(self, detail: str = "", hint: str = "", **facts: Any) -> None:
+        super().__init__(detail, hint=hint, **facts)
 
 
 Writer = Callable[[Any, tuple[Any, ...], "str | None"], str]
@@ -129,15 +133,21 @@ def _format_of(path: Any, format: str | None) -> str:
     by_suffix = "" if path is None else "bundle" if Path(path).is_dir() else Path(path).suffix.removeprefix(".")
     word = format if format is not None else by_suffix
     if word not in FORMATS and word not in TREES:
-        raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=formats)
+        reason = f"there is no format {word!r}" if word else "a suffix is the format, and it has none"
+        hint = meant(word, (*FORMATS, *TREES))
+        raise ExportFormatError(path=path, format=format, reason=reason, known=formats, hint=hint)
     return word
 
 
 def _valid_derivatives(path: Any, word: str, derivatives: Sequence[str]) -> tuple[str, ...]:
     names = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
-    if word != "py" or not set(names) <= set(DERIVED):
-        reason = f"derivatives={names!r} are for the format py alone, and of {', '.join(DERIVED)}"
-        raise ExportFormatError(path=path, format=word, reason=reason, known=", ".join(FORMATS))
+    for name in names:
+        if name not in DERIVED:
+            reason, hint = f"derivatives={names!r}: there is no derivative {name!r}", meant(name, DERIVED)
+            raise ExportFormatError(path=path, format=word, reason=reason, known=", ".join(DERIVED), hint=hint)
+    if word != "py":
+        reason = f"derivatives={names!r} are for the format py alone"
+        raise ExportFormatError(path=path, format=word, reason=reason, known="py")
     return names
 
 

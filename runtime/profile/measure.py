@@ -45,6 +45,11 @@ class Times:
         """True if the interquartile range is more than a tenth of the median."""
         return self.iqr > NOISY * self.median
 
+    @property
+    def spread(self) -> float:
+        """The upper of both bounds over the lower."""
+        return self.p90 / self.p10 if self.p10 else float("inf")
+
 
 def times_of(call: Callable[[], Any], device: torch.device, seconds: float) -> Times:
     """Warm up, then call for so long (ten times at least)."""

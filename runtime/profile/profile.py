@@ -23,6 +23,7 @@ from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
 from ..report.explanation import Explanation, binary_figures
 from ..report.roofline import model_launches, model_sums
+from ..settings.suggestions import meant
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import device_named
 from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
@@ -121,7 +122,7 @@ def _require_known(compiler: Compiled, baselines: Sequence[str]) -> None:
     if unknown:
         raise ProfileArgumentError(
             function=compiler.user.cls.__name__, detail=f"there is no baseline {unknown[0]!r}",
-            fix=f"some of {', '.join(BASELINES)}.",
+            fix=f"{meant(unknown[0], BASELINES)}some of {', '.join(BASELINES)}.",
         )  # fmt: skip
 
 

@@ -177,7 +177,9 @@ def _write_trace(profile: Profile, path: Path) -> None:
 
 
 # ------------------------------------------------------------------ text
-TIMES = ("", "direction", "median us", "p10", "p90", "calls")
+NOISY = 2.0
+"""The spread above which a median says little."""
+TIMES = ("", "direction", "median", "p10", "p90", "calls")
 MEMORY = ("memory, bytes", "saved tensors", "at most in forward", "in backward")
 LAUNCHES = ("launch", "direction", "us", "GB/s", "GFLOP/s", "% of a copy", "model us")
 OPERATIONS = ("operation", "calls", "us")
@@ -215,7 +217,27 @@ def blocks(profile: Profile) -> list[Block]:
         Table(f"compiled for {device.target}", BINARIES, _binaries(profile)),
         Table(f"model of {device.name} by machine instructions, not measured", ISSUED, _issued(profile)),
     ]  # fmt: skip
-    return [f"{profile.name}({profile.arguments})", *(part for part in parts if part.rows)]
+    head = f"{profile.name}({profile.arguments})"
+    return [head, *(part for part in parts if part.rows), *noise(profile)]
+
+
+def noise(profile: Profile) -> list[str]:
+    """A warning where times spread: the machine did something else meanwhile, and medians say little."""
+    timed = [(m, m.times) for m in profile.measured if m.times is not None and m.times.spread > NOISY]
+    if not timed:
+        return []
+    worst, times = max(timed, key=lambda pair: pair[1].spread)
+    where = f"{worst.candidate} {worst.direction}, {duration(times.p10)} to {duration(times.p90)}"
+    spread = f"{len(timed)} of {len(profile.measured)} times spread more than {NOISY:g}-fold from p10 to p90"
+    return [f"noisy: {spread} ({where}); what differs less says nothing. A machine without other work helps."]
+
+
+def duration(microseconds: float) -> str:
+    """ "802 us", "64.0 ms", "1.20 s": three digits."""
+    scales = ((1e6, "s"), (1e3, "ms"), (1.0, "us"))
+    scale, unit = next(((s, u) for s, u in scales if microseconds >= s), scales[-1])
+    value = microseconds / scale
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
 
 
 def _memory(profile: Profile) -> list[list[str]]:
@@ -246,7 +268,7 @@ def _times(profile: Profile) -> list[list[str]]:
 
 
 def _figures(times: Times) -> list[str]:
-    return [*(f"{t:,.1f}" for t in (times.median, times.p10, times.p90)), str(times.calls)]
+    return [*map(duration, (times.median, times.p10, times.p90)), str(times.calls)]
 
 
 def _operations(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -315,6 +337,7 @@ def _measured_part(profile: Profile) -> str:
         table(["candidate", *TIMES[1:]], _times(profile)),
         table(MEMORY, _memory(profile)),
         *([table(LAUNCHES, launches)] if (launches := _launch_rows(profile)) else []),
+        *map(note, noise(profile)),
         note("Medians; forward without a graph, backward of a forward that is kept."),
     ]
     operations = "".join(

@@ -13,7 +13,7 @@ from ...codegen.devices import device_of
 from ...codegen.proofs import Proof
 from ...ir import Graph, Program, ValueRef
 from ...ir.codes import code_of, fix_of
-from ...ir.errors import FusegradError
+from ...ir.errors import FusegradError, UnsupportedBackendError
 from ..compiled.variants import Variant
 from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..kernels.cross_compile.pool import Binary
@@ -128,11 +128,28 @@ class Explanation:
             targets: "cuda:80", "cuda:90", "hip:gfx942" ..; by default the explanation's own.
 
         Returns:
-            By kernel and target: `{kernel: {target: Binary}}`.
+            By kernel and target: `{kernel: {target: Binary}}`. A Binary has `asm` (ptx and cubin, or amdgcn and hsaco),
+            registers, spills and shared memory (bytes), access widths, or an error.
+
+        Raises:
+            UnsupportedBackendError: the text has assembly of another vendor than a target's.
         """
         from ..kernels.cross_compile.pool import compile_for
 
-        return compile_for(self.kernel_records, self.module, list(targets) or [self.target])
+        wanted, module = list(targets) or [self.target], self.module
+        for target in wanted:
+            self._require_vendor(target, module)
+        return compile_for(self.kernel_records, module, wanted)
+
+    def _require_vendor(self, target: str, module: str) -> None:
+        """The text is of one vendor where it has assembly: another's compiler does not read that."""
+        vendors = [name.partition(":")[0] for name in (target, self.target)]
+        if "inline_asm" in module and vendors[0] != vendors[1]:
+            raise UnsupportedBackendError(
+                backend="triton", what=f"{self.name} on {target}",
+                reason=f"its text was generated for {self.target} and has assembly of it",
+                fix=f"generate it for that target: explain(..., target={target!r}).binaries()",
+            )  # fmt: skip
 
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
         """Figures of the machine code for a target, compiled now, in worker processes, without a GPU.

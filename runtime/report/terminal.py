@@ -6,6 +6,7 @@ In a pipe, on a dumb terminal, or where rich was left out, the same words come a
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,8 +62,8 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
 
 
 def is_number(text: str) -> bool:
-    """1,234.5 is one."""
-    return text[:1].isdigit() and text.replace(",", "").replace(".", "").isdigit()
+    """1,234.5 is one, and 64.0 ms."""
+    return re.fullmatch(r"\d[\d,.]*( (us|ms|s))?", text) is not None
 
 
 # ------------------------------------------------------------------ a terminal

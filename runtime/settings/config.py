@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import warnings
@@ -117,7 +116,8 @@ def patch(**changes: Any) -> Iterator[Settings]:
     """
     names = {f.name for f in fields(Settings)}
     for name in changes.keys() - names:
-        raise ConfigError(f"config.patch: there is no setting {name!r}", fix=f"use one of {', '.join(sorted(names))}")
+        fix = f"{_meant(name, names)}use one of {', '.join(sorted(names))}"
+        raise ConfigError(f"config.patch: there is no setting {name!r}", fix=fix)
     if changes.get("backend") is not None:
         valid_backend(changes["backend"])
     if "disable" in changes:
@@ -138,28 +138,34 @@ def patch(**changes: Any) -> Iterator[Settings]:
             _patched.reset(token)
 
 
-def valid_backend(name: Any) -> str:
-    """The name, if it is a backend's; raises ConfigError otherwise."""
+def _meant(name: str, known: Iterable[str]) -> str:
+    from .suggestions import meant  # not at import, which is to be quick
+
+    return meant(name, known)
+
+
+def valid_backend(name: Any, **place: str) -> str:
+    """The name, if it is a backend's; raises ConfigError otherwise. place: `where`, if it is no line of a program."""
     if name not in BACKENDS:
-        raise ConfigError(f"there is no backend {name!r}", fix=f"use one of {', '.join(BACKENDS)}")
+        fix = f"{_meant(str(name), BACKENDS)}use one of {', '.join(BACKENDS)}"
+        raise ConfigError(f"there is no backend {name!r}", fix=fix, **place)
     return name  # type: ignore[no-any-return]
 
 
-def valid_switches(names: str | Iterable[str]) -> tuple[str, ...]:
+def valid_switches(names: str | Iterable[str], **place: str) -> tuple[str, ...]:
     """Names of steps, sorted; "a,b" is taken for two. Raises ConfigError for one that does not exist."""
     requested = {n.strip() for n in (names.split(",") if isinstance(names, str) else names)} - {""}
     for name in sorted(requested - switches.SWITCHES.keys()):
-        near = difflib.get_close_matches(name, switches.SWITCHES, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        steps = ", ".join(switches.SWITCHES)
-        raise ConfigError(f"disable: there is no step {name!r}", fix=f"{meant}use some of {steps}")
+        fix = f"{_meant(name, switches.SWITCHES)}use some of {', '.join(switches.SWITCHES)}"
+        raise ConfigError(f"disable: there is no step {name!r}", fix=fix, **place)
     return tuple(sorted(requested))
 
 
-def valid_numerics(name: Any) -> str:
+def valid_numerics(name: Any, **place: str) -> str:
     """The name, if it is one of the two numerics; raises ConfigError otherwise."""
     if name not in NUMERICS:
-        raise ConfigError(f"there are no numerics {name!r}", fix=f"use one of {', '.join(NUMERICS)}")
+        fix = f"{_meant(str(name), NUMERICS)}use one of {', '.join(NUMERICS)}"
+        raise ConfigError(f"there are no numerics {name!r}", fix=fix, **place)
     return name  # type: ignore[no-any-return]
 
 
@@ -217,16 +223,40 @@ def in_force() -> list[tuple[str, Any, Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _settings_of(backend: str | None) -> Settings:
-    valid = valid_backend(backend) if backend else None
-    rounding = valid_numerics(_NUMERICS) if _NUMERICS else None
-    return Settings(valid, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=_DISABLE, numerics=rounding)
+    place = "FUSEGRAD_{}={} in the environment"
+    valid = valid_backend(backend, where=place.format("BACKEND", backend)) if backend else None
+    rounding = valid_numerics(_NUMERICS, where=place.format("NUMERICS", _NUMERICS)) if _NUMERICS else None
+    disable = valid_switches(_DISABLE, where=place.format("DISABLE", _DISABLE))
+    return Settings(valid, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=disable, numerics=rounding)
 
 
+VARIABLES = (
+    "BACKEND", "WARN", "DEBUG", "STORE", "DISABLE", "NUMERICS", "TUNE", "CACHE_DIR", "CACHE_LIMIT", "RECYCLE_MEMORY",
+    "LOGS", "TESTS",
+)  # fmt: skip
+"""The variables of the environment that there are, each behind FUSEGRAD_."""
+
+
+def misspelt_variables() -> dict[str, str]:
+    """Variables FUSEGRAD_.. that are none, and those that they look like."""
+    prefix = "FUSEGRAD_"
+    given = [name for name in os.environ if name.startswith(prefix) and name.removeprefix(prefix) not in VARIABLES]
+    if not given:
+        return {}
+    from .suggestions import suggestion
+
+    near = {name: suggestion(name.removeprefix(prefix), VARIABLES) for name in given}
+    return {name: prefix + known for name, known in near.items() if known}
+
+
+for _name, _known in misspelt_variables().items():
+    warnings.warn(f"{_name} in the environment sets nothing; did you mean {_known}?", stacklevel=2)
 _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
 _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
 _STORE = os.environ.get("FUSEGRAD_STORE", "1") not in ("", "0")
-_DISABLE = valid_switches(os.environ.get("FUSEGRAD_DISABLE", ""))
-switches.set_default_off(_DISABLE)
+_DISABLE = os.environ.get("FUSEGRAD_DISABLE", "")
+with contextlib.suppress(ConfigError):  # the first use of the settings raises it, where it can be told well
+    switches.set_default_off(valid_switches(_DISABLE))
 _NUMERICS = os.environ.get("FUSEGRAD_NUMERICS") or None
 
 if os.environ.get("FUSEGRAD_RECYCLE_MEMORY", "0") not in ("", "0"):

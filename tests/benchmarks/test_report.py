@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +154,48 @@ def test_what_is_written_about_the_machine_names_no_machine() -> None:
 def test_rows_of_another_run_stay_where_no_new_one_takes_their_place() -> None:
     old, new = [{"case": "A", "n": 1}, {"case": "B", "n": 1}], [{"case": "B", "n": 2}, {"case": "C", "n": 2}]
     assert command.merged(old, new) == [{"case": "A", "n": 1}, {"case": "B", "n": 2}, {"case": "C", "n": 2}]
+
+
+HERE, THERE = ({"processor": p, "cores": 2, "versions": {"torch": v}} for p, v in (("EPYC", "2.13"), ("Xeon", "2.12")))
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any], date: str) -> None:
+    monkeypatch.setattr(command, "PARTS", {"plans": lambda cases, options: ({"case": c.name, **PLAN} for c in cases)})
+    monkeypatch.setattr(command, "machine", lambda: machine)
+    monkeypatch.setattr(command, "today", lambda: date)
+
+
+PLAN = {"launches": [1, 1], "bytes": [1, 1], "minimal": [1, 1], "saved": 1, "asked": 1}
+
+
+def test_a_partial_run_relabels_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measuring(monkeypatch, HERE, "2026-01-01")
+    assert command.main(["--only", "plans", "--match", "SwiGLU[", "-o", str(tmp_path)]) == 0
+    measuring(monkeypatch, THERE, "2026-02-02")
+    assert command.main(["--only", "plans", "--match", "SwiGLU[4096,4096]", "-o", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "cpu.json").read_text())
+    old = [row for row in found["plans"]["rows"] if row.get("measured") == {"date": "2026-01-01", "machine": HERE}]
+    (new,) = (row for row in found["plans"]["rows"] if "measured" not in row)
+    assert len(old) == 7 and new["case"] == "SwiGLU[4096,4096]" and found["plans"]["machine"] == THERE
+    document = report.document(found, None)
+    assert "EPYC, 2 cores, torch 2.13, 2026-01-01: plans (7 rows)" in document
+    assert "Xeon, 2 cores, torch 2.12, 2026-02-02: plans (1 row)" in document
+
+
+def test_tracked_files_are_written_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measuring(monkeypatch, HERE, "2026-01-01")
+    built, committed, page = (tmp_path / name for name in ("build", "results", "benchmarks.md"))
+    for name, place in (("BUILT", built), ("OUT", committed), ("DOCUMENT", page), ("ROOT", tmp_path)):
+        monkeypatch.setattr(command, name, place)
+    monkeypatch.setattr(command.limits, "PATH", tmp_path / "limits.json")
+    monkeypatch.setattr(command.limits, "write", lambda new, path: path.touch())
+    monkeypatch.setattr(command, "each", lambda *_: iter(()))
+    for words in (["--only", "plans"], ["limits"], ["show"]):
+        assert command.main(words) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["build"] and (built / "limits.json").exists()
+    for words in (["--only", "plans", "--write-docs"], ["limits", "--write-docs"]):
+        assert command.main(words) == 0
+    assert (committed / "cpu.json").exists() and page.exists() and (tmp_path / "limits.json").exists()
 
 
 def test_results_are_written_a_row_a_line() -> None:

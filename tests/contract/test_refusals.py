@@ -270,6 +270,7 @@ def test_every_public_error_is_triggered_here() -> None:
     triggered = {type(outcome_of(call)).__name__ for call, *_ in REFUSALS.values()}
     elsewhere = {
         "NoTextError",
+        "OutputError",
         "NonLinearError",
         "NoRuleError",
         "CheckError",

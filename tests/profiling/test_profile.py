@@ -27,6 +27,7 @@ from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
 from fusegrad.runtime.kernels.machine_code.model import copy_seconds
+from fusegrad.runtime.profile import report as tables
 from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
 from fusegrad.runtime.profile.measure import Times, peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
@@ -322,3 +323,18 @@ def test_a_profile_without_machine_code_to_read_says_so() -> None:
     found = fusegrad.profile(f.SquaredReLU, "bf16[64,64]", seconds=0.0, metrics=True, device="mi300x")
     assert all(facts["model"] is None and "not read" in facts["not_modelled"] for facts in found.binaries.values())
     assert "not read" in str(found)
+
+
+def test_times_have_three_digits_and_a_unit() -> None:
+    texts = [tables.duration(t) for t in (0.4, 7.25, 64.25, 802.0, 64_013.4, 1_200_000.0)]
+    assert texts == ["0.40 us", "7.25 us", "64.2 us", "802 us", "64.0 ms", "1.20 s"]
+
+
+def test_times_that_spread_are_told() -> None:
+    found = fusegrad.profile(f.SwiGLU, "f32[4,8]", "f32[4,8]", seconds=0)
+    found.measured = [tables.Measured("eager", "forward", Times(100.0, 90.0, 110.0, 10))]
+    assert tables.noise(found) == [] and "noisy" not in str(found)
+    found.measured.append(tables.Measured("fusegrad", "forward", Times(64_013.4, 802.0, 106_523.0, 10)))
+    (line,) = tables.noise(found)
+    assert "1 of 2" in line and "fusegrad forward, 802 us to 107 ms" in line and line in str(found)
+    assert "noisy" in tables.as_html(found)

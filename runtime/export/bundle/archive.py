@@ -291,8 +291,14 @@ def zip_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file through a neighbour and one rename: a reader sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file through a neighbour and one rename: a reader sees the old file or the new one.
+
+    Raises OSError of the file itself, whichever of both it was.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -110,11 +110,34 @@ def test_both_backends_and_the_table(capsys: pytest.CaptureFixture[str]) -> None
     report = fusegrad.check(fusegrad.compile(Scaled), x(), w(), backends=["reference", "interpret"], **QUICK)
     shown = capsys.readouterr().out
     lines = shown.splitlines()
-    assert lines[0] == "check(Scaled)" and lines[1].split()[:4] == ["backend", "mode", "case", "runs"]
+    assert lines[0] == "check(Scaled)" and lines[1].split() == ["backend", "mode", "case", "ulp", "eager", "result"]
     assert "grad_output transposed" in shown and "only w requires grad" in shown and "size 3 -> 0" in shown
     assert {r.backend for r in report.rows} == {"reference", "interpret"}
     facts = report.to_dict()
     assert facts["ok"] and len(facts["rows"]) == len(report.rows) and sum(facts["counts"].values()) == len(report.rows)
+
+
+def test_a_text_stands_once_below_the_table() -> None:
+    class Counting(Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            if a.shape[0] in (7, 17):
+                raise ValueError("three rows")
+            seen.append(len(seen))
+            return a + b if seen else a
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, g
+
+    seen: list[int] = []
+    report = fusegrad.check(Counting, x(), x(), quiet=True, **{**QUICK, "sizes": [7, 17]})
+    lines = str(report).splitlines()
+    assert lines[0].startswith("check(Counting) on ") and lines[1].split()[:3] == ["mode", "case", "runs"]
+    counted = [line for line in lines if "ValueError: three rows" in line]
+    assert counted == ["[2] 2 x eager raises ValueError: three rows"], str(report)
+    assert sum("forward as written" in line for line in lines) == 1, str(report)
+    assert sum("in part [1]" in line for line in lines) > 3, str(report)
 
 
 def test_what_does_not_apply_is_counted_as_such() -> None:
@@ -420,5 +443,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "cannot be imported" in capsys.readouterr().err
     mutated(monkeypatch, backward, "run", lambda results, *_: grown(results))
     assert main(["check", "cubes_of_mine:Cube", "f32[3,2]", "2.5", "--transform", "backward", *few]) == 2
-    found = capsys.readouterr()
-    assert "DIFFERS" in found.out and "from cubes_of_mine import Cube" in found.out
+    found = capsys.readouterr().out
+    assert "DIFFERS" in found and "from cubes_of_mine import Cube" not in found and len(found.splitlines()) < 30
+    assert "wrote fusegrad-check-Cube.py" in found
+    assert "from cubes_of_mine import Cube" in (tmp_path / "fusegrad-check-Cube.py").read_text()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import errno
 import io
 import json
+import os
+import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -16,7 +21,7 @@ import torch
 
 from fusegrad.__main__ import COMMANDS, main
 from fusegrad.runtime.cache import store as cache
-from fusegrad.runtime.commands import arguments, bench, doctor
+from fusegrad.runtime.commands import arguments, bench, doctor, output
 from fusegrad.runtime.commands import cache as stored
 from fusegrad.runtime.commands import crash_report as failure
 from fusegrad.runtime.commands import explain as explain_command
@@ -162,6 +167,7 @@ def test_tune_needs_a_gpu(capsys) -> None:
         ("fusegrad.examples.demo.function:RMSNorm", r"did you mean fusegrad\.examples\.demo\.functions\?"),
         ("fusegrad.examples.demo.functions.RMSNorm", r"write fusegrad\.examples\.demo\.functions:RMSNorm"),
         ("no_such_package_at_all.x:F", r"there is no module 'no_such_package_at_all'"),
+        ("nope:F", r"fix:  write module:Class"),  # and not Python's own `opcode`
     ],
 )
 def test_suggestions_for_classes(target, meant) -> None:
@@ -182,7 +188,10 @@ def test_a_module_that_raises(tmp_path) -> None:
     ("given", "meant"),
     [(["explian"], "did you mean explain?"), (["explain", "m:C", "--jsn"], "did you mean --json?"),
      (["cache", "lst"], "did you mean ls?"), (["check", "m:C", "--backend", "interprt"], "did you mean interpret?"),
-     ([], "COMMAND"), (["cache", "gc", "--limit", "much"], "invalid size value: 'much'")],
+     (["--versoin"], "did you mean --version?"),
+     (["check", "m:C", "--transform", "vmp"], "did you mean vmap in_dims=0?"),
+     (["export", "m:C", "--format", "grapml"], "did you mean graphml?"), (["demo", "--steps", "0"], "at least 1"),
+     (["cache", "gc", "--limit", "much"], "'much' is no size; write 200M, 2G or a number of bytes")],
 )  # fmt: skip
 def test_mistakes_end_with_1(given, meant, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -206,7 +215,102 @@ def test_a_negative_number_is_no_option(monkeypatch) -> None:
     assert seen[0][1] == ["f32[2]", -1e-6, -2, None]
 
 
+def test_no_command_is_a_question_for_help(capsys) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+# ------------------------------------------------------------------ files
+@pytest.mark.parametrize("command", ["explain", "check", "bisect", "profile", "export"])
+@pytest.mark.parametrize(
+    ("path", "fact"),
+    [("no/such/x.json", "there is no folder no/such"), ("taken/x.json", "taken is a file"), ("x.jsn", ".jsn|'jsn'"),
+     ("x", "a suffix is the format|its suffix is the format"), ("full.json", "the disk is full")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_written(command, path, fact, capsys, monkeypatch) -> None:
+    Path("taken").touch()
+    if path.startswith("full"):
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(f"fusegrad.runtime.commands.{command}.run", raises(full))
+    elif command != "export":  # which has its own way to say it
+        monkeypatch.setattr(f"fusegrad.runtime.commands.{command}.run", raises(AssertionError("it has begun")))
+    assert main([command, *RMS, "-o", path]) == 1
+    told = capsys.readouterr().err
+    assert re.search(fact, told) and f"at:   -o {path}\n" in told and "fix:" in told and "Errno" not in told
+
+
+def raises(error: Exception) -> Any:
+    def run(options: Any) -> Any:
+        raise error
+
+    return run
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(capsys) -> None:
+    Path("locked").mkdir(mode=0o500)
+    assert main(["explain", *RMS, "-o", "locked/x.html"]) == 1
+    assert "permission is denied" in capsys.readouterr().err
+
+
+def test_permission_in_words() -> None:
+    options = argparse.Namespace(output=[Path("a/x.html")])
+    error = output.described(options, PermissionError(errno.EACCES, "Permission denied", "a/.x.html.h9s8"))
+    assert str(error).startswith("a/x.html cannot be written: permission is denied")
+    missing = output.described(options, FileNotFoundError(errno.ENOENT, "No such file", "weights.bin"))
+    assert str(missing).startswith("weights.bin cannot be read: there is no such file")
+
+
+def test_the_suffix_is_the_format(capsys) -> None:
+    assert main(["explain", *RMS, "--html", "a.html", "-o", "a.json", "-o", "a.txt"]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == ["wrote a.html", "wrote a.json", "wrote a.txt"]
+    assert json.loads(Path("a.json").read_text())["name"] == "RMSNorm" and "1 launch," in Path("a.txt").read_text()
+    few = ["--transform", "forward", "--dtype", "f32", "--layout", "step 2", "--size", "3"]
+    assert main(["check", *RMS, *few, "-o", "c.json"]) == 0 and json.loads(Path("c.json").read_text())["ok"]
+
+
+def test_no_folder_for_the_cache(capsys, monkeypatch, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "file"))
+    assert main(["cache", "dir"]) == 0
+    told = capsys.readouterr().out
+    assert "Not a directory" in told and "FUSEGRAD_CACHE_DIR" in told and "Errno" not in told
+
+
+def test_the_folder_of_the_cache_is_one_line(capsys, tmp_path) -> None:
+    assert main(["cache", "dir"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'cache' / 'v1'}\n"
+
+
 # ------------------------------------------------------------------ errors
+@pytest.mark.parametrize(
+    ("words", "place", "fix"),
+    [
+        (["export", *RMS, "--derivatives", "jvp,hessian"], "--derivatives jvp,hessian", "one of jvp, vmap"),
+        (["export", *RMS, "--derivatives", "vmp"], "--derivatives vmp", "did you mean vmap?"),
+        (["export", *RMS, "-o", "x.grapml"], "-o x.grapml", "did you mean graphml?"),
+        (["explain", *RMS, "--target", "490"], "--target 490", "did you mean 4090?"),
+        (["profile", *RMS, "--gpu=490"], "--gpu 490", "did you mean 4090?"),
+        (["explain", *RMS[:2], "f32[8", "f32[16]", "1e-6"], "'f32[8'", "write dtype"),
+        (["explain", "no.py:Norm"], "no.py:Norm", "write module:Class"),
+    ],
+)
+def test_the_place_is_the_argument(words, place, fix, capsys) -> None:
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert f"\n  at:   {place}\n" in told and fix in told
+
+
+def test_misspelt_variables_are_told() -> None:
+    environment = {**os.environ, "FUSEGRAD_BACKEDN": "interpret", "FUSEGRAD_DISABLE": "fusee", "FUSEGRAD_OF_MINE": "1"}
+    words = [sys.executable, "-m", "fusegrad", "explain", *RMS]
+    found = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert found.returncode == 1 and "FUSEGRAD_BACKEDN in the environment sets nothing; did you mean" in found.stderr
+    assert "at:   FUSEGRAD_DISABLE=fusee in the environment\n  fix:  did you mean fuse?" in found.stderr
+    assert "Traceback" not in found.stderr and "OF_MINE" not in found.stderr
+
+
 def test_errors_as_json(capsys) -> None:
     error = answered(capsys, "explain", *RMS, "--gpu", "cuda:42", code=1)["error"]
     assert (error["class"], error["code"]) == ("UnknownTargetError", "FG211") and "[FG211]" in error["message"]

@@ -267,7 +267,7 @@ def test_backward_outside_of_the_block_is_that_of_its_forward() -> None:
 
 # ------------------------------------------------------------------ names
 def test_names_are_checked_and_meant_ones_suggested() -> None:
-    with pytest.raises(config.ConfigError, match="did you mean 'algebra'"), config.patch(disable="algbra"):
+    with pytest.raises(config.ConfigError, match="did you mean algebra"), config.patch(disable="algbra"):
         raise AssertionError
     with config.patch(disable="fuse, cse") as inner:
         assert inner.disable == ("cse", "fuse") and switches.switch_state().off == {"cse", "fuse"}
@@ -285,7 +285,7 @@ def test_the_environment_leaves_out_for_the_process() -> None:
     found = _python(code, "cse,fuse")
     assert found.stdout.strip() == "('cse', 'fuse') ['cse', 'fuse']", found.stderr
     wrong = _python(code, "cze")
-    assert wrong.returncode and "did you mean 'cse'" in wrong.stderr
+    assert wrong.returncode and "did you mean cse" in wrong.stderr
 
 
 def _python(code: str, disable: str) -> subprocess.CompletedProcess[str]:

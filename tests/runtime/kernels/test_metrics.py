@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import fusegrad
+from fusegrad.benchmarks import functions
+from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.kernels.cross_compile.metrics import Metrics, measure
 
 PTX = """
@@ -57,3 +60,12 @@ def test_what_an_assertion_of_amd_prints_is_no_access_of_the_kernel() -> None:
 @pytest.mark.parametrize("tools", [None, Path("/nowhere")])
 def test_without_tools_registers_are_unknown(tools: Path | None) -> None:
     assert measure({"ptx": "", "cubin": b"x"}, "cuda:90", 7, tools) == Metrics(-1, -1, 7, {})
+
+
+def test_text_with_assembly_is_compiled_for_its_vendor_alone() -> None:
+    found = fusegrad.explain(functions.SwiGLU, "bf16[64,128]", "bf16[64,128]")
+    assert "inline_asm" in found.module
+    with pytest.raises(UnsupportedBackendError, match=r"generated for cuda:90 .*(.|\n)*target='hip:gfx942'"):
+        found.binaries("cuda:90", "hip:gfx942")
+    amd = fusegrad.explain(functions.SwiGLU, "bf16[64,128]", "bf16[64,128]", target="hip:gfx942")
+    assert not [b.error for by in amd.binaries().values() for b in by.values() if b.error]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,3 +111,15 @@ def test_check_may_be_turned_off() -> None:
     with config.patch(check=False):
         fast = fusegrad.compile(AsksForInt)
         assert torch.equal(fast.apply(torch.ones(2)), torch.full((2,), 3.0))  # unchecked: what the fakes saw
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[3] / "docs" / "site"))
+    import reference
+
+    assert reference.variables_read() <= {f"FUSEGRAD_{name}" for name in config.VARIABLES} == set(reference.VARIABLES)
+
+
+def test_a_misspelt_setting_has_a_suggestion() -> None:
+    with pytest.raises(config.ConfigError, match="did you mean backend"), config.patch(bakend="interpret"):
+        raise AssertionError
