@@ -55,11 +55,7 @@ def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[
 def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     """`torch.export.load`, once the operators that the program calls are there: imports the modules of their classes.
 
-<<<<<<< HEAD
-    The operator of `fusegrad.random` needs none. So the file is to be trusted as those modules are. Raises
-    SavedProgramError where a class is no longer what it was.
-=======
-    So the file is to be trusted as those modules are.
+    The operator of `fusegrad.random` needs none. So the file is to be trusted as those modules are.
 
     Args:
         path: A file that `save_program` wrote.
@@ -69,7 +65,6 @@ def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
 
     Raises:
         SavedProgramError: where a class is no longer what it was.
->>>>>>> apidocs
     """
     for document in _operators(str(path)):
         if document["name"] not in known:
