@@ -37,7 +37,7 @@ def from_explanation(draw: Callable[[Explanation], str]) -> Writer:
 
 
 FORMATS: dict[str, Writer] = {
-    "py": lambda target_class, args, target: module_text(gather_function(target_class, args, target)),
+    "py": lambda target_class, args, target: module_text(gather_function(target_class, args, target, any_row=True)),
     "json": from_explanation(as_json),
     "graphml": from_explanation(as_graphml),
     "dot": from_explanation(as_dot),

@@ -106,7 +106,7 @@ class Numbering:
 
     def of(self, graph: Graph, putting: Mapping[Any, Any]) -> tuple[Any, ...]:
         """The results of a graph with other sizes put in, after the passes, and its effects in order."""
-        settled = optimize(_without_units(_substituted_graph(graph, putting)))
+        settled = optimize(_without_units(substituted_graph(graph, putting)))
         number_of: dict[int, int] = {}
         for v in (*settled.inputs, *settled.order()):
             key = (v.prim, repr(sorted(v.params.items())), repr(v.avals), tuple(number_of[a.id] for a in v.args))
@@ -117,7 +117,7 @@ class Numbering:
         return results, settled.output_strides, writes, effects
 
 
-def _substituted_graph(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
+def substituted_graph(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
     """The same nodes over other sizes."""
     out = Graph(graph.name)
     env = {}

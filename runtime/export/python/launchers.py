@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import sympy
 
 from ....codegen import Kernel, Pointer
 from ....ir import Value
 from ....ir.passes.fuse import View
-from ....ir.types import FLOAT8
+from ....ir.types import FLOAT8, Size
 from ....tracer.dtypes import TO_TORCH
 from ..gather.gathered import Gathered, Part
 from ..text.expressions import PYTHON
@@ -116,17 +118,20 @@ class PythonSyntax(Syntax):
         text = call_text(value, operands, self.scope.expressions, self.device)
         return None if text is None else f"{self.scope.bind(value, None)} = {text}"
 
-    def launch(self, kernel: Kernel, memory: Memory) -> Iterator[str]:
+    def launch(self, kernel: Kernel, memory: Memory, words: Mapping[str, Size]) -> Iterator[str]:
         texts = [(a, argument_text(self.scope, a, memory)) for a in kernel.arguments]
         views = [(a.name, f"{text}.view(torch.uint8)" if _is_float8(a) else text) for a, text in texts]
         arguments = [f"aligned({text})" if name in kernel.aligned else text for name, text in views]
-        constants = [f"{k}={v!r}" for k, v in kernel.constants.items()]
-        constants += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        given = {**kernel.constants, "num_warps": kernel.num_warps, "num_stages": kernel.num_stages, **words}
+        constants = [f"{k}={self._word(v)}" for k, v in given.items()]
         constants += [] if kernel.fast else ["**ROUNDING"]
         constants += ["**CHECKED"] if kernel.assertions else []
         yield f"{kernel.name}[({self.scope.expressions.text(kernel.grid)},)]("
         yield from (f"    {line}" for line in fold_words([*arguments, *constants], WIDTH - 16))
         yield ")"
+
+    def _word(self, value: Any) -> str:
+        return self.scope.expressions.text(value) if isinstance(value, sympy.Basic) else repr(value)
 
     def on_device(self, lines: Iterator[str]) -> list[str]:
         return [f"with torch.cuda.device_of({self.scope.inputs[0]}):", *(f"    {line}" for line in lines)]

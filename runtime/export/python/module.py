@@ -44,7 +44,7 @@ CALLS_INSIDE = "\n\n\ndef inside("
 
 def module_with(derivatives: Sequence[str], target_class: Any, args: Sequence[Any], target: str | None) -> str:
     """The text of the file with these derivatives."""
-    exported = gather_function(target_class, args, target, derivatives)
+    exported = gather_function(target_class, args, target, derivatives, any_row=True)
     return module_text(exported, over_lanes(exported) if "vmap" in derivatives else None)
 
 
@@ -120,7 +120,7 @@ def _provenance(module: Module) -> Iterator[str]:
 
 def _kernel_counts(exported: Gathered) -> Iterator[str]:
     for part in exported.parts:
-        count = sum(len(versions[0].kernels) for versions in part.kernels.values())
+        count = sum(len(versions[0].kernels.kernels) for versions in part.kernels.values())
         calls = len(part.steps) - len(part.kernels)
         library = f", {calls} library calls and views" if calls else ""
         yield f"{part.method}: {count} kernel{'s' * (count != 1)}{library}."
@@ -146,7 +146,7 @@ def _helpers(module: Module, body: str) -> list[str]:
 def _kernels(module: Module) -> Iterator[str]:
     """Each kernel once, after the functions that kernels call."""
     launched = [(s, vs) for scopes in module.functions for s in scopes.all for vs in s.part.kernels.values()]
-    kernels = [k for scope, vs in launched for v in reachable_versions(scope, vs) for k in v.kernels]
+    kernels = [k for scope, vs in launched for v in reachable_versions(scope, vs) for k in v.kernels.kernels]
     helpers = [h.strip("\n") for h in helpers_in([k.source for k in kernels])]
     yield from helpers
     if stand_ins := [line for name, line in STAND_INS.items() if any(f"def {name}(" in h for h in helpers)]:

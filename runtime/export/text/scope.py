@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
 
-from ....codegen import Kernels, Scalar
+from ....codegen import Scalar
 from ....codegen.emit.names import Names
 from ....ir import Value
 from ....ir.lazy_attribute import lazy_attribute
 from ..gather.gathered import Gathered, Part
+from ..gather.versions import Row, Version
 from .expressions import Dialect, Expressions
 
 WIDTH = 116
@@ -28,7 +30,7 @@ def snake(name: str) -> str:
 def symbol_names(exported: Gathered, names: Names) -> dict[sympy.Symbol, str | int]:
     """The name of each symbol of the capture in the file: its number, a kernel's name for it, or one of its own."""
     symbols: dict[sympy.Symbol, str | int] = dict(exported.pinned)
-    kernels = [k for p in exported.parts for vs in p.kernels.values() for v in vs for k in v.kernels]
+    kernels = [k for p in exported.parts for version in p.versions for k in version.kernels.kernels]
     for scalar in (a for k in kernels for a in k.arguments if isinstance(a, Scalar)):
         if isinstance(scalar.value, sympy.Symbol) and scalar.value not in symbols:
             symbols[scalar.value] = names.fresh(scalar.name)
@@ -81,6 +83,23 @@ class Scope:
             return f"{self.name_of(value.args[0])}[{value.params['index']}]"
         raise KeyError(f"no step computes {value!r} = {value.prim}")
 
+    def block_line(self, row: Row) -> Iterator[str]:
+        """The definition of a row's block, the first time that it is asked for."""
+        if row.block not in self.expressions.names:
+            length = self.expressions.text(row.length)
+            self.expressions.names[row.block] = name = self.names.fresh(f"BLOCK_{length}")
+            yield self.expressions.dialect.definition.format(
+                f"{name} = max({row.least}, triton.next_power_of_2({length}))"
+            )
+
+    @contextmanager
+    def branch(self) -> Iterator[None]:
+        """What is defined within is known within alone; its names are free again behind it."""
+        before = set(self.names)
+        with self.expressions.branch():
+            yield
+        self.names.release(set(self.names) - before)
+
     def type_text(self, value: Value) -> str:
         """ "bf16[M, 1024]" """
         return f"{value.dtype}[{', '.join(map(self.expressions.text, value.shape))}]"
@@ -126,7 +145,7 @@ class Scope:
         settled = [self.expressions.settled(g) for g in self.exported.guards]
         sizes = [s for s in self.sources if isinstance(self.symbols[s], str) and self.exported.sources[s][1] == "size"]
         least = {s: 1 if s in self.exported.ones else 2 for s in sizes}
-        conditions = []
+        conditions: list[Any] = [sympy.Le(s, n, evaluate=False) for s, n in self.exported.limits.items()]
         for guard in dict.fromkeys(g for g in settled if g is not sympy.true):
             if (bound := _lower_bound(guard)) is None:
                 conditions.append(guard)
@@ -146,13 +165,12 @@ def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
 
 
 # ------------------------------------------------------------------ versions of kernels
-def condition_of(scope: Scope, version: Kernels) -> str:
+def condition_of(scope: Scope, version: Version) -> str:
     """The condition on sizes for a version of a group's kernels; "" for none."""
-    guards = dict.fromkeys(g for k in version.kernels for g in k.guards if g.has(sympy.Mod))
-    return scope.expressions.conjunction(list(guards))
+    return scope.expressions.conjunction(version.conditions)
 
 
-def reachable_versions(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
+def reachable_versions(scope: Scope, versions: Sequence[Version]) -> Sequence[Version]:
     """The versions up to the first whose condition always holds."""
     for i, version in enumerate(versions):
         if condition_of(scope, version) in ("", scope.expressions.text(sympy.true)):
