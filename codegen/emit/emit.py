@@ -33,7 +33,7 @@ from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
 from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
-from .names import WIDTH, Names
+from .names import MULTIPLE, WIDTH, Names
 from .prelude import HELPERS
 from .reductions.direct_partials import DirectPartials
 from .reductions.final_reduction import FinalReductions
@@ -227,7 +227,7 @@ def _kept_multiples(context: Context, read: set[str]) -> list[Statement]:
         if is_multiple:
             sizes.guards[sympy.Eq(sympy.Mod(size, WIDTH), 0)] = None
         if size in bounded:
-            width = sizes.fixed(context.names.fresh(f"MULTIPLE_{label}"), WIDTH if is_multiple else 1)
+            width = sizes.fixed(context.names.fresh(f"{MULTIPLE}{label}"), WIDTH if is_multiple else 1)
             statements.append(_multiple(label, width, "accesses are as wide as it allows"))
         elif is_multiple:
             statements.append(_multiple(label, literal(WIDTH), f"a multiple of {WIDTH}: accesses are wide"))

@@ -28,6 +28,8 @@ RESERVED = frozenset(keyword.kwlist) | {
     "tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len",
     "constexpr", "static_range", "cdiv", "minimum", "maximum", "self",
 }  # fmt: skip
+MULTIPLE = "MULTIPLE_"
+"""Before a length: the constant that it is a multiple of."""
 WIDTH = 16
 """Lengths and strides that are multiples of it make accesses wide."""
 SPAN = 1 << 29

@@ -32,7 +32,7 @@ from ...settings.config import numerics
 from ...specialize.pipeline import choose_residuals
 from ...specialize.specialization import Specialization, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
-from .any_length import AnyLength, versions_of_any_length
+from .any_length import LONGEST, AnyLength, versions_of_any_length
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one, substituted_graph
 from .versions import Row, Version, fixed_versions, pinned_by, rows_of
@@ -51,10 +51,11 @@ class ExportError(FusegradError):
 
 @dataclass(frozen=True)
 class Lengths:
-    """What sizes are in the kernels. any_row: rows are of any length, where they may be; fixed: numbers everywhere."""
+    """What sizes are in the kernels. any_row: rows are of any length up to `longest`; fixed: numbers everywhere."""
 
     any_row: bool = False
     fixed: Mapping[sympy.Symbol, int] = field(default_factory=dict)
+    longest: int = LONGEST
 
 
 @dataclass(frozen=True)
@@ -167,18 +168,24 @@ def gather_function(
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
         gathered = _gathered(compiler, stand_ins, device, derivatives, any_row, fixed)
-        # A length that one kernel has compiled in is one for all of them.
-        stuck = {gathered.sources[row.length] for row in gathered.rows if row.length in gathered.pinned}
-        if not stuck:
-            return gathered
-        sizes = {source: gathered.sizes[s] for s, source in gathered.sources.items() if source in stuck}
-        return _gathered(compiler, stand_ins, device, derivatives, any_row, {**fixed, **sizes})
+        if (again := _in_all_kernels(gathered, fixed)) is not None:
+            return _gathered(compiler, stand_ins, device, derivatives, any_row, *again)
+        return gathered
     except NoTangents as error:
         raise export_error(compiler, f"it has no jvp to write down: {error}") from error
     except CaptureError as error:
         raise capture_refusal(compiler, error) from error
     except LoweringError as error:
         raise export_error(compiler, f"it cannot be written in kernels: {error}") from error
+
+
+def _in_all_kernels(gathered: Gathered, fixed: Mapping[Source, int]) -> tuple[Mapping[Source, int], int] | None:
+    """Lengths that one kernel has compiled in, and the longest row that all serve, where kernels differ in these."""
+    stuck = {s for row in gathered.rows if (s := row.length) in gathered.pinned}
+    longest = min(gathered.limits.values(), default=LONGEST)
+    if not stuck and all(most == longest for p in gathered.parts for most in p.limits.values()):
+        return None
+    return {**fixed, **{gathered.sources[s]: gathered.sizes[s] for s in stuck}}, longest
 
 
 def capture_for_export(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
@@ -203,13 +210,13 @@ def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
 
 def _gathered(
     compiler: Compiled, stand_ins: list[Any], device: str, derivatives: Sequence[str], any_row: bool,
-    fixed: Mapping[Source, int],
+    fixed: Mapping[Source, int], longest: int = LONGEST,
 ) -> Gathered:  # fmt: skip
     spec = compiler.captures.only(stand_ins)
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     told = spec.captured.binder.sources.items()
-    lengths = Lengths(any_row, {s: fixed[source] for s, source in told if source in fixed})
+    lengths = Lengths(any_row, {s: fixed[source] for s, source in told if source in fixed}, longest)
     conditions = spec.captured.session.conditions(spec.captured.symbols)
     differentiates = has_backward(compiler, stand_ins)
     # Residuals before both graphs: what forward keeps is what backward reads.
@@ -266,21 +273,21 @@ def part_of(
     for at, first in generated.kernels.items():
         step, name = generated.steps[at], generated.names[at]
         assert isinstance(step, Group)
-        found = _of_any_length(step, first, target, sizes, name, assumed) if lengths.any_row else None
+        found = _of_any_length(step, first, target, sizes, name, assumed, lengths) if lengths.any_row else None
         kernels[at] = fixed_versions(step, first, target, sizes, name) if found is None else found.versions
-        if found is not None and found.limit is not None:
+        if found is not None:
             limits[found.row.length] = min(found.limit, limits.get(found.row.length, found.limit))
     return Part(method, graph, generated.steps, kernels, passed, told_apart, source, limits)
 
 
 def _of_any_length(
-    group: Group, first: Kernels, target: Target, sizes: Sizes, name: str, assumed: Sequence[Any]
+    group: Group, first: Kernels, target: Target, sizes: Sizes, name: str, assumed: Sequence[Any], lengths: Lengths
 ) -> AnyLength | None:
     """The versions for a row of any length, where the kernels hold one and have compiled in no other size."""
     symbols = {s for k in first.kernels for s in k.pinned}
     if len(symbols) != 1 or 0 in {sizes[s] for s in symbols}:
         return None
-    return versions_of_any_length(group, target, sizes, name, symbols.pop(), assumed)
+    return versions_of_any_length(group, target, sizes, name, symbols.pop(), assumed, lengths.longest)
 
 
 # ------------------------------------------------------------------ what cannot be written down

@@ -18,6 +18,10 @@ from ....ir.types import Size
 from .versions import Column, Row, Version
 
 
+TUNED = "TUNED"
+"""The name of a column of numbers within a formula."""
+
+
 class Different(Exception):
     """Kernels that are no version together: their texts or their formulas differ."""
 
@@ -50,7 +54,7 @@ def _kernel(table: Table, kernels: Sequence[Kernel]) -> tuple[Kernel, dict[str, 
     words["num_stages"] = table.number([k.num_stages for k in kernels], "STAGES")
     arguments = tuple(_argument(table, several) for several in zip(*(k.arguments for k in kernels), strict=True))
     scratch = tuple(_buffer(table, several) for several in zip(*(k.scratch for k in kernels), strict=True))
-    grid = table.expression([k.grid for k in kernels], "PROGRAMS")
+    grid = table.expression([k.grid for k in kernels], TUNED)
     merged = replace(first, arguments=arguments, scratch=scratch, grid=grid)
     return merged, {name: word for name, word in words.items() if isinstance(word, sympy.Basic)}
 
@@ -59,7 +63,7 @@ def _argument(table: Table, arguments: Sequence[Pointer | Scalar]) -> Pointer | 
     first = arguments[0]
     scalars = [a for a in arguments if isinstance(a, Scalar)]
     if isinstance(first, Scalar) and [a.name for a in scalars] == [first.name] * len(arguments):
-        return Scalar(first.name, table.expression([a.value for a in scalars], first.name))
+        return Scalar(first.name, table.expression([a.value for a in scalars], TUNED))
     if arguments.count(first) < len(arguments):
         raise Different
     return first
@@ -67,7 +71,7 @@ def _argument(table: Table, arguments: Sequence[Pointer | Scalar]) -> Pointer | 
 
 def _buffer(table: Table, buffers: Sequence[Buffer]) -> Buffer:
     shape, strides = (
-        tuple(table.expression(several, buffers[0].name.upper()) for several in zip(*sizes, strict=True))
+        tuple(table.expression(several, TUNED) for several in zip(*sizes, strict=True))
         for sizes in ([b.shape for b in buffers], [b.strides for b in buffers])
     )
     return replace(buffers[0], shape=shape, strides=strides)

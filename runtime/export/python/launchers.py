@@ -44,11 +44,18 @@ def launch_function(scope: Scope) -> str:
 
 def _folded(line: str) -> str:
     """A count of programs is a long formula where one even wave of them is launched."""
-    if not re.match(r"    [A-Z][A-Z_0-9]* = ", line):
+    if not re.match(r" {4,}[A-Z][A-Z_0-9]* = ", line):
         return line
-    # A second fold opens the call within the call.
-    once = tidy(line).split("\n")
-    return "\n".join(f"{tidy(part[:-1])}," if part.endswith(",") else part for part in once)
+    # Each further fold opens a call within the call.
+    folded = tidy(line).split("\n")
+    while (again := [line for part in folded for line in _opened(part)]) != folded:
+        folded = again
+    return "\n".join(folded)
+
+
+def _opened(line: str) -> list[str]:
+    """A line of a folded call, itself folded where it is too long."""
+    return f"{tidy(line[:-1])},".split("\n") if line.endswith(",") else [line]
 
 
 def _body(scope: Scope) -> Iterator[str]:
@@ -131,7 +138,11 @@ class PythonSyntax(Syntax):
         yield ")"
 
     def _word(self, value: Any) -> str:
-        return self.scope.expressions.text(value) if isinstance(value, sympy.Basic) else repr(value)
+        """A constant of a launch: alone a quotient needs no brackets."""
+        if not isinstance(value, sympy.Basic):
+            return repr(value)
+        text = self.scope.expressions.text(value)
+        return text[1:-1] if isinstance(value, sympy.Mul) and text.startswith("(") else text
 
     def on_device(self, lines: Iterator[str]) -> list[str]:
         return [f"with torch.cuda.device_of({self.scope.inputs[0]}):", *(f"    {line}" for line in lines)]
