@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from ....codegen import Kernels, Target
+from ....codegen import Target
 from ....ir import Graph
 from ....ir.errors import FusegradError, LoweringError
 from ....ir.lazy_attribute import lazy_attribute
@@ -25,6 +25,7 @@ from ...capture.captured_backward import BackwardEntry, predicted_kinds
 from ...capture.guards import is_float
 from ...compiled.compiled import Compiled
 from ...dispatch.pytree import arguments
+from ...execution.generated import Generated
 from ...execution.graph_to_kernels import generate, graph_of
 from ...execution.targets import named_target, target_name
 from ...report.explain import DEFAULT_TARGET, compiler_of
@@ -35,7 +36,7 @@ from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .any_length import LONGEST, AnyLength, versions_of_any_length
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one, substituted_graph
-from .versions import Row, Version, fixed_versions, pinned_by, rows_of
+from .versions import Row, Version, fixed_versions, least_limits, pinned_by, rows_of
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -125,10 +126,7 @@ class Gathered:
     @property
     def limits(self) -> Sizes:
         """The most that row lengths may be, of those that have a limit."""
-        limits: Sizes = {}
-        for symbol, most in (limit for p in self.parts for limit in p.limits.items()):
-            limits[symbol] = min(most, limits.get(symbol, most))
-        return limits
+        return least_limits(limit for p in self.parts for limit in p.limits.items())
 
     @property
     def guards(self) -> tuple[Any, ...]:
@@ -260,7 +258,10 @@ def part_of(
     compiler: Compiled, graph: Graph, method: str, device: str, sizes: Sizes,
     passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...], lengths: Lengths, assumed: Sequence[Any],
 ) -> Part:  # fmt: skip
-    """The steps and kernels of a graph; assumed: conditions on sizes. Raises ExportError where a method would have to run as the user wrote it."""
+    """The steps and kernels of a graph; assumed: conditions on sizes.
+
+    Raises ExportError where a method would have to run as the user wrote it.
+    """
     derived = method == "jvp" and not compiler.user.overrides("jvp")
     source = method_place(getattr(compiler.user.cls, "backward" if derived else method))
     target = named_target(device, numerics(compiler.options.numerics))
@@ -269,25 +270,25 @@ def part_of(
     for step in generated.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
             raise export_error(compiler, f"{node.name} is an opaque node in its {method}", node.where)
-    kernels, limits = dict[int, list[Version]](), dict[sympy.Symbol, int]()
-    for at, first in generated.kernels.items():
-        step, name = generated.steps[at], generated.names[at]
-        assert isinstance(step, Group)
-        found = _of_any_length(step, first, target, sizes, name, assumed, lengths) if lengths.any_row else None
-        kernels[at] = fixed_versions(step, first, target, sizes, name) if found is None else found.versions
-        if found is not None:
-            limits[found.row.length] = min(found.limit, limits.get(found.row.length, found.limit))
+    free = {at: _of_any_length(generated, at, target, sizes, assumed, lengths) for at in generated.kernels}
+    found = {at: versions for at, versions in free.items() if versions is not None}
+    kernels = {
+        at: found[at].versions if at in found else fixed_versions(step, first, target, sizes, generated.names[at])
+        for at, first in generated.kernels.items()
+        if isinstance(step := generated.steps[at], Group)
+    }
+    limits = least_limits((v.row.length, v.limit) for v in found.values())
     return Part(method, graph, generated.steps, kernels, passed, told_apart, source, limits)
 
 
 def _of_any_length(
-    group: Group, first: Kernels, target: Target, sizes: Sizes, name: str, assumed: Sequence[Any], lengths: Lengths
+    generated: Generated, at: int, target: Target, sizes: Sizes, assumed: Sequence[Any], lengths: Lengths
 ) -> AnyLength | None:
-    """The versions for a row of any length, where the kernels hold one and have compiled in no other size."""
-    symbols = {s for k in first.kernels for s in k.pinned}
-    if len(symbols) != 1 or 0 in {sizes[s] for s in symbols}:
+    """The versions of a step for a row of any length, where its kernels hold one and compile in no other size."""
+    step, symbols = generated.steps[at], {s for k in generated.kernels[at].kernels for s in k.pinned}
+    if not lengths.any_row or len(symbols) != 1 or 0 in {sizes[s] for s in symbols} or not isinstance(step, Group):
         return None
-    return versions_of_any_length(group, target, sizes, name, symbols.pop(), assumed, lengths.longest)
+    return versions_of_any_length(step, target, sizes, generated.names[at], symbols.pop(), assumed, lengths.longest)
 
 
 # ------------------------------------------------------------------ what cannot be written down

@@ -17,7 +17,6 @@ from ....codegen.kernel import Buffer
 from ....ir.types import Size
 from .versions import Column, Row, Version
 
-
 TUNED = "TUNED"
 """The name of a column of numbers within a formula."""
 

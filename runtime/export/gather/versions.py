@@ -1,4 +1,4 @@
-"""Versions of a group's kernels in a file: the sizes that each is for, and the numbers of a launch that depend on them."""
+"""Versions of a group's kernels in a file: the sizes that each is for, and numbers of a launch that depend on them."""
 
 from __future__ import annotations
 
@@ -77,6 +77,14 @@ def multiples_of(kernels: Kernels) -> tuple[sympy.Basic, ...]:
 def pinned_by(versions: Iterable[Version]) -> Sizes:
     """Symbols whose values are compiled into some kernel."""
     return {s: n for v in versions for kernel in v.kernels.kernels for s, n in kernel.pinned.items()}
+
+
+def least_limits(limits: Iterable[tuple[sympy.Symbol, int]]) -> Sizes:
+    """The least of the limits of each symbol."""
+    least: Sizes = {}
+    for symbol, most in limits:
+        least[symbol] = min(most, least.get(symbol, most))
+    return least
 
 
 def rows_of(versions: Iterable[Version]) -> Sequence[Row]:

@@ -87,18 +87,26 @@ def _checks(scope: Scope) -> list[str]:
 def _conditions(scope: Scope) -> list[str]:
     """The assumptions of the capture about sizes, refused by name where it does not hold."""
     texts = [scope.expressions.text(c) for c in scope.assumed()]
+    limits = [line for name, most in scope.limits for line in _limit(scope, name, most)]
     if not texts:
-        return []
+        return limits
     parts = [t if len(texts) == 1 or " and " not in t else f"({t})" for t in texts]
     conjunction = " and ".join(parts)
     if len(conjunction) > 60:
         lines = [f"    {'and ' * bool(i)}{part}" for i, part in enumerate(parts)]
         refusal = f'    raise ValueError("{scope.function} was exported for sizes with the relations above")'
-        return ["if not (", *lines, "):", refusal]
+        return [*limits, "if not (", *lines, "):", refusal]
     return [
+        *limits,
         f"if not ({conjunction}):",
         f'    raise ValueError("{scope.function} was exported for sizes with {conjunction}")',
     ]
+
+
+def _limit(scope: Scope, name: str, most: int) -> list[str]:
+    """Longer rows are refused, with the way out."""
+    fact, way_out = f"{scope.function} is for {name} up to {most}", f"export it again with --sizes {name}={{{name}}}"
+    return [f"if {name} > {most}:", "    raise ValueError(", f'        "{fact}: "', f'        f"{way_out}"', "    )"]
 
 
 # ------------------------------------------------------------------ steps

@@ -83,6 +83,12 @@ class Scope:
             return f"{self.name_of(value.args[0])}[{value.params['index']}]"
         raise KeyError(f"no step computes {value!r} = {value.prim}")
 
+    @property
+    def limits(self) -> list[tuple[str, int]]:
+        """The most that row lengths may be, by name."""
+        names = ((self.symbols[s], most) for s, most in self.exported.limits.items())
+        return [(name, most) for name, most in names if isinstance(name, str)]
+
     def block_line(self, row: Row) -> Iterator[str]:
         """The definition of a row's block, the first time that it is asked for."""
         if row.block not in self.expressions.names:
@@ -145,7 +151,7 @@ class Scope:
         settled = [self.expressions.settled(g) for g in self.exported.guards]
         sizes = [s for s in self.sources if isinstance(self.symbols[s], str) and self.exported.sources[s][1] == "size"]
         least = {s: 1 if s in self.exported.ones else 2 for s in sizes}
-        conditions: list[Any] = [sympy.Le(s, n, evaluate=False) for s, n in self.exported.limits.items()]
+        conditions = []
         for guard in dict.fromkeys(g for g in settled if g is not sympy.true):
             if (bound := _lower_bound(guard)) is None:
                 conditions.append(guard)
