@@ -117,7 +117,7 @@ def test_a_limit_is_stated_and_checked(tmp_path: Path) -> None:
     text = fusegrad.export(*filled(RMS_NORM, "bf16"), format="py")
     assert "N is any up to 16384; for longer rows export it again, with --sizes N=.." in text.split('"""')[1]
     assert "BLOCK_N = max(16, triton.next_power_of_2(N))" in text
-    assert "N // MULTIPLE_N * MULTIPLE_N" in text and "N: tl.constexpr" not in text
+    assert "N // MULTIPLE_N * MULTIPLE_N" in text and " N: tl.constexpr" not in text
     x, weight = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((2, 16385), (16385,)))
     with pytest.raises(ValueError, match=r"up to 16384, and it is 16385: export it again with --sizes N=16385"):
         vendored(text, tmp_path)["RMSNorm"].apply(x, weight, 1e-6)

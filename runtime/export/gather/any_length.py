@@ -95,7 +95,7 @@ class _Blocks:
         for less in (0,) if multiple else (1, 2, 4, 8):
             scale = max(1, self.sizes[length] // block)
             for step in (1, 2, 4, 8, 0):
-                others = {s: n // ALIGNED * ALIGNED + step for s, n in self._scaled(scale).items() if s != length}
+                others = {s: -(-n // ALIGNED) * ALIGNED + step for s, n in self._scaled(scale).items() if s != length}
                 hints = {**self.sizes, **(others if step else {}), length: block - less}
                 if not any(g.xreplace(hints) is sympy.false for g in self.assumed):
                     yield hints

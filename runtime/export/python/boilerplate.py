@@ -42,6 +42,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 STAND_INS = {
     "near_power": "near_power = lambda x, ptx: tl.exp2(x)",
     "near_reciprocal": "near_reciprocal = lambda x, ptx: 1.0 / x",
+    "wide_product": "wide_product = lambda x, factor, ptx: x.to(tl.uint64) * factor",
     "pairs_from_bf16": "pairs_from_bf16 = lambda x: x.to(tl.float32)",
 }
 """For helpers that are written in assembly: Triton's interpreter has none."""

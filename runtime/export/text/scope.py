@@ -13,6 +13,7 @@ from ....codegen import Scalar
 from ....codegen.emit.names import Names
 from ....ir import Value
 from ....ir.lazy_attribute import lazy_attribute
+from ...report.size_names import FROM_THE_LAST_AXIS
 from ..gather.gathered import Gathered, Part
 from ..gather.versions import Row, Version
 from .expressions import Dialect, Expressions
@@ -36,8 +37,17 @@ def symbol_names(exported: Gathered, names: Names) -> dict[sympy.Symbol, str | i
             symbols[scalar.value] = names.fresh(scalar.name)
     for symbol in exported.specialization.captured.symbols:
         if symbol not in symbols:
-            symbols[symbol] = names.fresh("n")
+            symbols[symbol] = names.fresh(_letter(exported, symbol))
     return symbols
+
+
+def _letter(exported: Gathered, symbol: sympy.Symbol) -> str:
+    """The name of a size that no kernel takes, by its axis as kernels have them; "n" for what is no size."""
+    position, kind, axis = exported.sources.get(symbol, (0, "", 0))
+    if kind != "size":
+        return "n"
+    behind = exported.forward.graph.inputs[position].ndim - 1 - axis
+    return FROM_THE_LAST_AXIS[behind] if behind < len(FROM_THE_LAST_AXIS) else "n"
 
 
 class Scope:
