@@ -47,10 +47,13 @@ DEPTH = 120
 ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
-def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Kernels:
+def generate(
+    graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False
+) -> Kernels:
     """The kernels that compute the outputs of `graph`, in launch order, and the temporaries between them.
 
-    `hints`: the current value of every symbol; they choose blocks, never meaning. Raises Unfusible.
+    `hints`: the current value of every symbol; they choose blocks, never meaning. `bounded`: a row that stays in
+    registers may have any length up to its block, by a guard, where else its length is compiled in. Raises Unfusible.
     """
     # argmax as simpler primitives: what may be fused is asked of those
     plain = _expanded(graph)
@@ -64,7 +67,7 @@ def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int],
     label = identifier(name) or "kernel"
     if any(v.prim == "dot" for v in plain.order()):
         return quotients.restored(products.kernels_of(plain, target, hints, label))
-    return quotients.restored(_Group(plain, target, hints, label).kernels())
+    return quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
 
 
 def module(kernels: Iterable[Kernel], header: str = "") -> str:
@@ -141,8 +144,8 @@ def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
 class _Group:
     """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
 
-    def __init__(self, graph: Graph, target: Target, hints: Hints, name: str) -> None:
-        self.graph, self.target, self.hints, self.name = graph, target, hints, name
+    def __init__(self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool) -> None:
+        self.graph, self.target, self.hints, self.name, self.bounded = graph, target, hints, name, bounded
         self.order = graph.order()
         self.empty = self._empty()
         self.cut: dict[int, None] = {}
@@ -292,7 +295,7 @@ class _Group:
             return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
         # a row that stays in registers has a constant length: build again with the values of its symbols
         free = symbols(a.size for a in plan.pinned)
-        if free:
+        if free and not self.bounded:
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
         return replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins)

@@ -597,7 +597,7 @@ CODES = (
         "FG210", "explain(..., 'bf16(8)'): not a tensor specification",
         "An argument specification could not be read, or there are more or fewer arguments than `apply` takes.",
         'Write dtype[size,size,...], for example "bf16[8192,4096]".',
-        ("SpecError", "ExplainedArgumentsError"),
+        ("SpecError", "SizeError", "ExplainedArgumentsError"),
     ),
     Code(
         "FG211", "explain(target='cuda:42'): there is no such target",

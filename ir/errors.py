@@ -167,7 +167,8 @@ class SpecError(FusegradError, ValueError):
 
     message = (
         "explain(..., {spec!r}): not a tensor specification\n  at:   {where}\n"
-        '  fix:  write dtype[size,size,...], for example "bf16[8192,4096]" or "i64[8192]".'
+        '  fix:  write dtype[size,size,...], for example "bf16[8192,4096]" or "i64[8192]"; names for sizes, as in\n'
+        '        "bf16[M,N]", are for explain and export.'
     )
 
 

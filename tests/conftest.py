@@ -39,6 +39,7 @@ ONE_IN = {
     "cpp": 2,
     "distributed/test_parts.py": 14,
     "exporting/test_hostile_names.py": 6,
+    "exporting/test_any_width.py": 7,
     "gallery/test_in_graphs.py": 25,
     "gallery": 20,
     "suite/test_proved_on_targets.py": 61,

@@ -33,7 +33,7 @@ from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
 from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
-from .names import WIDTH, Names
+from .names import MULTIPLE, WIDTH, Names
 from .prelude import HELPERS
 from .reductions.direct_partials import DirectPartials
 from .reductions.final_reduction import FinalReductions
@@ -46,6 +46,7 @@ from .reductions.strips import RowWords
 from .row_passes import RowPasses
 from .statements import (
     Accumulate,
+    Expr,
     For,
     Scope,
     Statement,
@@ -193,6 +194,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     body = prune(context.top.body, set())
     read = read_names(body)
     body = _kept_multiples(context, read) + body
+    read |= read_names(body)
     # Arguments are those that the text reads; pointers are all there
     pointers = emitter.buffers.pointers()
     scalars = [Scalar(argument, value) for value, argument in sizes.scalars.items() if argument in read]
@@ -212,12 +214,25 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
 
 
 def _kept_multiples(context: Context, read: set[str]) -> list[Statement]:
-    """N = N // 16 * 16: lengths and strides that are multiples now have to stay so, or another kernel serves."""
-    sizes = context.sizes
+    """N = N // 16 * 16: lengths and strides that are multiples now have to stay so, or another kernel serves.
+
+    The length of a row held whole is a multiple of a constant, 16 or 1: one text serves both.
+    """
+    sizes, bounded = context.sizes, [a.size for a in context.plan.pinned]
     statements: list[Statement] = []
     for size, label in sizes.scalars.items() if is_on("multiples") else ():
-        if label in read and label in sizes.wide and evaluate_size(size, context.hints) % WIDTH == 0:
-            multiple = binary("*", binary("//", name(label), literal(WIDTH)), literal(WIDTH))
-            statements.append(Accumulate(label, "=", multiple, f"a multiple of {WIDTH}: accesses are wide"))
+        if label not in read or label not in sizes.wide:
+            continue
+        is_multiple = evaluate_size(size, context.hints) % WIDTH == 0
+        if is_multiple:
             sizes.guards[sympy.Eq(sympy.Mod(size, WIDTH), 0)] = None
+        if size in bounded:
+            width = sizes.fixed(context.names.fresh(f"{MULTIPLE}{label}"), WIDTH if is_multiple else 1)
+            statements.append(_multiple(label, width, "accesses are as wide as it allows"))
+        elif is_multiple:
+            statements.append(_multiple(label, literal(WIDTH), f"a multiple of {WIDTH}: accesses are wide"))
     return statements
+
+
+def _multiple(label: str, width: Expr, comment: str) -> Statement:
+    return Accumulate(label, "=", binary("*", binary("//", name(label), width), width), comment)

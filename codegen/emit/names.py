@@ -8,7 +8,7 @@ from __future__ import annotations
 import keyword
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import sympy
 
@@ -28,6 +28,8 @@ RESERVED = frozenset(keyword.kwlist) | {
     "tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len",
     "constexpr", "static_range", "cdiv", "minimum", "maximum", "self",
 }  # fmt: skip
+MULTIPLE = "MULTIPLE_"
+"""Before a length: the constant that it is a multiple of."""
 WIDTH = 16
 """Lengths and strides that are multiples of it make accesses wide."""
 SPAN = 1 << 29
@@ -56,6 +58,9 @@ class Names:
             label, number = f"{base}_{number}", number + 1
         self._used.add(label)
         return label
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._used)
 
     def release(self, texts: Iterable[str]) -> None:
         """Names of a block that is closed: its neighbours may use them again."""
@@ -128,6 +133,11 @@ class SizeArguments:
         if not isinstance(size, int):
             is_short = current < LONGEST
             self.guards[sympy.Lt(size, LONGEST) if is_short else sympy.Gt(size, MOST)] = None
+
+    def require_at_most(self, size: Size, block: int) -> None:
+        """A block that holds all of a length that is no number holds the shorter ones, too."""
+        if not isinstance(size, int):
+            self.guards[sympy.Le(size, block)] = None
 
     def require_below(self, number: Size, end: int) -> None:
         """32 bits count so many; where there are more, no kernel does."""

@@ -36,7 +36,7 @@ class TargetError(FusegradError, ValueError):
 def add_target(parser: argparse.ArgumentParser) -> None:
     """The class and its arguments, after it or behind --args."""
     parser.add_argument("target", help="module:Class or file.py:Class, compiled or not")
-    help_ = 'tensors as "f32[64,128]", anything else as a Python literal: 1e-6, None, "text"'
+    help_ = 'tensors as "f32[64,128]" (for export and explain "f32[M,N]", too), anything else as a Python literal: 1e-6'
     parser.add_argument("arguments", nargs="*", help=help_)
     parser.add_argument("--args", nargs="+", default=[], metavar="ARG", help="the same, behind an option")
 

@@ -21,6 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--derivatives", action="append", type=_words, default=[], metavar="jvp,vmap", help="what a .py has besides"
     )
+    help_ = 'sizes that a .py is made for alone, by its names or those of "bf16[M,N]": N=4096,M=8192'
+    parser.add_argument("--sizes", action="append", type=_sizes, default=[], metavar="N=4096", help=help_)
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """ "N=4096,M=8192" by name."""
+    pairs = [part.split("=") for part in text.split(",")]
+    if any(len(pair) != 2 or not pair[1].strip().isdecimal() for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form N=4096,M=8192")
+    return {name.strip(): int(value) for name, value in pairs}
 
 
 def _words(text: str) -> list[str]:
@@ -34,6 +44,7 @@ def run(options: argparse.Namespace) -> CommandResult:
     text = export(
         target, *args, path=options.output, format=format_name, target=options.device, targets=options.targets,
         derivatives=[word for words in options.derivatives for word in words],
+        sizes={name: value for several in options.sizes for name, value in several.items()},
     )  # fmt: skip
     facts = {"path": options.output, "lines": len(text.splitlines())}
     if options.output:

@@ -172,9 +172,11 @@ def _refused_alike(graph: Graph, refused: Value, apart: frozenset[int]) -> froze
     return alike or frozenset(v.id for v in fusible)
 
 
-def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Kernels:
-    """schedule -> lower to loops -> emit Triton text."""
-    kernels = codegen.generate(group.graph, target=target, hints=hints, name=name)
+def kernels_of(
+    group: Group, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False
+) -> Kernels:
+    """schedule -> lower to loops -> emit Triton text. bounded: rows held whole may be shorter, as for `generate`."""
+    kernels = codegen.generate(group.graph, target=target, hints=hints, name=name, bounded=bounded)
     count("compiles", len(kernels.kernels))
     log_kernels(kernels, target)
     if settings().debug:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from ..report.explain import explain
 from ..report.explanation import Explanation
 from ..report.page.listing import as_svg
 from ..settings.suggestions import meant
+from ..values.named_sizes import with_numbers
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
 from .cpp.module import as_pair, pair
-from .gather.gathered import gather_function
 from .graph_formats import as_dot, as_graphml, as_json
-from .python.module import DERIVED, module_text, module_with
+from .python.module import DERIVED, module_with
 from .torch_export.program import as_program
 
 
@@ -41,7 +41,7 @@ def from_explanation(draw: Callable[[Explanation], str]) -> Writer:
 
 
 FORMATS: dict[str, Writer] = {
-    "py": lambda target_class, args, target: module_text(gather_function(target_class, args, target)),
+    "py": lambda target_class, args, target: module_with(target_class, args, target, (), {}),
     "json": from_explanation(as_json),
     "graphml": from_explanation(as_graphml),
     "dot": from_explanation(as_dot),
@@ -70,13 +70,16 @@ def export(
     target: str | None = None,
     derivatives: Sequence[str] = (),
     targets: Sequence[str] = (),
+    sizes: Mapping[str, int] | None = None,
 ) -> str:
     """The compiled Function as text, also written to `path`, whole or not at all.
 
     Args:
         target_class: A Function class or a function, compiled or not yet.
-        args: Of one call: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of
-            the Function.
+        args: Of one call: tensors (real or meta), specifications such as "bf16[8192,4096]" or "bf16[M,N]", or any other
+            argument of the Function. Sizes are examples, for which block sizes are chosen: a "py" module serves any,
+            rows up to a limit that it states. A name stands for any size, the same wherever it stands, and has a usual
+            value as an example.
         path: The file or directory to write; None only returns the text.
         format: By default the suffix of `path`, or "bundle" for a directory that is there.
 
@@ -96,6 +99,9 @@ def export(
             around it).
         targets: Of a bundle, the GPUs to compile its kernels for, without one at hand: PTX and cubin, or AMD's, with
             what a launch of each needs. What is loaded does not depend on them.
+        sizes: `{"N": 4096}`: sizes that a "py" module is made for alone, which are numbers in its kernels; by the names
+            of the specifications, or by those that the file has (M, N). Elsewhere the values of names in
+            specifications.
 
     Returns:
         The text.
@@ -105,6 +111,7 @@ def export(
             outside ..
         ExportFormatError: for another format, or options that a format does not have.
         SpecError: for a specification that cannot be read.
+        SizeError: for a size that is none of the Function's.
         UnknownTargetError: for another target.
     """
     # Options that a format does not have are refused before anything is captured.
@@ -112,15 +119,21 @@ def export(
     if targets and word not in ("zip", "bundle"):
         reason, formats = f"targets={targets!r} are for bundles", "zip, bundle"
         raise ExportFormatError(path=path, format=word, reason=reason, known=formats)
+    known = sizes or {}
+    numbered = with_numbers(args, known)
+    if unknown := [name for name in known if word != "py" and name not in numbered.places]:
+        reason = f"sizes={dict(known)}: no specification names {', '.join(unknown)}, by which {word} could know it"
+        raise ExportFormatError(path=path, format=word, reason=reason, known='py, or write "bf16[M,N]"')
     # Formats of several files write these themselves; the others are one text, written at the end.
     if word in TREES and not derivatives:
-        return TREES[word](target_class, args, _required_path(path, format), target, targets)
+        return TREES[word](target_class, numbered.args, _required_path(path, format), target, targets)
     if word in ("cpp", "h") and path is not None and not derivatives:
-        return as_pair(target_class, args, target, Path(path), word)
-    if not derivatives:
-        text = FORMATS[word](target_class, args, target)
+        return as_pair(target_class, numbered.args, target, Path(path), word)
+    derived = _valid_derivatives(path, word, derivatives) if derivatives else ()
+    if word == "py":
+        text = module_with(target_class, args, target, derived, known)
     else:
-        text = module_with(_valid_derivatives(path, word, derivatives), target_class, args, target)
+        text = FORMATS[word](target_class, numbered.args, target)
     if path is not None:
         write_file(Path(path), text.encode())
     return text

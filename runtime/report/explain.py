@@ -34,6 +34,7 @@ from ..specialize.linearity import NonLinearJvp
 from ..specialize.pipeline import choose_residuals, require_equal
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, forward_graph
+from ..values.named_sizes import with_numbers
 from ..values.sizes import Sizes, number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
 from .argument_errors import own_error
@@ -64,8 +65,9 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
 
     Args:
         target_class: A Function class or a function, compiled or not yet.
-        args: Of one call: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of
-            the Function. Without any, of a Function that takes some: what the calls so far found.
+        args: Of one call: tensors (real or meta), specifications such as "bf16[8192,4096]" or "bf16[M,N]" (names have
+            usual sizes), or any other argument of the Function. Without any, of a Function that takes some: what the
+            calls so far found.
         target: A device ("h100", "4090", "t4", "mi300x"), a target ("cuda:80", "cuda:90", "hip:gfx942"), or "cpu"; by
             default the GPU generation sm_90.
 
@@ -77,7 +79,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         UnknownTargetError: for another target.
         ExplainedArgumentsError: for arguments that the Function does not take.
     """
-    compiler, args = compiler_of(target_class), arguments(target_class, args)
+    compiler, args = compiler_of(target_class), arguments(target_class, with_numbers(args, {}).args)
     device = target or DEFAULT_TARGET
     if device != "cpu":
         target_name(device)

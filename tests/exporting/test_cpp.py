@@ -19,7 +19,8 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.examples.gallery.catalogue import CATALOGUE
 from fusegrad.examples.gallery.cross_entropy import CrossEntropy
 from fusegrad.examples.gallery.rope import RoPE
-from fusegrad.runtime.export.gather.gathered import ExportError
+from fusegrad.runtime.export.gather.gathered import ExportError, gather_function
+from fusegrad.runtime.export.python.module import module_text
 from fusegrad.runtime.values.tensor_specs import parse_spec
 
 ENTRIES = {entry.name: entry for entry in CATALOGUE}
@@ -179,9 +180,10 @@ class Noted:
 
 
 def launched_by_the_module(folder: Path, name: str) -> list[Any]:
-    """The launches of the Triton module that is exported for the same: (kernel, grid, warps, arguments)."""
+    """The launches of the Triton module with the same row lengths compiled in: (kernel, grid, warps, arguments)."""
     path = folder / f"{name}.py"
-    text = fusegrad.export(*CASES[name], path=path)
+    cls, *args = CASES[name]
+    text = module_text(gather_function(cls, args))
     space: dict[str, Any] = {"__name__": "vendored"}
     exec(compile(text, str(path), "exec"), space)
     notes: list[Any] = []

@@ -6,6 +6,7 @@ Compared are the compiled class under vmap, and the compiled class in a loop ove
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def test_every_composition_gives_what_the_compiled_class_gives(tmp_path: Path) -
 
 
 class Counts(Function):
-    """Integers alone come out, and no backward; the kernel over lanes has the length of rows compiled in."""
+    """Integers alone come out, and no backward; the kernel over lanes holds rows whole."""
 
     @staticmethod
     def forward(x):
@@ -163,13 +164,13 @@ class Counts(Function):
         pass
 
 
-def test_sizes_of_kernels_over_lanes_alone_are_told_and_required(tmp_path: Path) -> None:
+def test_limits_of_kernels_over_lanes_are_told_and_required(tmp_path: Path) -> None:
     path = tmp_path / "counts.py"
     text = fusegrad.export(Counts, "f32[20,8]", path=path, derivatives=("vmap",))
-    (told,) = [line for line in text.splitlines() if line.startswith("vmap holds for: ")]
-    assert told.startswith("vmap holds for: x: f32[lanes, ") and told.endswith(", 8].")
-    with pytest.raises(ValueError, match="exported for"):
-        torch.vmap(runpy.run_path(str(path))["Counts"].apply)(torch.ones(3, 20, 9))
+    assert "vmap holds for: x: f32[lanes, M, N]." in text
+    (limit,) = re.findall(r"^vmap: N is any up to (\d+);", text, re.M)
+    with pytest.raises(ValueError, match=rf"up to {limit}: export it again with --sizes N={int(limit) + 1}"):
+        torch.vmap(runpy.run_path(str(path))["Counts"].apply)(torch.ones(1, 1, int(limit) + 1))
 
 
 def test_vmap_needs_no_jvp() -> None:

@@ -68,6 +68,7 @@ class AlignedRows:
         """A row held whole, some lanes after the boundary."""
         let = self.context.let
         lane, group, shift = self.tile.lane(axis), literal(self.slide.group), self.shift()
+        self.context.sizes.require_at_most(self.context.plan.extent(axis), self.tile.block_sizes[axis])
         # The first lane is that many elements before the row
         first = let(scope, f"first_{axis.name}", unary("-", call("tl.cast", shift, literal("tl.int64"))))
         end = let(scope, "end", binary("+", self.context.sizes.text(axis.size), shift))

@@ -47,9 +47,12 @@ class Coordinates(dict[Axis, Coord]):
     def set_whole(self, axis: Axis) -> None:
         """The program holds all of the axis."""
         top, lane, mask = self._context.top, self._tile.lane(axis), None
-        if axis.size != self._tile.block_sizes[axis]:
+        block, sizes = self._tile.block_sizes[axis], self._context.sizes
+        sizes.require_at_most(axis.size, block)
+        if axis.size != block:
             label = self._mask_label(axis)
-            mask = top.define(label, binary("<", lane, self._context.sizes.text(axis.size)))
+            size = sizes.stride(axis.size, "size") if axis is self._context.plan.order[-1] else sizes.text(axis.size)
+            mask = top.define(label, binary("<", lane, size))
         self[axis] = Coord(None, lane, mask, 0)
 
     def set_block(self, axis: Axis, number: Expr, scope: Scope, level: int) -> None:

@@ -89,10 +89,16 @@ class PartialSlots:
         for axis in reversed(partial.lanes):
             lanes.insert(0, self.addresses.times(self._lane(axis), stride, "slot"))
             stride *= self._width(axis)
-        begin = binary("*", call("tl.cast", slot, literal("tl.int64")), literal(stride))
+        begin = binary("*", call("tl.cast", slot, literal("tl.int64")), self._slot(partial.lanes, stride))
         address = sum_of([pointer, *([] if slot.text == "0" else [begin]), *lanes])
         assert address is not None
         return address
+
+    def _slot(self, lanes: Sequence[Axis], width: int) -> Expr:
+        """The width of a slot: by the name of the block where a row may have any length up to it."""
+        row = lanes[0]
+        is_bounded = len(lanes) == 1 and row in self.context.plan.pinned and not isinstance(row.size, int)
+        return self.folding.tile.block(row) if is_bounded else literal(width)
 
     def _lane(self, axis: Axis) -> Expr:
         """The place of a lane in its slot: by column, wherever the row began."""

@@ -67,7 +67,7 @@ def _steps(exported: Gathered) -> Iterator[Step]:
         for at, versions in part.kernels.items():
             group = part.steps[at]
             assert isinstance(group, Group)
-            yield from ((part.method, at, group, version) for version in versions)
+            yield from ((part.method, at, group, version.kernels) for version in versions)
 
 
 def _binaries(exported: Gathered, folder: str, kernel: Kernel, binary: Binary) -> dict[str, bytes]:

@@ -42,7 +42,7 @@ def _require_readable(target_class: Any, captured: CapturedBundle) -> None:
 def _module(target_class: Any, args: Sequence[Any], target: str | None) -> tuple[dict[str, bytes], str | None]:
     """The Triton module, or why there is none."""
     try:
-        return {MODULE: module_text(gather_function(target_class, args, target)).encode()}, None
+        return {MODULE: module_text(gather_function(target_class, args, target, any_row=True)).encode()}, None
     except ExportError as error:
         return {}, str(error.facts.get("reason", error))
 

@@ -31,7 +31,7 @@ def as_hf_kernels(
     target_class: Any, args: Sequence[Any], path: Path, target: str | None = None, targets: Sequence[str] = ()
 ) -> str:
     """Publish the tree, whole or not at all. The module is the one that format="py" writes. -> the card"""
-    exported = gather_function(target_class, args, target)
+    exported = gather_function(target_class, args, target, any_row=True)
     package = f"fast_{snake(exported.name)}"
     text = module_text(exported)
     files = _files(exported.name, package, snake(exported.name), text)

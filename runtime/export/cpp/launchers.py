@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....codegen import Kernel
 from ....ir import Value
 from ....ir.text.printable import in_line_comment
+from ....ir.types import Size
 from ..gather.gathered import Gathered, Part
 from ..text.expressions import CPP
 from ..text.scope import Scope, Symbols, fold_words, snake
@@ -139,7 +140,7 @@ class CppSyntax(Syntax):
             return f"auto {self.scope.bind(value, None)} = {text};"
         return self.bound(self.scope.bind(value, value.origin.name), text)
 
-    def launch(self, kernel: Kernel, memory: Memory) -> Iterator[str]:
+    def launch(self, kernel: Kernel, memory: Memory, words: Mapping[str, Size]) -> Iterator[str]:
         arguments = [argument_text(self.scope, a, memory) for a in kernel.arguments]
         grid, (first, *further) = self.scope.expressions.text(kernel.grid), fold_words(arguments, 80)
         head = f"launch({kernel.name}, {grid}, {self.device}, {{"

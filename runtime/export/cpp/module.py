@@ -123,7 +123,8 @@ def _kernels(signature: Signature) -> list[tuple[Kernel, Binary]]:
     """The kernels with their machine code. Raises ExportError for one that does not compile."""
     exported = signature.scopes.exported
     launched = [(s, vs) for s in signature.scopes.all for vs in s.part.kernels.values()]
-    unique = tuple({k.name: k for s, vs in launched for v in reachable_versions(s, vs) for k in v.kernels}.values())
+    versions = [version for s, several in launched for version in reachable_versions(s, several)]
+    unique = tuple({k.name: k for version in versions for k in version.kernels.kernels}.values())
     compiled = compile_for(unique, text_of(Kernels(unique)), [exported.target]) if unique else {}
     binaries = [(k, compiled[k.name][exported.target]) for k in unique]
     for kernel, binary in binaries:

@@ -89,7 +89,9 @@ def _refusal(lane: Gathered) -> str | None:
 def _batched(lane: Gathered, part: Part) -> Part:
     graph = _graph(part.graph)
     sizes = {**lane.sizes, LANES: EXPECTED}
-    return part_of(lane.compiler, graph, part.method, lane.device, sizes, part.passed, part.sizes)
+    return part_of(
+        lane.compiler, graph, part.method, lane.device, sizes, part.passed, part.sizes, lane.lengths, lane.guards
+    )
 
 
 def _graph(lane: Graph) -> Graph:

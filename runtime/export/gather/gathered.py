@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import sympy
 import torch
 
-from ....codegen import Kernels, Target
+from ....codegen import Target
 from ....ir import Graph
 from ....ir.errors import FusegradError, LoweringError
 from ....ir.lazy_attribute import lazy_attribute
@@ -24,16 +25,18 @@ from ...capture.captured_backward import BackwardEntry, predicted_kinds
 from ...capture.guards import is_float
 from ...compiled.compiled import Compiled
 from ...dispatch.pytree import arguments
-from ...execution.graph_to_kernels import generate, graph_of, kernels_of
+from ...execution.generated import Generated
+from ...execution.graph_to_kernels import generate, graph_of
 from ...execution.targets import named_target, target_name
-from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, compiler_of
 from ...settings.config import numerics
 from ...specialize.pipeline import choose_residuals
 from ...specialize.specialization import Specialization, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
+from .any_length import LONGEST, AnyLength, versions_of_any_length
 from .tangents import NoTangents, tangents_of
-from .unit_sizes import may_be_one
+from .unit_sizes import may_be_one, substituted_graph
+from .versions import Row, Version, fixed_versions, least_limits, pinned_by, rows_of
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -48,20 +51,35 @@ class ExportError(FusegradError):
 
 
 @dataclass(frozen=True)
-class Part:
-    """forward or backward: its graph, its steps, and for each fused step one or two versions of its kernels.
+class Lengths:
+    """What sizes are in the kernels. any_row: rows are of any length up to `longest`; fixed: numbers everywhere."""
 
-    The first version may have conditions on sizes, the last has none but those of the whole. `passed`: outputs that are
-    an input as it came, by the number of the input. `sizes`: symbols that the inputs' shapes do not tell, given apart.
+    any_row: bool = False
+    fixed: Mapping[sympy.Symbol, int] = field(default_factory=dict)
+    longest: int = LONGEST
+
+
+@dataclass(frozen=True)
+class Part:
+    """forward or backward: its graph, its steps, and for each fused step the versions of its kernels.
+
+    Each version may have conditions on sizes, but for the last. `passed`: outputs that are an input as it came, by the
+    number of the input. `sizes`: symbols that the inputs' shapes do not tell, given apart. `limits`: of row lengths.
     """
 
     method: str
     graph: Graph
     steps: list[Step]
-    kernels: dict[int, list[Kernels]]
+    kernels: dict[int, list[Version]]
     passed: dict[int, int]
     sizes: tuple[sympy.Symbol, ...]
     source: str
+    limits: Mapping[sympy.Symbol, int] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> list[Version]:
+        """Those of all steps."""
+        return [version for several in self.kernels.values() for version in several]
 
 
 @dataclass(frozen=True)
@@ -80,6 +98,7 @@ class Gathered:
     residuals: tuple[ValueRef, ...]
     jvp: Part | None = None
     jvp_reads: tuple[ValueRef, ...] = ()
+    lengths: Lengths = Lengths()
 
     @property
     def name(self) -> str:
@@ -96,9 +115,18 @@ class Gathered:
 
     @property
     def pinned(self) -> Sizes:
-        """Symbols whose values are compiled into some kernel."""
-        versions = [k for p in self.parts for several in p.kernels.values() for k in several]
-        return {s: v for version in versions for kernel in version.kernels for s, v in kernel.pinned.items()}
+        """Symbols whose values are compiled into some kernel, or into all that is here."""
+        return {**self.lengths.fixed, **pinned_by(v for p in self.parts for v in p.versions)}
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The rows that have any length."""
+        return rows_of(v for p in self.parts for v in p.versions)
+
+    @property
+    def limits(self) -> Sizes:
+        """The most that row lengths may be, of those that have a limit."""
+        return least_limits(limit for p in self.parts for limit in p.limits.items())
 
     @property
     def guards(self) -> tuple[Any, ...]:
@@ -123,11 +151,13 @@ class Gathered:
 
 
 def gather_function(
-    target_class: Any, args: Sequence[Any], target: str | None = None, derivatives: Sequence[str] = ()
-) -> Gathered:
+    target_class: Any, args: Sequence[Any], target: str | None = None, derivatives: Sequence[str] = (),
+    any_row: bool = False, fixed: Mapping[Source, int] = MappingProxyType({}),
+) -> Gathered:  # fmt: skip
     """Capture and generate. Raises ExportError where something would have to run as the user wrote it.
 
-    derivatives: "jvp", for kernels of forward mode.
+    derivatives: "jvp", for kernels of forward mode. any_row: a row that a kernel holds may have any length, which else
+    is compiled in. fixed: sizes of the arguments that are compiled in, by where the arguments tell them.
     """
     compiler, opened = compiler_of(target_class), arguments(target_class, tuple(args))
     device = target or DEFAULT_TARGET
@@ -135,13 +165,25 @@ def gather_function(
     complete = compiler.user.complete(opened)
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        return _gathered(compiler, stand_ins, device, derivatives)
+        gathered = _gathered(compiler, stand_ins, device, derivatives, any_row, fixed)
+        if (again := _in_all_kernels(gathered, fixed)) is not None:
+            return _gathered(compiler, stand_ins, device, derivatives, any_row, *again)
+        return gathered
     except NoTangents as error:
         raise export_error(compiler, f"it has no jvp to write down: {error}") from error
     except CaptureError as error:
         raise capture_refusal(compiler, error) from error
     except LoweringError as error:
         raise export_error(compiler, f"it cannot be written in kernels: {error}") from error
+
+
+def _in_all_kernels(gathered: Gathered, fixed: Mapping[Source, int]) -> tuple[Mapping[Source, int], int] | None:
+    """Lengths that one kernel has compiled in, and the longest row that all serve, where kernels differ in these."""
+    stuck = {s for row in gathered.rows if (s := row.length) in gathered.pinned}
+    longest = min(gathered.limits.values(), default=LONGEST)
+    if not stuck and all(most == longest for p in gathered.parts for most in p.limits.values()):
+        return None
+    return {**fixed, **{gathered.sources[s]: gathered.sizes[s] for s in stuck}}, longest
 
 
 def capture_for_export(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
@@ -164,17 +206,23 @@ def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
     return backward_method(compiler.user.cls) is not None and any(map(is_float, stand_ins))
 
 
-def _gathered(compiler: Compiled, stand_ins: list[Any], device: str, derivatives: Sequence[str]) -> Gathered:
+def _gathered(
+    compiler: Compiled, stand_ins: list[Any], device: str, derivatives: Sequence[str], any_row: bool,
+    fixed: Mapping[Source, int], longest: int = LONGEST,
+) -> Gathered:  # fmt: skip
     spec = compiler.captures.only(stand_ins)
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
+    told = spec.captured.binder.sources.items()
+    lengths = Lengths(any_row, {s: fixed[source] for s, source in told if source in fixed}, longest)
+    conditions = spec.captured.session.conditions(spec.captured.symbols)
     differentiates = has_backward(compiler, stand_ins)
     # Residuals before both graphs: what forward keeps is what backward reads.
     residual_plan = choose_residuals(spec, sizes) if differentiates else None
     graph = forward_graph(spec, residual_plan)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = residual_plan.places if residual_plan else spec.captured.residual_places
-    forward = part_of(compiler, graph, "forward", device, sizes, {}, ())
+    forward = part_of(compiler, graph, "forward", device, sizes, {}, (), lengths, conditions)
     backward = full_backward = None
     # Backward for the gradients that a usual call has; as it came, for jvp, and without what it only passes on.
     if differentiates:
@@ -187,7 +235,9 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], device: str, derivatives
         full_backward = after.copy()
         after.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(after.outputs)]
         symbols = tuple(spec.captured.backward_symbols)
-        backward = part_of(compiler, after, "backward", device, sizes, entry.passed_gradients, symbols)
+        conditions = spec.captured.session.conditions(spec.captured.symbols)
+        passed = entry.passed_gradients
+        backward = part_of(compiler, after, "backward", device, sizes, passed, symbols, lengths, conditions)
     # Names of the user's for the file.
     skip = 0 if uses_setup_context(compiler.user.cls) else 1
     names = tuple(parameter_names(compiler.user.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
@@ -197,48 +247,48 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], device: str, derivatives
     # Forward mode last: it may be the transpose of the whole backward.
     if "jvp" in derivatives:
         pushing, reads = tangents_of(compiler, spec, full_backward, saved)
-        jvp = part_of(compiler, pushing, "jvp", device, sizes, {}, ())
+        jvp = part_of(compiler, pushing, "jvp", device, sizes, {}, (), lengths, conditions)
     return Gathered(
         compiler, compiler.user.cls, tuple(stand_ins), names, spec, device, sizes, forward, backward, saved, jvp,
-        tuple(reads),
-    )
+        tuple(reads), lengths,
+    )  # fmt: skip
 
 
 def part_of(
     compiler: Compiled, graph: Graph, method: str, device: str, sizes: Sizes,
-    passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...],
+    passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...], lengths: Lengths, assumed: Sequence[Any],
 ) -> Part:  # fmt: skip
-    """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
+    """The steps and kernels of a graph; assumed: conditions on sizes.
+
+    Raises ExportError where a method would have to run as the user wrote it.
+    """
     derived = method == "jvp" and not compiler.user.overrides("jvp")
     source = method_place(getattr(compiler.user.cls, "backward" if derived else method))
     target = named_target(device, numerics(compiler.options.numerics))
+    graph = substituted_graph(graph, lengths.fixed) if lengths.fixed else graph
     generated = generate(graph, target, sizes, graph.name)
     for step in generated.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
             raise export_error(compiler, f"{node.name} is an opaque node in its {method}", node.where)
+    free = {at: _of_any_length(generated, at, target, sizes, assumed, lengths) for at in generated.kernels}
+    found = {at: versions for at, versions in free.items() if versions is not None}
     kernels = {
-        at: _versions(step, first, target, sizes, generated.names[at])
+        at: found[at].versions if at in found else fixed_versions(step, first, target, sizes, generated.names[at])
         for at, first in generated.kernels.items()
         if isinstance(step := generated.steps[at], Group)
     }
-    return Part(method, graph, generated.steps, kernels, passed, told_apart, source)
+    limits = least_limits((v.row.length, v.limit) for v in found.values())
+    return Part(method, graph, generated.steps, kernels, passed, told_apart, source, limits)
 
 
-def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: str) -> list[Kernels]:
-    """Kernels for these sizes, and their counterpart: wide accesses where sizes are multiples, any size else."""
-    pinned, aligned = {s for k in first.kernels for s in k.pinned}, _is_aligned(first)
-    guards = [g for k in first.kernels for g in k.guards]
-    hints = counterpart_sizes(sizes, pinned, aligned, guards)
-    if hints is None:
-        return [first]
-    counterpart = kernels_of(group, target, hints, f"{name}_{'any_size' if aligned else 'aligned'}")
-    if _is_aligned(counterpart) == aligned or any(s not in pinned for k in counterpart.kernels for s in k.pinned):
-        return [first]
-    return [first, counterpart] if aligned else [counterpart, first]
-
-
-def _is_aligned(kernels: Kernels) -> bool:
-    return are_for_multiples(kernels)
+def _of_any_length(
+    generated: Generated, at: int, target: Target, sizes: Sizes, assumed: Sequence[Any], lengths: Lengths
+) -> AnyLength | None:
+    """The versions of a step for a row of any length, where its kernels hold one and compile in no other size."""
+    step, symbols = generated.steps[at], {s for k in generated.kernels[at].kernels for s in k.pinned}
+    if not lengths.any_row or len(symbols) != 1 or 0 in {sizes[s] for s in symbols} or not isinstance(step, Group):
+        return None
+    return versions_of_any_length(step, target, sizes, generated.names[at], symbols.pop(), assumed, lengths.longest)
 
 
 # ------------------------------------------------------------------ what cannot be written down

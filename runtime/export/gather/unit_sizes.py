@@ -16,6 +16,7 @@ import torch
 
 from ....ir import Graph, Value, building, emit
 from ....ir.errors import LoweringError
+from ....ir.graph import provenance
 from ....ir.prims import PRIMS
 from ....ir.transforms.ops import reshape
 from ....ir.types import TensorType
@@ -56,14 +57,14 @@ def _is_same(compiler: Compiled, spec: Specialization, args: Sequence[Any], ones
     if any(g.xreplace(sizes) is sympy.false for g in conditions):
         return False
     try:
-        again = specialize(compiler.user.cls, _resized(spec, args, at_one), captured.reads, captured.dynamic)
+        again = specialize(compiler.user.cls, resized(spec, args, at_one), captured.reads, captured.dynamic)
         numbers = Numbering()
         return _program(again, numbers, _renaming(again, spec)) == _program(spec, numbers, at_one)
     except (CaptureError, LoweringError, KeyError):
         return False
 
 
-def _resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any]) -> list[Any]:
+def resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any]) -> list[Any]:
     """The arguments with those sizes at one."""
     captured = spec.captured
     sizes = {**captured.sizes(args), **at_one}
@@ -106,7 +107,7 @@ class Numbering:
 
     def of(self, graph: Graph, putting: Mapping[Any, Any]) -> tuple[Any, ...]:
         """The results of a graph with other sizes put in, after the passes, and its effects in order."""
-        settled = optimize(_without_units(_substituted_graph(graph, putting)))
+        settled = optimize(_without_units(substituted_graph(graph, putting)))
         number_of: dict[int, int] = {}
         for v in (*settled.inputs, *settled.order()):
             key = (v.prim, repr(sorted(v.params.items())), repr(v.avals), tuple(number_of[a.id] for a in v.args))
@@ -117,7 +118,7 @@ class Numbering:
         return results, settled.output_strides, writes, effects
 
 
-def _substituted_graph(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
+def substituted_graph(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
     """The same nodes over other sizes."""
     out = Graph(graph.name)
     env = {}
@@ -126,7 +127,8 @@ def _substituted_graph(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
         env[v.id] = out.input(aval, v.params["name"], strides)
     for node in graph.order():
         params = {k: _substituted(p, putting) for k, p in node.params.items()}
-        env[node.id] = out.emit(node.prim, [env[a.id] for a in node.args], params)
+        with provenance(node.origin):
+            env[node.id] = out.emit(node.prim, [env[a.id] for a in node.args], params)
     return _finished(out, graph, env, [_substituted(s, putting) for s in graph.output_strides])
 
 

@@ -42,6 +42,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 STAND_INS = {
     "near_power": "near_power = lambda x, ptx: tl.exp2(x)",
     "near_reciprocal": "near_reciprocal = lambda x, ptx: 1.0 / x",
+    "wide_product": "wide_product = lambda x, factor, ptx: x.to(tl.uint64) * factor",
     "pairs_from_bf16": "pairs_from_bf16 = lambda x: x.to(tl.float32)",
 }
 """For helpers that are written in assembly: Triton's interpreter has none."""
@@ -175,8 +176,8 @@ def difference(ours, theirs):
     return torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).max().item() / max(scale, 1e-3)
 
 
-def self_test():
-    """Outputs and gradients beside those of the class as it was written."""
+def compare_with_eager({rows}):
+    """Outputs and gradients beside those of the class as it was written; the largest difference."""
 {inputs}
     tensors = ({tensors})
 
@@ -200,6 +201,12 @@ def self_test():
         print(f"{{str(tuple(theirs.shape)):>20}} {{str(theirs.dtype):>15}}  relative difference {{error:.1e}}")
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and error <= limit, (error, limit)
         worst = max(worst, error)
+    return worst
+
+
+def self_test():
+    """The comparison{at_lengths}."""
+    worst = {comparisons}
     print(f"{name}: agrees with the class as it was written, within {{worst:.1e}}")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import sympy
 
 from ....codegen import Kernel, Pointer
 from ....ir import Value
 from ....ir.passes.fuse import View
-from ....ir.types import FLOAT8
+from ....ir.types import FLOAT8, Size
 from ....tracer.dtypes import TO_TORCH
 from ..gather.gathered import Gathered, Part
 from ..text.expressions import PYTHON
@@ -42,11 +44,18 @@ def launch_function(scope: Scope) -> str:
 
 def _folded(line: str) -> str:
     """A count of programs is a long formula where one even wave of them is launched."""
-    if not re.match(r"    [A-Z][A-Z_0-9]* = ", line):
+    if not re.match(r" {4,}[A-Z][A-Z_0-9]* = ", line):
         return line
-    # A second fold opens the call within the call.
-    once = tidy(line).split("\n")
-    return "\n".join(f"{tidy(part[:-1])}," if part.endswith(",") else part for part in once)
+    # Each further fold opens a call within the call.
+    folded = tidy(line).split("\n")
+    while (again := [line for part in folded for line in _opened(part)]) != folded:
+        folded = again
+    return "\n".join(folded)
+
+
+def _opened(line: str) -> list[str]:
+    """A line of a folded call, itself folded where it is too long."""
+    return f"{tidy(line[:-1])},".split("\n") if line.endswith(",") else [line]
 
 
 def _body(scope: Scope) -> Iterator[str]:
@@ -78,18 +87,26 @@ def _checks(scope: Scope) -> list[str]:
 def _conditions(scope: Scope) -> list[str]:
     """The assumptions of the capture about sizes, refused by name where it does not hold."""
     texts = [scope.expressions.text(c) for c in scope.assumed()]
+    limits = [line for name, most in scope.limits for line in _limit(scope, name, most)]
     if not texts:
-        return []
+        return limits
     parts = [t if len(texts) == 1 or " and " not in t else f"({t})" for t in texts]
     conjunction = " and ".join(parts)
     if len(conjunction) > 60:
         lines = [f"    {'and ' * bool(i)}{part}" for i, part in enumerate(parts)]
         refusal = f'    raise ValueError("{scope.function} was exported for sizes with the relations above")'
-        return ["if not (", *lines, "):", refusal]
+        return [*limits, "if not (", *lines, "):", refusal]
     return [
+        *limits,
         f"if not ({conjunction}):",
         f'    raise ValueError("{scope.function} was exported for sizes with {conjunction}")',
     ]
+
+
+def _limit(scope: Scope, name: str, most: int) -> list[str]:
+    """Longer rows are refused, with the way out."""
+    fact, way_out = f"{scope.function} is for {name} up to {most}", f"export it again with --sizes {name}={{{name}}}"
+    return [f"if {name} > {most}:", "    raise ValueError(", f'        "{fact}: "', f'        f"{way_out}"', "    )"]
 
 
 # ------------------------------------------------------------------ steps
@@ -116,17 +133,24 @@ class PythonSyntax(Syntax):
         text = call_text(value, operands, self.scope.expressions, self.device)
         return None if text is None else f"{self.scope.bind(value, None)} = {text}"
 
-    def launch(self, kernel: Kernel, memory: Memory) -> Iterator[str]:
+    def launch(self, kernel: Kernel, memory: Memory, words: Mapping[str, Size]) -> Iterator[str]:
         texts = [(a, argument_text(self.scope, a, memory)) for a in kernel.arguments]
         views = [(a.name, f"{text}.view(torch.uint8)" if _is_float8(a) else text) for a, text in texts]
         arguments = [f"aligned({text})" if name in kernel.aligned else text for name, text in views]
-        constants = [f"{k}={v!r}" for k, v in kernel.constants.items()]
-        constants += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        given = {**kernel.constants, "num_warps": kernel.num_warps, "num_stages": kernel.num_stages, **words}
+        constants = [f"{k}={self._word(v)}" for k, v in given.items()]
         constants += [] if kernel.fast else ["**ROUNDING"]
         constants += ["**CHECKED"] if kernel.assertions else []
         yield f"{kernel.name}[({self.scope.expressions.text(kernel.grid)},)]("
         yield from (f"    {line}" for line in fold_words([*arguments, *constants], WIDTH - 16))
         yield ")"
+
+    def _word(self, value: Any) -> str:
+        """A constant of a launch: alone a quotient needs no brackets."""
+        if not isinstance(value, sympy.Basic):
+            return repr(value)
+        text = self.scope.expressions.text(value)
+        return text[1:-1] if isinstance(value, sympy.Mul) and text.startswith("(") else text
 
     def on_device(self, lines: Iterator[str]) -> list[str]:
         return [f"with torch.cuda.device_of({self.scope.inputs[0]}):", *(f"    {line}" for line in lines)]

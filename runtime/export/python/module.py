@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from ....ir.text.printable import in_docstring
 from ....tracer.methods import method_place
 from ...cache.entry_files import versions
 from ..gather.batched import LANES, Batched, over_lanes
-from ..gather.gathered import Gathered, gather_function, require_nameable
+from ..gather.gathered import Gathered, require_nameable
+from ..gather.versions import rows_of
 from ..text.function import FunctionScopes
-from ..text.scope import Symbols, reachable_versions, snake, symbol_names
+from ..text.scope import Symbols, reachable_versions, snake
+from ..text.sizes_by_name import gathered_at, names_of_sizes
 from .boilerplate import CHECKED, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING, STAND_INS
 from .class_text import ClassText, class_lines, output_names
 from .launchers import launch_function, launch_scope
@@ -42,9 +44,11 @@ CALLS_INSIDE = "\n\n\ndef inside("
 """The text behind the class `Inside` of a file."""
 
 
-def module_with(derivatives: Sequence[str], target_class: Any, args: Sequence[Any], target: str | None) -> str:
-    """The text of the file with these derivatives."""
-    exported = gather_function(target_class, args, target, derivatives)
+def module_with(
+    target_class: Any, args: Sequence[Any], target: str | None, derivatives: Sequence[str], sizes: Mapping[str, int]
+) -> str:
+    """The text of the file with these derivatives, and these sizes compiled in."""
+    exported = gathered_at(target_class, args, target, derivatives, sizes)
     return module_text(exported, over_lanes(exported) if "vmap" in derivatives else None)
 
 
@@ -63,7 +67,7 @@ class Module:
 
     def __init__(self, exported: Gathered, batched: Batched | None) -> None:
         self.exported = exported
-        self.scopes = _scopes(exported, symbol_names(exported, Names(["torch", "triton", "tl", *exported.names])))
+        self.scopes = _scopes(exported, names_of_sizes(exported))
         self.batched = None if batched is None else _scopes(batched, _with_lanes(batched, self.scopes.symbols))
         self.functions = [self.scopes, *([] if self.batched is None else [self.batched])]
 
@@ -107,9 +111,11 @@ def _provenance(module: Module) -> Iterator[str]:
     called = f"{snake(exported.name)}({', '.join(exported.names)})"
     yield f"Use: {called}, or {exported.name}.apply(..) with the same arguments."
     yield f"Holds for: {', '.join(module.argument_types())}."
+    yield from _limits(module.scopes)
     yield from _kernel_counts(exported)
     if module.batched is not None:
         yield f"vmap holds for: {', '.join(module.batched.argument_types(module.batched.forward))}."
+        yield from (f"vmap: {line}" for line in _limits(module.batched))
         yield from (f"vmap of {line}" for line in _kernel_counts(module.batched.exported))
     place = Path(method_place(exported.cls.forward)).name  # type: ignore[attr-defined]
     yield f"From {exported.cls.__qualname__} ({place}), by fusegrad {version_of['fusegrad']} on {date.today()},"
@@ -118,12 +124,21 @@ def _provenance(module: Module) -> Iterator[str]:
     yield f"{_listed(missing).capitalize()} are not in this file."
 
 
+def _limits(scopes: FunctionScopes) -> Iterator[str]:
+    """The longest rows that the file serves, and what to do for longer ones."""
+    for name, most in scopes.forward.limits:
+        yield f"{name} is any up to {most}; for longer rows export it again, with --sizes {name}=.."
+
+
 def _kernel_counts(exported: Gathered) -> Iterator[str]:
     for part in exported.parts:
-        count = sum(len(versions[0].kernels) for versions in part.kernels.values())
+        count = sum(len(versions[0].kernels.kernels) for versions in part.kernels.values())
         calls = len(part.steps) - len(part.kernels)
         library = f", {calls} library calls and views" if calls else ""
-        yield f"{part.method}: {count} kernel{'s' * (count != 1)}{library}."
+        texts = {k.name for version in part.versions for k in version.kernels.kernels}
+        is_several = len(texts) > count and rows_of(part.versions)
+        by_length = f", as {len(texts)} for short rows and long ones" if is_several else ""
+        yield f"{part.method}: {count} kernel{'s' * (count != 1)}{by_length}{library}."
 
 
 def _listed(words: list[str]) -> str:
@@ -146,7 +161,7 @@ def _helpers(module: Module, body: str) -> list[str]:
 def _kernels(module: Module) -> Iterator[str]:
     """Each kernel once, after the functions that kernels call."""
     launched = [(s, vs) for scopes in module.functions for s in scopes.all for vs in s.part.kernels.values()]
-    kernels = [k for scope, vs in launched for v in reachable_versions(scope, vs) for k in v.kernels]
+    kernels = [k for scope, vs in launched for v in reachable_versions(scope, vs) for k in v.kernels.kernels]
     helpers = [h.strip("\n") for h in helpers_in([k.source for k in kernels])]
     yield from helpers
     if stand_ins := [line for name, line in STAND_INS.items() if any(f"def {name}(" in h for h in helpers)]:

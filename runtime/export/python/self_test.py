@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import sympy
+import torch
 
 from ....ir.text.printable import printable
 from ....ir.types import COMPLEX
@@ -18,6 +22,11 @@ from .literals import constant_text
 from .user_source import SourceMissing, as_written
 
 Sizes = dict[Any, int]
+INDICES = 4
+"""Whole numbers in the test are below it: they may be indices."""
+LENGTH = "length"
+LENGTHS = (1, 7, 100, 512)
+"""Of rows of any length, in the test."""
 
 
 def self_test(scopes: FunctionScopes, batched: Batched | None) -> list[str]:
@@ -35,7 +44,8 @@ def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
     function, tensors = scopes.exported, scopes.tensors
     lines = ["torch.manual_seed(0)", 'device = "cuda" if torch.cuda.is_available() else "cpu"']
     exported, small = _test_sizes(scopes, batched)
-    for symbol, most in exported.items():
+    rows = [r.length for r in function.rows if isinstance(scopes.symbols[r.length], str)]
+    for symbol, most in ((s, n) for s, n in exported.items() if s not in rows):
         less = small[symbol]
         otherwise = "" if most == less else f' if device == "cuda" else {less}'
         lines.append(f"{scopes.symbols[symbol]} = {most}{otherwise}")
@@ -47,10 +57,28 @@ def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
     pairs = zip(function.names, function.args, strict=True)
     arguments = ", ".join(n if n in tensors else constant_text(a) for n, a in pairs)
     return SELF_TEST.format(
-        name=function.name, inputs="\n".join(f"    {line}" for line in lines), arguments=arguments,
+        **_comparisons(scopes, rows, small, batched), name=function.name,
+        inputs="\n".join(f"    {line}" for line in lines), arguments=arguments,
         forward_mode=_derivative_tests(function, batched), names=", ".join(tensors),
         written=f"{function.name}AsWritten", tensors=", ".join(tensors) + "," * (len(tensors) == 1),
     ).strip("\n")  # fmt: skip
+
+
+def _comparisons(
+    scopes: FunctionScopes, rows: Sequence[sympy.Symbol], small: Sizes, batched: Batched | None
+) -> dict[str, str]:
+    """The words of the test about rows of any length: one comparison for each of several lengths."""
+    names = [str(scopes.symbols[s]) for s in rows]
+    called = f"compare_with_eager({', '.join([LENGTH] * len(rows))})"
+    if not rows:
+        return {"rows": "", "at_lengths": "", "comparisons": called}
+    function = scopes.exported
+    # A length that kernels over lanes have compiled in is the only one that the test of vmap can have.
+    is_fixed = batched is not None and not set(rows).isdisjoint(batched.constants)
+    tried = [function.sizes[rows[0]]] if is_fixed else _lengths(function, rows)
+    lengths = [n for n in tried if _holds(function, {**small, **dict.fromkeys(rows, n)})]
+    several = f"max({called} for {LENGTH} in {tuple(lengths)})"
+    return {"rows": ", ".join(names), "at_lengths": f" for several {' and '.join(names)}", "comparisons": several}
 
 
 def _derivative_tests(exported: Gathered, batched: Batched | None) -> str:
@@ -66,9 +94,23 @@ def _test_sizes(scopes: FunctionScopes, batched: Batched | None) -> tuple[Sizes,
     free = [s for s, n in scopes.symbols.items() if isinstance(n, str) and sources.get(s, "").count("shape")]
     exported = {s: number(s, function.sizes) for s in free}
     small = {s: min(n, 37) for s, n in exported.items()}
-    assumed = [g.xreplace({**function.pinned, **small}) for g in function.guards]
-    holds = all(bool(g) for g in assumed if not g.free_symbols)
-    return exported, small if holds and not (batched and batched.constants) else exported
+    return exported, small if _holds(function, small) and not (batched and batched.constants) else exported
+
+
+def _holds(function: Gathered, sizes: Sizes) -> bool:
+    """True where these sizes are some that the file is for."""
+    assumed = [g.xreplace({**function.pinned, **sizes}) for g in function.guards]
+    return all(bool(g) for g in assumed if not g.free_symbols)
+
+
+def _lengths(function: Gathered, rows: Sequence[sympy.Symbol]) -> list[int]:
+    """Row lengths for the test: short ones, odd ones, and the one that was exported with a neighbour."""
+    most = min((function.limits.get(s, 0) for s in rows), default=0)
+    own = [n for s in rows for n in (function.sizes[s], function.sizes[s] + 1)]
+    kinds = [TO_TORCH[v.dtype] for v in function.forward.graph.inputs]
+    has_indices = any(not k.is_floating_point and not k.is_complex and k != torch.bool for k in kinds)
+    least = INDICES if has_indices else 1 if function.ones >= set(rows) else 2
+    return sorted({n for n in (*LENGTHS, *own) if least <= n <= most})
 
 
 def _example(value: Any, at: Expressions, moving: bool) -> str:
@@ -80,6 +122,6 @@ def _example(value: Any, at: Expressions, moving: bool) -> str:
     if value.dtype == "b1":
         return f"(torch.rand({single}, device=device) < 0.5){expand}"
     if not TO_TORCH[value.dtype].is_floating_point and value.dtype not in COMPLEX:
-        return f"torch.randint(0, 4, {single}, device=device, dtype={dtype}){expand}"
+        return f"torch.randint(0, {INDICES}, {single}, device=device, dtype={dtype}){expand}"
     drawn = f"torch.randn({single}, device=device).to({dtype}){expand}"
     return f"{drawn}.requires_grad_()" if moving else drawn

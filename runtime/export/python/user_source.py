@@ -16,6 +16,7 @@ import torch
 
 from ....ir.text.syntax_trees import parse
 
+PACKAGE = __name__.split(".")[0]
 LITERALS = (int, float, bool, str, type(None))
 LIBRARIES = ("torch", "math", "typing", "functools", "collections", "operator", "itertools")
 FUTURE = "from __future__ import annotations\n"
@@ -79,6 +80,8 @@ def _of_library(value: Any) -> bool:
 
 def _bound(name: str, value: Any) -> str:
     """A line, or a definition, that binds the name."""
+    if isinstance(value, ModuleType) and value.__name__.split(".")[0] == PACKAGE:
+        raise SourceMissing(f"it reads {name}, which the file is to do without")
     if isinstance(value, ModuleType):
         return f"import {name}" if value.__name__ == name else f"import {value.__name__} as {name}"
     if isinstance(value, LITERALS) or (isinstance(value, tuple) and all(isinstance(v, LITERALS) for v in value)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,13 @@ class Expressions:
         self.variables[size.xreplace(self.numbers)] = symbol
         self.names[symbol] = name
         return line
+
+    @contextmanager
+    def branch(self) -> Iterator[None]:
+        """Definitions within are for what stands within alone."""
+        before = dict(self.variables)
+        yield
+        self.variables = before
 
     def is_defined(self, size: Any) -> bool:
         """True where a number, a symbol or a variable stands for the whole of it."""
@@ -152,6 +160,12 @@ def _extremum(name: str) -> Callable[[Printer, Any], str]:
     return rule
 
 
+def _choice(to: Printer, expr: Any) -> str:
+    """A number by a condition, or another: Python's own words."""
+    (first, condition), (otherwise, _) = expr.args
+    return f"{to._print(first)} if {to._print(condition)} else {to._print(otherwise)}"
+
+
 def _relation(to: Printer, expr: Any) -> str:
     sign = _RELATIONS.get(expr.rel_op, _RELATIONS.get(type(expr).__name__, expr.rel_op))
     return f"{to._print(expr.lhs)} {sign} {to._print(expr.rhs)}"
@@ -171,6 +185,7 @@ RULES: dict[str, Callable[[Printer, Any], str]] = {
     "ModularIndexing": _modular_indexing,
     "Min": _extremum("min"),
     "Max": _extremum("max"),
+    "Piecewise": _choice,
     "Relational": _relation,
     "And": lambda to, expr: to.dialect.both.join(to.operands(expr)),
     "Or": lambda to, expr: to.dialect.either.join(to.operands(expr)),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
 
-from ....codegen import Kernels, Scalar
+from ....codegen import Scalar
 from ....codegen.emit.names import Names
 from ....ir import Value
 from ....ir.lazy_attribute import lazy_attribute
+from ...report.size_names import FROM_THE_LAST_AXIS
 from ..gather.gathered import Gathered, Part
+from ..gather.versions import Row, Version
 from .expressions import Dialect, Expressions
 
 WIDTH = 116
@@ -28,14 +31,23 @@ def snake(name: str) -> str:
 def symbol_names(exported: Gathered, names: Names) -> dict[sympy.Symbol, str | int]:
     """The name of each symbol of the capture in the file: its number, a kernel's name for it, or one of its own."""
     symbols: dict[sympy.Symbol, str | int] = dict(exported.pinned)
-    kernels = [k for p in exported.parts for vs in p.kernels.values() for v in vs for k in v.kernels]
+    kernels = [k for p in exported.parts for version in p.versions for k in version.kernels.kernels]
     for scalar in (a for k in kernels for a in k.arguments if isinstance(a, Scalar)):
         if isinstance(scalar.value, sympy.Symbol) and scalar.value not in symbols:
             symbols[scalar.value] = names.fresh(scalar.name)
     for symbol in exported.specialization.captured.symbols:
         if symbol not in symbols:
-            symbols[symbol] = names.fresh("n")
+            symbols[symbol] = names.fresh(_letter(exported, symbol))
     return symbols
+
+
+def _letter(exported: Gathered, symbol: sympy.Symbol) -> str:
+    """The name of a size that no kernel takes, by its axis as kernels have them; "n" for what is no size."""
+    position, kind, axis = exported.sources.get(symbol, (0, "", 0))
+    if kind != "size":
+        return "n"
+    behind = exported.forward.graph.inputs[position].ndim - 1 - axis
+    return FROM_THE_LAST_AXIS[behind] if behind < len(FROM_THE_LAST_AXIS) else "n"
 
 
 class Scope:
@@ -80,6 +92,29 @@ class Scope:
         if value.prim == "pick":
             return f"{self.name_of(value.args[0])}[{value.params['index']}]"
         raise KeyError(f"no step computes {value!r} = {value.prim}")
+
+    @property
+    def limits(self) -> list[tuple[str, int]]:
+        """The most that row lengths may be, by name."""
+        names = ((self.symbols[s], most) for s, most in self.exported.limits.items())
+        return [(name, most) for name, most in names if isinstance(name, str)]
+
+    def block_line(self, row: Row) -> Iterator[str]:
+        """The definition of a row's block, the first time that it is asked for."""
+        if row.block not in self.expressions.names:
+            length = self.expressions.text(row.length)
+            self.expressions.names[row.block] = name = self.names.fresh(f"BLOCK_{length}")
+            yield self.expressions.dialect.definition.format(
+                f"{name} = max({row.least}, triton.next_power_of_2({length}))"
+            )
+
+    @contextmanager
+    def branch(self) -> Iterator[None]:
+        """What is defined within is known within alone; its names are free again behind it."""
+        before = set(self.names)
+        with self.expressions.branch():
+            yield
+        self.names.release(set(self.names) - before)
 
     def type_text(self, value: Value) -> str:
         """ "bf16[M, 1024]" """
@@ -146,13 +181,12 @@ def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
 
 
 # ------------------------------------------------------------------ versions of kernels
-def condition_of(scope: Scope, version: Kernels) -> str:
+def condition_of(scope: Scope, version: Version) -> str:
     """The condition on sizes for a version of a group's kernels; "" for none."""
-    guards = dict.fromkeys(g for k in version.kernels for g in k.guards if g.has(sympy.Mod))
-    return scope.expressions.conjunction(list(guards))
+    return scope.expressions.conjunction(version.conditions)
 
 
-def reachable_versions(scope: Scope, versions: Sequence[Kernels]) -> Sequence[Kernels]:
+def reachable_versions(scope: Scope, versions: Sequence[Version]) -> Sequence[Version]:
     """The versions up to the first whose condition always holds."""
     for i, version in enumerate(versions):
         if condition_of(scope, version) in ("", scope.expressions.text(sympy.true)):

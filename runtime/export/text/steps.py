@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from ....codegen import Kernel, Kernels, Pointer, Ref, Scalar
+from ....codegen import Kernel, Pointer, Ref, Scalar
 from ....codegen.kernel import Buffer
 from ....ir import Value
 from ....ir.passes.fuse import Extern, Group, View
-from ....ir.types import contiguous_strides
+from ....ir.types import Size, contiguous_strides
 from ..gather.gathered import ExportError
+from ..gather.versions import Version
 from .scope import Scope, condition_of, reachable_versions
 
 Memory = Mapping[str, Sequence[str]]
@@ -46,8 +47,8 @@ class Syntax(Protocol):
     def computed(self, value: Value) -> str | None:
         """The line that computes a node without a kernel of ours; None for what has no text."""
 
-    def launch(self, kernel: Kernel, memory: Memory) -> Iterator[str]:
-        """One launch."""
+    def launch(self, kernel: Kernel, memory: Memory, words: Mapping[str, Size]) -> Iterator[str]:
+        """One launch; words: constants and options that are expressions."""
 
     def on_device(self, lines: Iterator[str]) -> list[str]:
         """Launches, on the GPU on which the arguments are."""
@@ -106,7 +107,7 @@ def has_its_strides(scope: Scope, output: Value) -> bool:
 
 
 # ------------------------------------------------------------------ a group of nodes
-def _group(syntax: Syntax, group: Group, versions: Sequence[Kernels]) -> list[str]:
+def _group(syntax: Syntax, group: Group, versions: Sequence[Version]) -> list[str]:
     # What the kernels read, in the layout that they were generated for.
     scope = syntax.scope
     operands = [_operand(syntax, v, own) for v, own in zip(group.inputs, group.graph.inputs, strict=True)]
@@ -118,10 +119,14 @@ def _group(syntax: Syntax, group: Group, versions: Sequence[Kernels]) -> list[st
         outputs.append(scope.bind(value, value.origin.name))
         lines.append(syntax.bound(outputs[-1], syntax.empty(own.dtype, own.shape, strides)))
     memory = {"input": [text for _, text in operands], "output": outputs}
-    # Numbers that several launches read have a name, before any launch is written.
     versions = reachable_versions(scope, versions)
-    lines += _variables(scope, versions)
-    launches = [list(_launches(syntax, version, memory)) for version in versions]
+    if (row := next((v.row for v in versions), None)) is not None:
+        lines += scope.block_line(row)
+        launches = [_own_launches(syntax, version, memory) for version in versions]
+    else:
+        # Numbers that several launches read have a name, before any launch is written.
+        lines += _variables(scope, versions)
+        launches = [list(_launches(syntax, version, memory)) for version in versions]
     conditions = [condition_of(scope, version) for version in versions[:-1]]
     return [*lines, *syntax.on_device(syntax.branches(conditions, launches))]
 
@@ -137,27 +142,41 @@ def _operand(syntax: Syntax, value: Value, own: Value) -> tuple[list[str], str]:
     return [syntax.adapted(name, source, own.params["strides"])], name
 
 
-def _variables(scope: Scope, versions: Sequence[Kernels]) -> Iterator[str]:
+def _own_launches(syntax: Syntax, version: Version, memory: Memory) -> list[str]:
+    """The launches of a version with numbers of its own, which depend on how long a row is."""
+    scope, row = syntax.scope, version.row
+    assert row is not None
+    with scope.branch():
+        block = scope.expressions.names[row.block]
+        lines = []
+        for symbol, column in version.columns.items():
+            scope.expressions.names[symbol] = name = scope.names.fresh(column.wish)
+            lines.append(f"{name} = {dict(column.values)}[{block}]")
+        return [*lines, *_variables(scope, [version]), *_launches(syntax, version, memory)]
+
+
+def _variables(scope: Scope, versions: Sequence[Version]) -> Iterator[str]:
     """Definitions of the numbers that kernels take, the simpler ones first."""
-    scalars = [a for v in versions for k in v.kernels for a in k.arguments if isinstance(a, Scalar)]
+    scalars = [a for v in versions for k in v.kernels.kernels for a in k.arguments if isinstance(a, Scalar)]
     compound = [a for a in scalars if not isinstance(a.value, int)]
     for scalar in sorted(compound, key=lambda a: a.value.count_ops()):  # type: ignore[union-attr]
         if not scope.expressions.is_defined(scalar.value):
             yield scope.expressions.define(scope.names.fresh(scalar.name), scalar.value)
 
 
-def _launches(syntax: Syntax, version: Kernels, memory: Memory) -> Iterator[str]:
+def _launches(syntax: Syntax, version: Version, memory: Memory) -> Iterator[str]:
     names = syntax.scope.names
     temporaries = []
-    for buffer in version.temporaries:
+    for buffer in version.kernels.temporaries:
         temporaries.append(names.fresh(buffer.name))
         yield syntax.bound(temporaries[-1], syntax.empty(buffer.dtype, buffer.shape, buffer.strides))
-    for kernel in version.kernels:
+    for kernel in version.kernels.kernels:
         scratch = []
         for buffer in kernel.scratch:
             scratch.append(names.fresh(buffer.name))
             yield syntax.bound(scratch[-1], _scratch(syntax, buffer, kernel.name))
-        yield from syntax.launch(kernel, {**memory, "temporary": temporaries, "scratch": scratch})
+        words = version.words.get(kernel.name, {})
+        yield from syntax.launch(kernel, {**memory, "temporary": temporaries, "scratch": scratch}, words)
 
 
 def _scratch(syntax: Syntax, buffer: Buffer, kernel: str) -> str:
