@@ -127,6 +127,7 @@ class At:
         questions = [*self.reading.questions, *(self.meetings() if meeting else ())]
         solver = z3.Solver()
         solver.set("rlimit", limit)
+        solver.set("timeout", limit // 30)  # milliseconds: not everything that z3 does is a step
         solver.add(*self.domain)
         told = Verdict(sizes=1, unseen=self.unseen, answered=self.reading.plain)
         if questions and solver.check(either(*(q.wrong for q in questions))) == z3.unsat:

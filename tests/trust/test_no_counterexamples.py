@@ -40,4 +40,4 @@ def test_what_is_proved_has_no_counterexample(name: str, size: str, target: str)
 def test_kernels_of_the_suite_have_no_counterexample(case) -> None:
     torch.manual_seed(0)
     for subject in proofs.once(proofs.generated_by(case.name, lambda: proofs.compiled(case))):
-        assert_upheld(subject, 3)
+        assert_upheld(subject, 2)
