@@ -282,7 +282,14 @@ NOTES = {
         "Out of the model below. Time: at most 1.1 times that of a copy of as many bytes from 4096x4096 on, 1.25 times "
         "at 512x1024. Instructions: at most the budget, or 1.05 of those of the better peer, where one was counted "
         '(one shape a Function). Behind each shape that misses: how much, and what is waited for; its instructions '
-        'over the budget, and those with `numerics="fast"`.'
+        'over the budget, and those with `numerics="fast"`: what lies between the two is the price of eager\'s '
+        "roundings and exact quotients. Where both are above one the work itself is too much, or is done twice: rows of"
+        " 50257 begin at odd places, rows of 5120 fill 8192 lanes, columns and long rows are read and computed again "
+        "in a second pass. Backwards of norms at 50257 columns are counted too high: each strip is taken to reduce the "
+        "whole row, which one does for all. ColumnSoftmax forward at 4096 rows is probably counted too low: the same "
+        "text has half as many again where more programs share a column. SwiGLU and GeGLU at 512x1024 wait for memory "
+        "several times: the assembler puts one load behind the arithmetic of another, behind a barrier too. "
+        "RMSNormFP8 at 512x1024 has all that it reads on its way at once; it writes more than it reads."
     ),
     "A model of an H100": (
         "A model, not a measurement: no time here is a GPU's. Machine code for sm_90 is read instead of run. "
