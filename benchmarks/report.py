@@ -194,11 +194,13 @@ def _modelled(row: Mapping[str, Any], direction: str) -> Iterator[str]:
     yield from (f"{m['flight'] / 1024:.0f}", f"{m['microseconds']:,.1f}", f"{m['over_copy']:.2f}", m["bound"])
 
 
-KEPT_HEAD = ("Function", "direction", "time kept", "over a copy's, bound by", "instructions kept", "over the budget, fast")
+KEPT_HEAD = (
+    "Function", "direction", "time kept", "over a copy's, bound by", "instructions kept", "over the budget, fast",
+)  # fmt: skip
 
 
 def kept_rows(results: Results) -> list[Row]:
-    """How many shapes of a Function keep the goals of time and instructions, all together first; and those that miss."""
+    """How many shapes of a Function keep the goals of time and instructions, all together first; which miss."""
     found: dict[tuple[str, str], list[Any]] = {}
     for row, direction in modelled(joined(results, "instructions", "peers")):
         found.setdefault((row["case"].partition("[")[0], direction), []).append(row)

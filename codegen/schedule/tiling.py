@@ -114,7 +114,7 @@ def _add_outer(w: Workload, tile: dict[Axis, int], room: int, outer: list[Axis],
 
 
 def _columns_of_strip(w: Workload, outer: Sequence[Axis]) -> int:
-    """Columns that are reduced together: fewer where a small tensor has too few strips for the device, as accesses allow.
+    """Columns that are reduced together: fewer where a small tensor has few strips, as far as accesses allow.
 
     Strips then share the sectors of a row; that costs nothing where all of it is in L2.
     """

@@ -90,7 +90,7 @@ def registers_read(instruction: Instruction) -> frozenset[str]:
 
 
 def _read_of(text: str, instruction: Instruction) -> Iterator[str]:
-    """Those of one source: an address is a pair, and so may be what a wide operation takes; a store's data are words."""
+    """Those of one source: an address is a pair, so may be what a wide operation takes; a store has words."""
     is_wide = ".64" in text or "desc" in text or instruction.is_a("WIDE", "HI", "64")
     count = max(1, width(instruction) // 4) if instruction.base.startswith("ST") and "[" not in text else 1 + is_wide
     for name in REGISTER.findall(text):
