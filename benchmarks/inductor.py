@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo.device_interface  # before there is a GPU: it imports what only a build for one has
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..program.axes import Axis
 from ..program.sizes import power_of_two
-from .alignment import Slide
+from .alignment import GROUP, Slide
 from .registers import ROOM, registers_of
 from .residency import Residency, is_read_lightly
 from .roles import STRIP, AxisRoles
@@ -16,6 +16,10 @@ from .workload import Workload
 
 SHARED_ROW = 8192
 """Columns of a strip of rows that several programs walk together: two accumulators of it fit in registers."""
+COLUMNS = 32
+"""Of a strip that is reduced along its rows: a few whole sectors of each."""
+SMALL = 1 << 13
+"""Elements for each multiprocessor, of a tensor whose strips are too few for the device."""
 THREADS = 1024
 """Of the largest program."""
 LEAST_THREADS = 256
@@ -97,7 +101,7 @@ def _add_outer(w: Workload, tile: dict[Axis, int], room: int, outer: list[Axis],
     """Blocks for the vector, then for the next axes, until a program has enough lanes."""
     vector = w.vector
     if vector in outer:
-        least = min(32 if row else 1, power_of_two(w.size[vector]))
+        least = min(_columns_of_strip(w, outer) if row else 1, power_of_two(w.size[vector]))
         second = [a for a in outer if a is not vector and w.weight[a] * 4 > w.weight[vector]]
         most = min(room, 64) if second and room > 64 else min(room, strip)
         tile[vector] = min(power_of_two(w.size[vector]), max(least, most))
@@ -107,6 +111,20 @@ def _add_outer(w: Workload, tile: dict[Axis, int], room: int, outer: list[Axis],
         if room > 1 and len(tile) < 4:
             tile[a] = min(power_of_two(w.size[a]), room)
             room //= tile[a]
+
+
+def _columns_of_strip(w: Workload, outer: Sequence[Axis]) -> int:
+    """Columns that are reduced together: fewer where a small tensor has few strips, as far as accesses allow.
+
+    Strips then share the sectors of a row; that costs nothing where all of it is in L2.
+    """
+    total = math.prod(w.size.values())
+    widest = GROUP // min((t.itemsize for t in w.program.traffic() if w.vector in t.axes), default=GROUP)
+    counts = [n for n in (COLUMNS, COLUMNS // 2, COLUMNS // 4) if n >= widest or n == COLUMNS]
+    strips = w.elements(a for a in outer if a is not w.vector)
+    if total > SMALL * w.budget.units or w.target.kind == "interpret":
+        return COLUMNS
+    return next((n for n in counts if strips * -(-w.size[w.vector] // n) >= w.budget.units), counts[-1])
 
 
 def _whole_axes(w: Workload, roles: AxisRoles, residency: Residency, tile: dict[Axis, int]) -> tuple[Axis, ...]:

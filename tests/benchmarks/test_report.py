@@ -73,6 +73,17 @@ def test_the_table_of_the_model_has_peers_beside_and_says_what_it_is() -> None:
     assert "not a measurement" in report.document(found, None)
 
 
+def test_shapes_that_miss_the_goals_are_named_by_function() -> None:
+    met = report.kept_rows(model_results(None, share=0.9, over_copy=1.1))
+    assert met == [["all", "forward", "1 of 1", "", "1 of 1", ""], ["all", "backward", "0 of 0", "", "0 of 0", ""],
+                   ["A", "forward", "1 of 1", "-", "1 of 1", "-"]]  # fmt: skip
+    found = model_results(None, share=1.5, over_copy=1.3)
+    assert report.kept_rows(found)[2] == [
+        "A", "forward", "0 of 1", "[4096,4096] 1.30 bytes", "0 of 1", "[4096,4096] 1.50, 0.75"
+    ]  # fmt: skip
+    assert report.model_rows(found)[0][-1] == "time, instructions"
+
+
 def verdicts(found: dict[str, Any]) -> dict[str, str]:
     return {row[0]: row[-1] for row in report.goal_rows(found)}
 

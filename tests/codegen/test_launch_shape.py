@@ -44,6 +44,12 @@ def test_small_inputs_are_spread_over_the_device(body: str, target: str) -> None
     assert 0.75 * units <= int(sympy.sympify(kernel(body, sizes, target).grid).subs(sizes)) <= units
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(512, 8), (16384, 32)])
+def test_strips_are_narrow_where_few_of_them_are_all_that_there_is(rows: int, columns: int) -> None:
+    """Not where a tensor is large: a strip of whole sectors is read once."""
+    assert kernel("column_softmax", {M: rows, N: 1024}, "cuda:90").constants["BLOCK_N"] == columns
+
+
 def test_small_sums_take_turns_rather_than_a_program_each() -> None:
     """What a program does once costs as much as some turns."""
 

@@ -70,12 +70,13 @@ def count(cubin: bytes, launch: Launch, kernel: str = "a kernel") -> Counts:
 @functools.lru_cache(maxsize=512)
 def _count(cubin: bytes, launch: Launch, kernel: str) -> Counts:
     flow, decisions = _flow(cubin, kernel)
-    lanes, flight = [], Flight()
+    lanes, most = [], 0
     for program in _sampled(launch.programs):
         lane = Lane(flow, decisions, Values(_constants(launch), _specials(launch, program)))
         flight = Flight()
         lane.run(flight.watch)
         lanes.append(lane)
+        most = max(most, flight.most(lane.visits))
         if lane.visits.total() > MANY:
             break
     visits = sum((lane.visits for lane in lanes), Counter[int]())
@@ -85,7 +86,6 @@ def _count(cubin: bytes, launch: Launch, kernel: str) -> Counts:
             pipes[pipe] += number * times
     share = launch.programs * launch.warps / max(1, len(lanes))
     dependent = {at for lane in lanes for at in lane.data_dependent}
-    most = flight.most({at: n for at, n in visits.items()})
     return Counts({p: n * share for p, n in pipes.items()}, most, tuple(sorted(dependent)))
 
 

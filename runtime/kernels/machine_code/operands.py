@@ -85,11 +85,16 @@ def neighbours(word: str, count: int) -> Iterator[str]:
 @functools.lru_cache(maxsize=1 << 15)
 def registers_read(instruction: Instruction) -> frozenset[str]:
     """The registers and predicates that its result depends on, pairs as pairs."""
-    sources = operands_of(instruction).sources
-    names = {name for text in (*sources, instruction.guard) for name in REGISTER.findall(text)}
-    if instruction.is_a("WIDE", "HI", "64") or ".64" in "".join(sources) or instruction.base.startswith("ST"):
-        names |= {n for name in tuple(names) if name[-1].isdigit() and "R" in name for n in neighbours(name, 4)}
-    return frozenset(names - set(ALWAYS))
+    names = {name for text in operands_of(instruction).sources for name in _read_of(text, instruction)}
+    return frozenset((names | set(REGISTER.findall(instruction.guard))) - set(ALWAYS))
+
+
+def _read_of(text: str, instruction: Instruction) -> Iterator[str]:
+    """Those of one source: an address is a pair, so may be what a wide operation takes; a store has words."""
+    is_wide = ".64" in text or "desc" in text or instruction.is_a("WIDE", "HI", "64")
+    count = max(1, width(instruction) // 4) if instruction.base.startswith("ST") and "[" not in text else 1 + is_wide
+    for name in REGISTER.findall(text):
+        yield from neighbours(name, count) if "R" in name else (name,)
 
 
 class Values:

@@ -15,7 +15,7 @@ from fusegrad.runtime.kernels.machine_code import counts, sass
 from fusegrad.runtime.kernels.machine_code.flow import Flow
 from fusegrad.runtime.kernels.machine_code.lane import Lane, deciding
 from fusegrad.runtime.kernels.machine_code.model import copy_seconds, model_launch, model_of
-from fusegrad.runtime.kernels.machine_code.operands import Values
+from fusegrad.runtime.kernels.machine_code.operands import Values, registers_read
 
 H100 = DEVICES["h100"]
 MASK = 0xFFFFFFFF
@@ -223,3 +223,11 @@ def test_metrics_of_an_explanation_have_the_model_or_the_reason() -> None:
     assert 5 < model["per_32"] < 10 and model["bound"] == "bytes" and model["over_copy"] < 1.05
     amd = found.metrics("hip:gfx942")["SquaredReLU_forward"]
     assert amd["model"] is None and "not read" in amd["not_modelled"]
+
+
+def test_the_address_of_a_load_is_a_pair_of_registers() -> None:
+    """Not four: a load behind another would seem to wait for what that one loads."""
+    second = sass.Instruction(0, "", "LDG.E.128", ("R8", "desc[UR6][R2.64+0x1000]"), None)
+    assert registers_read(second) == {"R2", "R3", "UR6", "UR7"}
+    store = sass.Instruction(0, "@P0", "STG.E.128", ("desc[UR6][R2.64]", "R8"), None)
+    assert registers_read(store) == {"P0", "R2", "R3", "UR6", "UR7", "R8", "R9", "R10", "R11"}
