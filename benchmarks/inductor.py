@@ -2,12 +2,16 @@
 
 Inductor lowers both graphs for fake CUDA tensors and emits Triton code that nobody runs. The bytes are its own count
 (`GraphLowering.count_bytes`): every buffer once per kernel that touches it, though a kernel may loop over a row twice.
-Runs in a process of its own, since it puts a pretended GPU behind torch.cuda.
+Runs in a process of its own, since it puts a pretended GPU behind torch.cuda. As a program it counts graphs that
+`fusegrad.profile` gives it: their text on stdin, the counts on the last line of stdout, both as JSON.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -208,6 +212,35 @@ def lowered(function: Callable[..., Any], args: Sequence[Tensor], mode: FakeTens
     return str(getattr(text, "value", text)), int(moved), least
 
 
+def given(text: str, arguments: Sequence[Any]) -> dict[str, int]:
+    """The counts of a graph of ATen operations, which is given as torch.fx writes it.
+
+    Arguments: an integer, or [dtype, shape, strides] of a tensor.
+    """
+    mode, forward = FakeTensorMode(allow_non_fake_inputs=True), _function(text)
+    with mode:
+        values = [a if isinstance(a, int) else _strided(*a) for a in arguments]
+
+    def function(*now: Tensor) -> list[Tensor]:
+        rest = iter(now)
+        results = forward(None, *(next(rest) if isinstance(v, Tensor) else v for v in values))
+        made = (t for t in as_list(results) if isinstance(t, Tensor) and not any(t is n for n in now))
+        return list({id(t): t for t in made}.values())
+
+    return _counted(function, [v for v in values if isinstance(v, Tensor)], mode)
+
+
+def _function(text: str) -> Callable[..., Any]:
+    """What it makes on the CPU for which it was traced is made on the GPU."""
+    names = {"torch": torch, "inf": math.inf, "nan": math.nan, "device": lambda **_: torch.device("cuda")}
+    exec(text, names)
+    return names["forward"]  # type: ignore[return-value]
+
+
+def _strided(dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device="cuda")
+
+
 def _minimal(graph: torch.fx.GraphModule) -> int:
     """Every input that is used and every result once."""
     read = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder") if n.users]
@@ -218,3 +251,14 @@ def _minimal(graph: torch.fx.GraphModule) -> int:
 def _launches(text: str) -> int:
     """Kernels run and library calls made by the emitted `call`."""
     return len(LAUNCH.findall(text[text.index("def call(") :].partition("\nrunner")[0]))
+
+
+def main() -> None:
+    """{name: [text, arguments]} on stdin  ->  {name: counts} on stdout."""
+    asked = json.load(sys.stdin)
+    pretend_gpu()
+    print(json.dumps({name: given(*graph) for name, graph in asked.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from ..report.roofline import model_launches, model_sums
 from ..settings.suggestions import meant
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import device_named
+from .inductor_costs import inductor_costs
 from .measure import copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .report import Measured, Profile, ProfileArgumentError
 
@@ -53,7 +54,8 @@ def profile(
         target_class: A Function class or a function, compiled or not yet.
         args: Of one call: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on
             the GPU, if there is one).
-        baselines: What to time beside it: "eager" (the class as you wrote it), "torch.compile".
+        baselines: What to time beside it: "eager" (the class as you wrote it), "torch.compile", of which the launches
+            and bytes are counted, too: Inductor lowers your methods for an H100, in a process of its own (seconds).
         device: Of the model: "h100", "4090" or another of `codegen/devices.py`.
         seconds: That each candidate is called for, per direction.
         metrics: Also compile the kernels for that device (no GPU needed), report registers, spills, shared memory and
@@ -84,6 +86,10 @@ def profile(
         binaries=_binaries(explanation, modelled_on) if metrics and explanation.kernel_records else {},
         copy_bandwidth=copy_bandwidth(place),
     )  # fmt: skip
+    if "torch.compile" in baselines:
+        counted = inductor_costs(explanation, modelled_on)
+        result.sums = sorted([*result.sums, *counted.sums], key=lambda row: row.direction != "forward")
+        result.not_counted = counted.why_not
     # Then the candidates one after the other, forward and backward of each.
     candidates = list(_candidates(compiler, fast, baselines))
     with screen.progress(2 * len(candidates), f"profile {result.name}", progress) as advance:

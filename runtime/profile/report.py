@@ -90,7 +90,9 @@ class Profile:
     copy_bandwidth: float | None = None
     """Bytes per second of a plain copy on the machine that was timed; None on a CPU."""
     sums: list[ModelledSum] = field(default_factory=list)
-    """The modelled launches in sum, beside those of eager."""
+    """The modelled launches in sum, beside those of eager, and of Inductor where torch.compile is a baseline."""
+    not_counted: str = ""
+    """Why there are no counts of Inductor's, where they were asked for; "" else."""
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
     """The most bytes that a call holds at a time, its results among them, by candidate and direction."""
     versions: dict[str, str] = field(default_factory=versions)
@@ -106,7 +108,7 @@ class Profile:
             for m in self.measured
         ]
         model = {"device": asdict(self.device), "launches": [asdict(m) for m in self.modelled]}
-        model |= {"sums": [asdict(m) for m in self.sums]}
+        model |= {"sums": [asdict(m) for m in self.sums], "not_counted": self.not_counted}
         return {
             "schema": 1, "function": self.name, "backend": self.backend, "machine": self.machine,
             "arguments": self.arguments, "versions": self.versions,
@@ -218,7 +220,11 @@ def blocks(profile: Profile) -> list[Block]:
         Table(f"model of {device.name} by machine instructions, not measured", ISSUED, _issued(profile)),
     ]  # fmt: skip
     head = f"{profile.name}({profile.arguments})"
-    return [head, *(part for part in parts if part.rows), *noise(profile)]
+    return [head, *(part for part in parts if part.rows), *_uncounted(profile), *noise(profile)]
+
+
+def _uncounted(profile: Profile) -> list[str]:
+    return [f"torch.compile: Inductor's launches are not counted: {profile.not_counted}"] if profile.not_counted else []
 
 
 def noise(profile: Profile) -> list[str]:
@@ -356,6 +362,7 @@ def _model_part(profile: Profile) -> str:
             picture(roofline(profile.device, profile.modelled)),
             table(["", *MODEL], numbered),
             table(SUMS, _sum_rows(profile.sums)),
+            *map(note, _uncounted(profile)),
         ]
     )
 

@@ -75,6 +75,8 @@ class DirectionReport:
     """The fusion breaks: why two launches are not one."""
     products: list[str] = field(default_factory=list)
     """A line for each matmul: in a kernel or by the library, and why."""
+    traced: Trace | None = None
+    """The operations of the method as the user wrote it; None where it is derived."""
     eager: EagerCost | None = None
     """What the method costs in eager; None where it was not counted."""
 

@@ -89,8 +89,13 @@ def _is_zero(stride: Any) -> bool:
 def _bytes(fake: Tensor, lengths: Any, sizes: Sizes) -> int:
     total = fake.element_size()
     for size in lengths:
-        total *= size if isinstance(size, int) else number(size.node.expr, _sizes_assumed(size.node.expr, sizes))
+        total *= size_at(size, sizes)
     return total
+
+
+def size_at(size: Any, sizes: Sizes) -> int:
+    """A size of a fake as a number."""
+    return size if isinstance(size, int) else number(size.node.expr, _sizes_assumed(size.node.expr, sizes))
 
 
 def _sizes_assumed(expr: sympy.Expr, sizes: Sizes) -> Sizes:

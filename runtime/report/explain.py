@@ -296,10 +296,12 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
 
 def _add_eager_costs(explanation: Explanation, spec: Specialization, sizes: Sizes) -> None:
     """Beside the kernels, the cost of the methods that the user wrote: a derived one has none in eager."""
-    explanation.directions["forward"].eager = eager_cost(spec.captured.forward.trace, sizes)
+    traced = {"forward": spec.captured.forward.trace}
     if "backward" in explanation.directions and explanation.methods["backward"].status == "compiled":
-        trace = spec.backward.entry(known_kinds(spec.backward)).trace
-        explanation.directions["backward"].eager = eager_cost(trace, sizes)
+        traced["backward"] = spec.backward.entry(known_kinds(spec.backward)).trace
+    for direction, trace in traced.items():
+        report = explanation.directions[direction]
+        report.traced, report.eager = trace, eager_cost(trace, sizes)
 
 
 def _backward_graph(spec: Specialization, plan: ResidualPlan | None) -> Graph:

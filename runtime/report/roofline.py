@@ -41,7 +41,7 @@ class ModelledSum:
     """A direction of a candidate as a whole."""
 
     candidate: str
-    """Either "fusegrad" or "eager"."""
+    """One of "fusegrad", "eager", "torch.compile"."""
     direction: str
     """Either "forward" or "backward"."""
     launches: int

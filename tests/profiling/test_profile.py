@@ -27,14 +27,17 @@ from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import launch_cost
 from fusegrad.runtime.kernels.machine_code.model import copy_seconds
+from fusegrad.runtime.profile import inductor_costs as inductor_costs_module
 from fusegrad.runtime.profile import report as tables
 from fusegrad.runtime.profile.devices import DEVICES, UnknownDeviceError
+from fusegrad.runtime.profile.inductor_costs import inductor_costs
 from fusegrad.runtime.profile.measure import Times, peak_bytes, summary, times_of
 from fusegrad.runtime.profile.report import Profile, ProfileArgumentError
 from fusegrad.runtime.report.roofline import _operations
 from fusegrad.runtime.values.sizes import number
 
 CPU = torch.device("cpu")
+RESULTS = Path(f.__file__).parent / "results"
 
 
 class Slow(Function):
@@ -306,6 +309,25 @@ def test_the_command(capsys: Any, tmp_path: Path) -> None:
     assert main([*where, "--device", "mi300x", "-o", str(tmp_path / "p.json")]) == 0
     out = capsys.readouterr().out
     assert "measured on CPU" in out and "model of AMD Instinct MI300X" in out and (tmp_path / "p.json").exists()
+
+
+def test_inductor_is_counted_beside_eager(tmp_path: Path) -> None:
+    """The same counts as the table of the benchmarks, from the traces of a class instead of the class."""
+    case = next(c for c in CASES if c.name == "RMSNorm[512,1024]")
+    explanation = fusegrad.explain(case.function, *case.args, target="h100")
+    counted = inductor_costs(explanation, DEVICES["h100"])
+    rows = json.loads((RESULTS / "cpu.json").read_text())["inductor"]["rows"]
+    known = next(row for row in rows if row["case"] == case.name)
+    assert not counted.why_not
+    assert [s.launches for s in counted.sums] == known["launches"] and [s.bytes for s in counted.sums] == known["bytes"]
+
+
+def test_inductor_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_costs_module, "PROGRAM", "no_such_program")
+    cube = "f32[64,64]"
+    found = fusegrad.profile(f.SquaredReLU, cube, baselines=("torch.compile",), seconds=0.01)
+    assert "no_such_program" in found.not_counted and found.not_counted in str(found)
+    assert {s.candidate for s in found.sums} == {"fusegrad", "eager"}
 
 
 def test_a_compiled_profile_models_its_launches_by_their_instructions() -> None:
