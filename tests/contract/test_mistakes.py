@@ -389,7 +389,7 @@ def test_fullgraph_is_told_in_four_lines() -> None:
     assert len(str(ours).splitlines()) == 3
 
 
-@pytest.mark.parametrize("text", ["f32[4,8", "bf16[4", "f32[M,N]", "float32[4,"])
+@pytest.mark.parametrize("text", ["f32[4,8", "bf16[4", "f32[M,N", "float32[4,"])
 def test_a_specification_that_is_not_closed_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="not a tensor specification"):
         fusegrad.explain(fusegrad.compile(Product), text, "f32[4]")

@@ -297,6 +297,7 @@ def test_every_public_error_is_triggered_here() -> None:
         "GradientShapeError",
         "IndexOutOfRangeError",
         "NoListingError",
+        "SizeError",
     }  # no sources; transforms of a graph; a bug; tests of bundling, distributed, interop, mistakes, runtime
     missing = public - triggered - elsewhere
     assert not missing or (torch.cuda.is_available() and missing == {"UnsupportedBackendError"})

@@ -26,4 +26,4 @@ def test_names_of_sizes_come_in_the_order_of_the_arguments(tmp_path: Path) -> No
     fast = fusegrad.compile(Three)
     path = tmp_path / "three.py"
     fusegrad.export(fast, "f32[3,4,5]", "f32[6,7,8]", "f32[9,10,11]", path=path)
-    assert "Holds for: x: f32[n, n_2, n_3], y: f32[n_4, n_5, n_6], z: f32[n_7, n_8, n_9]." in path.read_text()
+    assert "Holds for: x: f32[K, M, N], y: f32[K_2, M_2, N_2], z: f32[K_3, M_3, N_3]." in path.read_text()

@@ -303,7 +303,8 @@ def test_the_place_is_the_argument(words, place, fix, capsys) -> None:
 
 
 def test_misspelt_variables_are_told() -> None:
-    environment = {**os.environ, "FUSEGRAD_BACKEDN": "interpret", "FUSEGRAD_DISABLE": "fusee", "FUSEGRAD_OF_MINE": "1"}
+    misspelt = {"BACKEDN": "interpret", "DISABLE": "fusee", "OF_MINE": "1"}
+    environment = {**os.environ, **{f"FUSEGRAD_{name}": value for name, value in misspelt.items()}}
     words = [sys.executable, "-m", "fusegrad", "explain", *RMS]
     found = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert found.returncode == 1 and "FUSEGRAD_BACKEDN in the environment sets nothing; did you mean" in found.stderr
