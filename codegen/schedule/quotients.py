@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -69,7 +70,7 @@ def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:
     a, b = next(before, None), next(after, None)
     while a is not None and b is not None:
         yield from (part for n in (a, b) if (part := _part(n)) is not None)
-        ratio = sympy.cancel(a / b)
+        ratio = _ratio(a, b)
         if ratio == 1:
             a, b = next(before, None), next(after, None)
         elif _is_size(ratio):
@@ -78,6 +79,11 @@ def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:
             a, b = next(before, None), 1 / ratio
         else:
             return
+
+
+@lru_cache(maxsize=65536)
+def _ratio(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    return sympy.cancel(a / b)
 
 
 def _is_size(ratio: sympy.Expr) -> bool:

@@ -103,8 +103,10 @@ def _bytes(moved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] = {
-    **dict.fromkeys(("name", "source", "constants", "num_warps", "num_stages"), (lambda v: v, lambda d, s: d)),
-    **dict.fromkeys(("fast", "for_multiples"), (bool, lambda d, s: bool(d))),
+    **dict.fromkeys(
+        ("name", "source", "constants", "num_warps", "num_stages", "fast", "for_multiples"),
+        (lambda v: v, lambda d, s: d),
+    ),
     **dict.fromkeys(("grid", "operations"), (size_document, size_of)),
     "arguments": (lambda v: list(map(_argument, v)), lambda d, s: tuple(_argument_of(a, s) for a in d)),
     "scratch": (lambda v: list(map(_buffer, v)), lambda d, s: tuple(_buffer_of(b, s) for b in d)),
