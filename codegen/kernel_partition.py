@@ -28,6 +28,7 @@ from .emit import prelude, products
 from .emit.emit import kernel_of
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
+from .emit.streams.kernel import kernel_of_stream
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Program, Sink, terms_below
 from .program.sinks import build_sinks
@@ -37,6 +38,8 @@ from .program.unify import unify, with_nested_sums
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
+from .schedule.streams.accumulators import accumulation_of
+from .schedule.streams.roles import Roles, is_streamed, joined_roles, roles_of
 from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
@@ -65,7 +68,7 @@ def generate(
         plain, hints = _substituted(plain, quotients.whole), quotients.hints(hints)
     # a product of matrices is one kernel or none; everything else is divided into as many as it takes
     label = identifier(name) or "kernel"
-    if any(v.prim == "dot" for v in plain.order()):
+    if any(v.prim == "dot" for v in plain.order()) and not _is_streamed(plain):
         return quotients.restored(products.kernels_of(plain, target, hints, label))
     return quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
 
@@ -89,6 +92,18 @@ def _check_fusible(value: Value) -> None:
         raise Unfusible(value, f"{value.prim} has no rule")
     if value.prim == "scatter" and value.params["mode"] == "add" and value.dtype == "b1":
         raise Unfusible(value, "no atomic addition of booleans")
+
+
+def _is_streamed(graph: Graph) -> bool:
+    """A reduction reads a product of matrices, which need not be in memory then."""
+    above: set[int] = set()
+    for value in graph.order():
+        reads = any(a.id in above for a in value.args)
+        if reads and PRIMS[value.prim].family in ("reduce", "contract"):
+            return True
+        if reads or value.prim == "dot":
+            above.add(value.id)
+    return False
 
 
 # ---------------------------------------------------------------------- before: fewer primitives
@@ -280,6 +295,8 @@ class _Group:
         own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
         terms = TermTable()
         sinks = unify(terms, build_sinks(terms, {k: _pinned(m, pins) for k, m in memory.items()}, own))
+        if any(is_streamed(s) for s in sinks):
+            return self._streamed(goals, memory, pins, terms, sinks, label)
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
@@ -299,6 +316,28 @@ class _Group:
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
         return replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins)
+
+
+    def _streamed(
+        self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
+        sinks: Sequence[Sink], label: str,
+    ) -> Kernel | list[list[Goal]]:  # fmt: skip
+        """A kernel that walks a stream, or the goals in parts: those of one walk share a kernel."""
+        walks: defaultdict[Any, list[tuple[Sink, Roles | None]]] = defaultdict(list)
+        for sink in sinks:
+            roles = roles_of(sink, self.hints) if is_streamed(sink) else None
+            walks[roles and roles.walk].append((sink, roles))
+        if len(walks) > 1:
+            refs = [{s.ref for s, _ in members} for members in walks.values()]
+            return [[g for g in goals if g.memory.ref in part] for part in refs]
+        (members,) = walks.values()
+        roles = joined_roles(r for _, r in members if r is not None)
+        # tiles hold depths from end to end: build again with the values of their symbols
+        if free := symbols(a.size for a in roles.depth):
+            pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
+            return self._kernel(goals, memory, pinned, label)
+        sums = accumulation_of(terms, sinks, roles, self.target.fast)
+        return replace(kernel_of_stream(terms, sums, roles, self.target, self.hints, label), pinned=pins)
 
 
 def _with_name(kernel: Kernel, label: str) -> Kernel:

@@ -53,7 +53,7 @@ class Values:
     """`accumulated`: terms that a loop of its own has computed already, by the names of their accumulators.
 
     `uses`: how often a term is read; `casts`: the dtype of the casts that are all that read a term; `sums`: those that
-    are folded together.
+    are folded together; `silenced`: what lanes beyond the end of a stream hold, behind which mask.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Values:
         self.addresses, self.loads, self.checks, self.pairs, self.folding = addresses, loads, checks, pairs, folding
         self.rules = rules_for(context.target.kind, context.target.fast, bool(context.plan.packed))
         self.accumulated: dict[Term, Expr] = {}
+        self.silenced: dict[Term, tuple[Expr, str]] = {}
         self.uses = count_uses(context.program)
         self.sums = folding.folded_together()
         self.casts = casts_of_all_users(context.program)
@@ -91,6 +92,9 @@ class Values:
         # Registers hold more digits than the dtype has: eager rounds after each operation
         if term.dtype in NARROW and self.context.needs_rounding(term):
             value = round_to(value, term.dtype)
+        if term in self.silenced:
+            mask, nothing = self.silenced[term]
+            value = call("tl.where", mask, value, literal(nothing))
         return self._named(term, value, home, scope)
 
     def compute(self, term: Term, scope: Scope) -> Expr:

@@ -155,6 +155,7 @@ class Term:
            sum prod amax amin cumsum   param axes
            random  param kind                     args: seed, place
            check_index                            args: an index, the size that it is below, then the guards
+       carried param reduction                what it was before the turn of the loop that takes more in
            any elementwise primitive
     """
 
@@ -176,6 +177,8 @@ def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
         return below | set(param)
     if op == "load":
         return below | {a for a, _ in param.place.terms}
+    if op == "carried":
+        return frozenset(param.axes)
     return below | {a for a, _ in param.terms} if op == "index" else below
 
 

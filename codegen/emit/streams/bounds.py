@@ -1,0 +1,154 @@
+"""Where along the stream a block of rows has anything alive, and where all of it is: the ends of a pass's loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import sympy
+
+from ....ir.switches import is_on
+from ...program.sizes import evaluate_size
+from ...schedule.streams.masks import Bound, Span
+from ..statements import Expr, Scope, binary, call, literal, name
+
+if TYPE_CHECKING:
+    from .kernel import StreamKernel
+
+Join = Callable[[Sequence[Expr]], Expr]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A loop along the stream: its variable, what it is over (None: one block, no loop), and whether masks are needed."""
+
+    variable: str
+    over: Expr | None
+    masked: bool
+
+
+class StreamBounds:
+    """The loops of one pass."""
+
+    def __init__(self, kernel: StreamKernel, span: Span) -> None:
+        self.kernel, self.span, self.context, self.roles = kernel, span, kernel.context, kernel.roles
+        self.axis = self.roles.stream
+        self.size = self.context.sizes.text(self.axis.size)
+        self.block = kernel.emitter.tile.block(self.axis)
+        self.ragged = not self._is_multiple()
+
+    def parts(self, host: Scope) -> list[Part]:
+        """Masked, whole and masked again, as far as each is needed."""
+        if self.roles.keeps_stream:
+            return [Part("", None, True)]
+        self.context.sizes.require_countable(self.axis.size)
+        if not self.span.is_bounded:
+            return self._unbounded(host)
+        return self._bounded(host)
+
+    def _is_multiple(self) -> bool:
+        size, block = self.axis.size, self.kernel.emitter.tile.block_sizes[self.axis]
+        if evaluate_size(size, self.context.hints) % block or (not isinstance(size, int) and not is_on("multiples")):
+            return False
+        if not isinstance(size, int):
+            self.context.sizes.guards[sympy.Eq(sympy.Mod(size, block), 0)] = None
+        return True
+
+    def _loop(self, start: Expr, stop: Expr, masked: bool) -> Part:
+        stages = self.context.plan.stages
+        pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
+        variable = self.context.names.fresh(f"{self.axis.name}_at")
+        return Part(variable, call("tl.range", start, stop, self.block, **pipelined), masked)
+
+    def _unbounded(self, host: Scope) -> list[Part]:
+        zero = literal(0)
+        if not self.ragged:
+            return [self._loop(zero, self.size, masked=False)]
+        whole = self.context.let(host, "whole", binary("*", binary("//", self.size, self.block), self.block))
+        return [self._loop(zero, whole, masked=False), self._loop(whole, self.size, masked=True)]
+
+    def _bounded(self, host: Scope) -> list[Part]:
+        let, span = self.context.let, self.span
+        first, last = self._rows(host)
+        # alive: where some row of the block has something; whole: where all rows have everything
+        start = whole = literal(0)
+        if span.lows:
+            alive = [self._low(b, first if b.row < 0 else last, host) for b in span.lows]
+            start = let(host, "start", self._down(_largest([literal(0), *alive])))
+        highs = [self._high(b, last if b.row > 0 else first, host) for b in span.highs]
+        stop = let(host, "stop", _smallest([self.size, *highs])) if highs else self.size
+        ends = [self._high(b, first if b.row > 0 else last, host) for b in span.highs]
+        end = self._down(_smallest([self.size, *ends])) if ends or self.ragged else self.size
+        if span.lows:
+            full = [self._low(b, last if b.row < 0 else first, host) for b in span.lows]
+            whole = let(host, "whole_start", self._within(self._up(_largest(full)), start, stop))
+        end = let(host, "whole_stop", _largest([whole, end]) if span.lows or highs else end)
+        parts = [self._loop(start, whole, masked=True)] if span.lows else []
+        parts.append(self._loop(whole, end, masked=False))
+        return [*parts, *([self._loop(end, stop, masked=True)] if ends or self.ragged else [])]
+
+    # ------------------------------------------------------------------ the rows of the block
+    def _rows(self, host: Scope) -> tuple[Expr, Expr]:
+        """The first and the last row of the program, in 32 bits."""
+        row, coords, tile = self.roles.row, self.kernel.emitter.coords, self.kernel.emitter.tile
+        size, let = self.context.sizes.text(row.size), self.context.let
+        base = coords[row].base
+        if base is None:
+            return literal(0), binary("-", size, literal(1))
+        home = host.home(0)
+        if (known := home.find("rows of the block")) is None:
+            begin = let(home, "first", call("tl.cast", base, literal("tl.int32")))
+            home.memo["rows of the block"] = begin
+            end = binary("-", call("tl.minimum", binary("+", begin, tile.block(row)), size), literal(1))
+            home.memo["last row of the block"] = let(home, "last", end)
+            known = begin
+        last = home.find("last row of the block")
+        assert last is not None
+        return known, last
+
+    # ------------------------------------------------------------------ places along the stream
+    def _high(self, bound: Bound, row: Expr, host: Scope) -> Expr:
+        """One behind the last place: -S + row * R + c >= 0."""
+        return self._place(bound.row, bound, row, host, extra=1)
+
+    def _low(self, bound: Bound, row: Expr, host: Scope) -> Expr:
+        """The first place: S + row * R + c >= 0."""
+        return self._place(-bound.row, bound, row, host, extra=0)
+
+    def _place(self, sign: int, bound: Bound, row: Expr, host: Scope, extra: int) -> Expr:
+        """sign * row + what is constant in the bound, towards the stream."""
+        towards = -bound.by
+        total = literal(0) if sign == 0 else row if sign > 0 else binary("-", literal(0), row)
+        constant = bound.offset * towards + extra
+        for c, term in bound.numbers:
+            value = call("tl.cast", self.kernel.emitter.values.value(term, host), literal("tl.int32"))
+            total = binary("+" if c * towards > 0 else "-", total, value if abs(c) == 1 else binary("*", value, literal(abs(c))))
+        if isinstance(constant, int):
+            return total if constant == 0 else binary("+" if constant > 0 else "-", total, literal(abs(constant)))
+        return binary("+", total, self.context.sizes.text(constant, "offset"))
+
+    def _down(self, place: Expr) -> Expr:
+        """The multiple of the block below."""
+        return place if place.text == "0" else binary("*", binary("//", place, self.block), self.block)
+
+    def _up(self, place: Expr) -> Expr:
+        """The multiple of the block above; places below zero count as zero."""
+        return binary("*", call("tl.cdiv", call("tl.maximum", place, literal(0)), self.block), self.block)
+
+    def _within(self, place: Expr, start: Expr, stop: Expr) -> Expr:
+        """Between where the stream begins and the block in which it ends."""
+        end = binary("*", call("tl.cdiv", stop, self.block), self.block)
+        return call("tl.minimum", call("tl.maximum", place, start), call("tl.maximum", end, start))
+
+
+def _smallest(places: Sequence[Expr]) -> Expr:
+    return reduce(lambda a, b: call("tl.minimum", a, b), places)
+
+
+def _largest(places: Sequence[Expr]) -> Expr:
+    return reduce(lambda a, b: call("tl.maximum", a, b), places)
+
+
+_ = name

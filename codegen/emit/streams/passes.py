@@ -1,0 +1,210 @@
+"""One pass over the stream: accumulators, the loops between the bounds that masks leave, and what a turn takes in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...program.axes import Term, terms_below
+from ...schedule.streams.accumulators import Accumulator, operands_of
+from ...schedule.streams.algebra import is_tile_product
+from ...schedule.streams.masks import Bound, Span, whole_bodies
+from ..access.coordinates import Coord
+from ..mathematics import number
+from ..reductions.folds import take_in
+from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name, unary
+from .bounds import Part, StreamBounds
+
+if TYPE_CHECKING:
+    from .kernel import StreamKernel
+
+
+@dataclass
+class _Turn:
+    """The body of a loop along the stream under construction."""
+
+    scope: Scope
+    part: Part
+    bodies: dict[Term, Term]
+
+
+class StreamPass:
+    """The accumulators of one pass, and its loops."""
+
+    def __init__(self, kernel: StreamKernel, accumulators: Sequence[Accumulator], span: Span) -> None:
+        self.kernel, self.accumulators, self.span = kernel, accumulators, span
+        self.context, self.roles, self.emitter = kernel.context, kernel.roles, kernel.emitter
+        self.values, self.levels = kernel.emitter.values, kernel.emitter.levels
+        self.labels = {a.term: self._label(a) for a in accumulators}
+        self.followed = {r for a in accumulators for r in a.running}
+
+    def emit(self) -> None:
+        top = self.context.top
+        for a in self.accumulators:
+            self._begin(a, top)
+        host, nest = self._open_outer(top)
+        for part in StreamBounds(self.kernel, self.span).parts(host):
+            self._emit_part(part, host)
+        self._close_outer(nest, top)
+        # Complete from here on
+        self.levels.clear()
+        for a in self.accumulators:
+            self.values.accumulated[a.term] = name(self.labels[a.term])
+            self.levels.fix(a.term, 0)
+
+    # ------------------------------------------------------------------ accumulators
+    def _label(self, a: Accumulator) -> str:
+        wish = self.context.name_of_reduction(a.term) if a.kind != "product" else "acc"
+        return self.context.names.fresh(wish)
+
+    def _begin(self, a: Accumulator, scope: Scope) -> None:
+        axes, second = set(a.term.axes), self.roles.stream
+        if a.kind == "product":
+            second = next(d for d in self.roles.depth if d in axes)
+        with self.kernel.shapes.of(self.roles.row, second):
+            scope.body.append(self.emitter.folding.accumulator(a.term, self.labels[a.term], axes))
+
+    # ------------------------------------------------------------------ loops
+    def _open_outer(self, top: Scope) -> tuple[Scope, list[tuple[str, Expr, Scope]]]:
+        """Loops over what is summed beside the stream, one place at a time."""
+        host, nest = top, list[tuple[str, Expr, Scope]]()
+        for axis in self.roles.outer:
+            scope = Scope(1, host)
+            variable = self.context.names.fresh(f"{axis.name}_at")
+            place = scope.define(self.context.names.fresh(axis.name), call("tl.cast", name(variable), literal("tl.int64")))
+            self.emitter.coords[axis] = Coord(place, None, None, 1)
+            nest.append((variable, call("tl.range", literal(0), self.context.sizes.text(axis.size)), scope))
+            host = scope
+        self.levels.clear()
+        self._fix_known()
+        return host, nest
+
+    def _close_outer(self, nest: list[tuple[str, Expr, Scope]], top: Scope) -> None:
+        for variable, over, scope in reversed(nest):
+            assert scope.parent is not None
+            scope.parent.body.append(For(variable, over, scope.body))
+
+    def _fix_known(self) -> None:
+        """Sums of earlier passes are complete."""
+        for term in self.values.accumulated:
+            if term not in self.labels and not is_tile_product(term):
+                self.levels.fix(term, 0)
+
+    def _emit_part(self, part: Part, host: Scope) -> None:
+        """One loop along the stream, or its only block."""
+        kernel, roles = self.kernel, self.roles
+        scope = Scope(2, host) if part.over is not None else host
+        if part.over is not None:
+            kernel.shapes.set_stream(name(part.variable), scope, 2, part.masked)
+        self.levels.clear()
+        self._fix_known()
+        bodies = [a.body for a in self.accumulators]
+        changed = bodies if part.masked else whole_bodies(kernel.algebra, bodies, self.span.implied)
+        self.values.silenced = self._silenced(scope) if part.masked else {}
+        self._take_in(changed, scope)
+        self.values.silenced = {}
+        if part.over is not None:
+            host.body.append(For(part.variable, part.over, scope.body))
+
+    def _silenced(self, scope: Scope) -> dict[Term, tuple[Expr, str]]:
+        mask = self.emitter.coords[self.roles.stream].mask
+        return {} if mask is None else {t: (mask, number(v, t.dtype)) for t, v in self.span.silenced.items()}
+
+    # ------------------------------------------------------------------ one turn
+    def _take_in(self, bodies: Sequence[Term], scope: Scope) -> None:
+        """Extremes first; then what is relative to them, rescaled."""
+        made: set[Term] = set()
+        ratios: dict[tuple[Term, str], Expr] = {}
+        moved: list[tuple[str, Expr]] = []
+        for a, body in zip(self.accumulators, bodies, strict=True):
+            self._emit_products(body, scope, made)
+            if a.kind in ("amax", "amin"):
+                moved.append(self._extreme(a, body, scope))
+            else:
+                self._sum(a, body, scope, ratios)
+        for label, value in moved:
+            scope.body.append(Accumulate(label, "=", value))
+
+    def _emit_products(self, body: Term, scope: Scope, made: set[Term]) -> None:
+        for term in terms_below([body]):
+            if is_tile_product(term) and term not in self.labels and term not in made and self._is_tile(term):
+                self.kernel.products.emit(term, scope)
+                made.add(term)
+
+    def _is_tile(self, term: Term) -> bool:
+        return {self.roles.row, self.roles.stream} <= term.axes
+
+    def _extreme(self, a: Accumulator, body: Term, scope: Scope) -> tuple[str, Expr]:
+        """The extreme so far; what is relative to it reads it without an infinity of nothing."""
+        label, context = self.labels[a.term], self.context
+        value = self.values.value(body, scope)
+        folded = value if self.roles.keeps_stream else self.emitter.folding.fold(a.term, value)
+        taken = take_in(a.term, label, folded)
+        highest = context.let(scope, "highest" if a.kind == "amax" else "lowest", taken.value)
+        if a.term not in self.followed:
+            return label, highest
+        nothing = "-inf" if a.kind == "amax" else "inf"
+        empty = binary("==", highest, literal(f'float("{nothing}")'))
+        base = context.let(scope, "base", call("tl.where", empty, literal("0.0"), highest))
+        self._set(a.term, base, scope)
+        return label, highest
+
+    def _set(self, term: Term, value: Expr, scope: Scope) -> None:
+        """A running value, as the rest of the turn reads it."""
+        self.values.accumulated[term] = value
+        self.levels.clear()
+        self._fix_known()
+        for known in self.labels:
+            if known in self.values.accumulated:
+                self.levels.fix(known, scope.level)
+
+    def _sum(self, a: Accumulator, body: Term, scope: Scope, ratios: dict[tuple[Term, str], Expr]) -> None:
+        label, comment = self.labels[a.term], self.context.comment(a.term)
+        so_far = name(label)
+        if a.scale is not None:
+            key = (a.scale, a.base)
+            if key not in ratios:
+                ratios[key] = self._ratio(a, scope)
+            so_far = binary("*", so_far, ratios[key])
+        if a.kind == "product":
+            scope.body.append(Accumulate(label, "=", self._product(a, body, so_far, scope), comment))
+            return
+        value = self.values.value(body, scope)
+        added = value if self.roles.keeps_stream else self.emitter.folding.fold(a.term, value)
+        if a.scale is None:
+            scope.body.append(replace(take_in(a.term, label, added), comment=comment))
+        else:
+            scope.body.append(Accumulate(label, "=", binary("+", so_far, added), comment))
+
+    def _product(self, a: Accumulator, body: Term, so_far: Expr, scope: Scope) -> Expr:
+        pair = operands_of(body, self.roles)
+        assert pair is not None
+        x, y = pair
+        dtype = self.kernel.products.multiplied_in(x, y, a.term)
+        depth = next(d for d in self.roles.depth if d in a.term.axes)
+        left = self.kernel.products.operand(x, (self.roles.row, self.roles.stream), dtype, scope)
+        right = self.kernel.products.operand(y, (self.roles.stream, depth), dtype, scope)
+        return call("tl.dot", left, right, so_far, **self.kernel.products.precision(dtype))
+
+    def _ratio(self, a: Accumulator, scope: Scope) -> Expr:
+        """exp(G(now) - G(before)): by what a sum moves."""
+        algebra, table = self.kernel.algebra, self.kernel.algebra.table
+        assert a.scale is not None
+        before: dict[Term, Term] = {}
+        for term in a.running:
+            old = table.make("carried", dtype=term.dtype, param=term)
+            before[term] = old
+            self.values.accumulated[old] = name(self.labels[term])
+            self.levels.fix(old, scope.level)
+        difference = algebra.make("sub", a.scale, algebra.replaced(a.scale, before))
+        ratio = self.values.value(algebra.make(a.base, difference), scope)
+        return self.context.let(scope, "ratio", ratio)
+
+
+def bound_text(bound: Bound, row: Expr, values: Sequence[Expr]) -> Expr:
+    """row * R + offset + numbers, as the place along the stream that a bound names."""
+    raise NotImplementedError
+
+
+_ = unary

@@ -1,0 +1,210 @@
+"""What a streamed kernel accumulates: reductions along the stream in float32, in as few passes as separation allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ....ir.errors import Unfusible
+from ....ir.types import FLOATS
+from ...program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, terms_below
+from ...program.terms import TermTable
+from .algebra import Algebra, Factor, Shift, depends, is_number
+from .roles import Roles
+
+Kind = Literal["product", "sum", "amax", "amin"]
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """term: a reduction along the stream of `body`, found in pass `turn`.
+
+    scale: exp(G) that it is relative to, of the `running` values of its own pass.
+    """
+
+    term: Term
+    body: Term
+    kind: Kind
+    turn: int
+    running: frozenset[Term] = frozenset()
+    scale: Term | None = None
+    base: str = "exp"
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """The sinks of a kernel in terms of accumulators, in an order that runs; `passes` over the stream."""
+
+    sinks: tuple[Sink, ...]
+    accumulators: tuple[Accumulator, ...]
+
+    @property
+    def passes(self) -> int:
+        return 1 + max(a.turn for a in self.accumulators)
+
+    def of_pass(self, turn: int) -> tuple[Accumulator, ...]:
+        return tuple(a for a in self.accumulators if a.turn == turn)
+
+
+def accumulation_of(table: TermTable, sinks: Sequence[Sink], roles: Roles, fast: bool) -> Accumulation:
+    """The plan of one kernel's sums. Raises Materialize and Unfusible."""
+    plain = _Plain(table, roles, fast).sinks(sinks)
+    return _Accumulators(table, roles).of(plain)
+
+
+class _Plain:
+    """Terms in the form that separation reads: float32 where a running value is below, quotients by rows as products."""
+
+    def __init__(self, table: TermTable, roles: Roles, fast: bool) -> None:
+        self.algebra, self.roles, self.fast = Algebra(table, roles.is_fixed), roles, fast
+        self.relative: set[Term] = set()
+
+    def sinks(self, sinks: Sequence[Sink]) -> list[Sink]:
+        new = self.algebra.rewritten([t for s in sinks for t in s.terms], self._rule)
+        return [s.of_terms(new) for s in sinks]
+
+    def _rule(self, term: Term, args: tuple[Term, ...]) -> Term:
+        is_relative = any(a in self.relative for a in args) or _reduces(term, self.roles)
+        new = self.algebra.widened(term, args) if is_relative or self.fast else self.algebra.again(term, args)
+        new = self._in_order(self._without_quotient(new))
+        if is_relative:
+            self.relative.add(new)
+        return new
+
+    def _without_quotient(self, term: Term) -> Term:
+        """A quotient of a tile by a row: the row is inverted once."""
+        if term.op != "div" or term.dtype not in FLOATS or is_number(term.args[1]):
+            return term
+        x, y = term.args
+        tile = frozenset((self.roles.row, self.roles.stream))
+        if not (tile & x.axes > tile & y.axes):
+            return term
+        return self.algebra.make("mul", x, self.algebra.make("div", self.algebra.number(1.0, y), y))
+
+    def _in_order(self, term: Term) -> Term:
+        """where(c, number, x)  ->  where(not c, x, number);  not (i > j)  ->  i <= j"""
+        table = self.algebra.table
+        if term.op == "where" and term.args[1].op == "const" and term.args[2].op != "const":
+            c, number, x = term.args
+            opposite = self._in_order(table.make("not", c, dtype="b1"))
+            return table.make("where", opposite, x, number, dtype=term.dtype, node=term.node)
+        if term.op == "not" and term.args[0].op in OPPOSITE and term.args[0].args[0].dtype not in FLOATS:
+            inner = term.args[0]
+            return table.make(OPPOSITE[inner.op], *inner.args, dtype="b1", node=inner.node)
+        if term.op == "not" and term.args[0].op in ("or", "not"):
+            inner = term.args[0]
+            parts = [self._in_order(table.make("not", a, dtype="b1")) for a in inner.args]
+            return table.make("and", *parts, dtype="b1") if inner.op == "or" else inner.args[0]
+        return term
+
+
+OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+
+
+def _reduces(term: Term, roles: Roles) -> bool:
+    return term.op in REDUCTIONS and bool(set(term.param) & roles.over)
+
+
+class _Accumulators:
+    """Reductions along the stream, arguments first."""
+
+    def __init__(self, table: TermTable, roles: Roles) -> None:
+        self.table, self.roles, self.algebra = table, roles, Algebra(table, roles.is_fixed)
+        self.found: dict[Term, Accumulator] = {}
+
+    def of(self, sinks: Sequence[Sink]) -> Accumulation:
+        new = self.algebra.rewritten([t for s in sinks for t in s.terms], self._rule)
+        done = tuple(s.of_terms(new) for s in sinks)
+        live = set(terms_below(t for s in done for t in s.terms))
+        live |= {t for a in self.found.values() if a.term in live for t in terms_below([a.body])}
+        return Accumulation(done, tuple(a for a in self.found.values() if a.term in live))
+
+    def _rule(self, term: Term, args: tuple[Term, ...]) -> Term:
+        again = self.algebra.again(term, args)
+        return self._accumulated(term, again) if _reduces(term, self.roles) else again
+
+    def _accumulated(self, term: Term, again: Term) -> Term:
+        """outside * accumulator"""
+        (argument,) = again.args
+        if term.op in ("amax", "amin"):
+            return self._accumulator(term, argument, term.param)
+        if term.op != "sum":
+            raise Unfusible(_node(term), f"{term.op} along what is streamed")
+        outside, inside = self.algebra.split(argument)
+        if inside is None:  # a sum of what does not vary
+            raise Materialize([_node(term)])
+        total = self._sum(term, inside)
+        return total if outside is None else self.algebra.make("mul", outside, total)
+
+    def _sum(self, term: Term, inside: Term) -> Term:
+        """The sum of sums is one sum over all their axes."""
+        inner = self.found.get(inside)
+        if inner is None or inner.kind not in ("sum", "product"):
+            return self._accumulator(term, inside, term.param)
+        if inner.running:
+            raise Materialize([_node(inner.term)])
+        over = {*term.param, *inner.term.param}
+        return self._accumulator(inner.term, inner.body, tuple(sorted(over, key=lambda a: a.order)))
+
+    def _accumulator(self, term: Term, body: Term, over: tuple[Axis, ...]) -> Term:
+        dtype = "f32" if term.dtype in ("f16", "bf16") else term.dtype
+        new = self.table.make(term.op, body, dtype=dtype, param=tuple(over), node=term.node)
+        if new not in self.found:
+            self.found[new] = self._placed(new, body)
+        return new
+
+    def _placed(self, term: Term, body: Term) -> Accumulator:
+        """In the pass of the last reduction that it reads, if it separates from those of this pass; else in the next."""
+        kind = self._kind(term, body)
+        below = set(terms_below([body]))
+        read = [a for a in self.found.values() if a.term in below]
+        turn = max((a.turn for a in read), default=0)
+        running = frozenset(a.term for a in read if a.turn == turn)
+        if not running:
+            return Accumulator(term, body, kind, turn)
+        found = self.algebra.factor(body, running) if term.op == "sum" else self.algebra.shift(body, running)
+        if not _is_online(found):
+            return Accumulator(term, body, kind, turn + 1)
+        assert isinstance(found, Factor)
+        if any(self.found[r].kind not in ("amax", "amin") for r in running if depends(found.shift or body, (r,))):
+            return Accumulator(term, body, kind, turn + 1)
+        return Accumulator(term, body, kind, turn, running, found.shift, found.base)
+
+    def _kind(self, term: Term, body: Term) -> Kind:
+        if term.op != "sum":
+            return "amax" if term.op == "amax" else "amin"
+        if self.operands(body) is not None:
+            return "product"
+        if not body.axes & {self.roles.row} or body.axes & set(self.roles.depth):
+            raise Materialize([_node(term)]) if not body.axes & {self.roles.row} else _three_axes(term)
+        return "sum"
+
+    def operands(self, body: Term) -> tuple[Term, Term] | None:
+        """(x[row, stream], y[stream, depth]) of a product that is summed."""
+        return operands_of(body, self.roles)
+
+
+def operands_of(body: Term, roles: Roles) -> tuple[Term, Term] | None:
+    """(x[row, stream], y[stream, depth]) of a product that is summed along the stream; None where it is none."""
+    if body.op != "mul" or roles.keeps_stream:
+        return None
+    for x, y in (body.args, body.args[::-1]):
+        is_tile = {roles.row, roles.stream} <= x.axes and not x.axes & set(roles.depth)
+        if is_tile and roles.stream in y.axes and roles.row not in y.axes and y.axes & set(roles.depth):
+            return x, y
+    return None
+
+
+def _is_online(found: Factor | Shift | None) -> bool:
+    """A sum that is relative by a power alone; extremes that move have a pass of their own."""
+    return isinstance(found, Factor) and found.by is None
+
+
+def _node(term: Term):  # type: ignore[no-untyped-def]
+    assert term.node is not None
+    return term.node
+
+
+def _three_axes(term: Term) -> Unfusible:
+    return Unfusible(_node(term), "a tile of three axes")

@@ -1,0 +1,245 @@
+"""What masks say: where along the stream anything is alive, where everything is, and what silences lanes beyond its end.
+
+    where(i >= j, s, -inf) below exp      nothing behind j = i counts: whole blocks are skipped, others need no mask
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ....ir.types import FLOATS, Size
+from ...program.axes import Axis, Index, Term, terms_below
+from ...program.sizes import tidy
+from .accumulators import Accumulator
+from .algebra import Algebra, is_number
+from .roles import Roles
+
+NOTHING = {"product": 0.0, "sum": 0.0, "amax": float("-inf"), "amin": float("inf")}
+"""What adds nothing to an accumulator."""
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """by * stream + row * (place of the row) + offset + sum of numbers >= 0, by is 1 or -1."""
+
+    by: int
+    row: int
+    offset: Size
+    numbers: tuple[tuple[int, Term], ...] = ()
+
+    def negative(self) -> Bound:
+        return Bound(-self.by, -self.row, tidy(-self.offset), tuple((-c, t) for c, t in self.numbers))
+
+
+@dataclass(frozen=True)
+class Span:
+    """The part of the stream that one pass walks. implied: conditions that hold in the blocks that need no mask.
+
+    silenced: what is made neutral beyond the end of the stream, and the value that does it.
+    """
+
+    lows: tuple[Bound, ...]
+    highs: tuple[Bound, ...]
+    implied: frozenset[Term]
+    silenced: Mapping[Term, float]
+
+    @property
+    def is_bounded(self) -> bool:
+        return bool(self.lows or self.highs)
+
+
+def span_of(algebra: Algebra, accumulators: Sequence[Accumulator], roles: Roles) -> Span:
+    """Conditions that each body needs to be alive bound the stream for all."""
+    needed = [dict.fromkeys(_alive_if(a)) for a in accumulators]
+    shared = [c for c in needed[0] if all(c in n for n in needed)]
+    bounds = [(c, b) for c in shared for b in bounds_of(c, roles)] if not roles.keeps_stream else []
+    implied = frozenset(c for c, _ in bounds)
+    found = list(dict.fromkeys(b for _, b in bounds))
+    lows, highs = (tuple(b for b in found if b.by == sign) for sign in (1, -1))
+    return Span(lows, highs, implied, {} if roles.keeps_stream else silenced(accumulators, roles))
+
+
+# ------------------------------------------------------------------ what silences a body
+def silencers(term: Term, nothing: float) -> dict[Term, float]:
+    """{term: value}: with that value there, this term is `nothing`, its neighbours being finite; outermost first."""
+    found: dict[Term, float] = {term: nothing}
+    for part, value in _silent_parts(term, nothing):
+        for key, wanted in silencers(part, value).items():
+            found.setdefault(key, wanted)
+    if nothing == 0.0 and term.op in ("add", "sub"):  # both have to vanish
+        x, y = (silencers(a, 0.0) for a in term.args)
+        found.update({k: v for k, v in x.items() if y.get(k) == v and k not in found})
+    return found
+
+
+def _silent_parts(term: Term, nothing: float) -> list[tuple[Term, float]]:
+    """The arguments that alone make a term nothing, each with the value that does."""
+    if term.op == "where" and is_number(term.args[2]) and term.args[2].param == nothing:
+        return [(term.args[1], nothing)]
+    if nothing == 0.0:
+        if term.op == "mul":
+            x, y = term.args
+            return [(a, 0.0) for a, b in ((x, y), (y, x)) if is_tame(b)]
+        if term.op in ("neg", "cast") or (term.op == "div" and is_tame(term)):
+            return [(term.args[0], 0.0)] if term.args[0].dtype in FLOATS else []
+        return [(term.args[0], -INFINITY)] if term.op in ("exp", "exp2", "sigmoid") else []
+    if nothing == -INFINITY:
+        if term.op == "add":
+            x, y = term.args
+            return [(a, nothing) for a, b in ((x, y), (y, x)) if is_tame(b)]
+        if term.op == "cast" or (term.op == "sub" and is_tame(term.args[1])) or _is_scaled(term):
+            return [(term.args[0], nothing)]
+    return []
+
+
+def _is_scaled(term: Term) -> bool:
+    return term.op == "mul" and is_number(term.args[1]) and term.args[1].param > 0
+
+
+def is_tame(term: Term) -> bool:
+    """Finite where loads gave zeros: nothing divides by what is loaded, nor takes its logarithm or a great power."""
+    wild = ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow", "exp", "exp2", "expm1")
+    return not any(t.op in wild or (t.op == "div" and not is_number(t.args[1])) for t in terms_below([term]))
+
+
+def silenced(accumulators: Sequence[Accumulator], roles: Roles) -> dict[Term, float]:
+    """Tiles to silence beyond the end of the stream: as few as serve all bodies, as deep as they can be."""
+    tile = {roles.row, roles.stream}
+    choices: list[dict[Term, float]] = []
+    for a in accumulators:
+        body = silencers(a.body, NOTHING[a.kind])
+        mine = {t: v for t, v in body.items() if tile <= t.axes and not t.axes & set(roles.depth) and t.op != "load"}
+        _join_choice(choices, mine or {a.body: NOTHING[a.kind]})
+    found: dict[Term, float] = {}
+    for choice in choices:
+        if not any(found.get(t) == v for t, v in choice.items()):
+            term = next((t for t in reversed(choice) if t not in found), None)
+            term = next(iter(choice)) if term is None else term
+            found[term] = choice[term]
+    return found
+
+
+def _join_choice(choices: list[dict[Term, float]], mine: dict[Term, float]) -> None:
+    for place, others in enumerate(choices):
+        common = {t: v for t, v in others.items() if mine.get(t) == v}
+        if common:
+            choices[place] = common
+            return
+    choices.append(mine)
+
+
+# ------------------------------------------------------------------ where anything is alive
+def _alive_if(accumulator: Accumulator) -> list[Term]:
+    """Conditions that all have to hold for a body to be anything."""
+    found: dict[Term, None] = {}
+    for term, value in silencers(accumulator.body, NOTHING[accumulator.kind]).items():
+        if term.op == "where" and is_number(term.args[2]) and term.args[2].param == value:
+            found.update(dict.fromkeys(conjuncts(term.args[0])))
+    return list(found)
+
+
+def conjuncts(condition: Term) -> list[Term]:
+    return [c for a in condition.args for c in conjuncts(a)] if condition.op == "and" else [condition]
+
+
+def bounds_of(condition: Term, roles: Roles) -> list[Bound]:
+    """What a comparison of places says of the place along the stream; [] where nothing is known."""
+    if condition.op not in ("ge", "gt", "le", "lt", "eq"):
+        return []
+    x, y = (affine(a, roles) for a in condition.args)
+    if x is None or y is None:
+        return []
+    difference = x - y if condition.op not in ("le", "lt") else y - x
+    if condition.op in ("gt", "lt"):
+        difference = difference + (-1)
+    bound = difference.bound()
+    if bound is None:
+        return []
+    return [bound, bound.negative()] if condition.op == "eq" else [bound]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """stream * S + row * R + offset + numbers."""
+
+    stream: Size = 0
+    row: Size = 0
+    offset: Size = 0
+    numbers: tuple[tuple[Term, int], ...] = ()
+
+    def __add__(self, by: Affine | int) -> Affine:
+        if isinstance(by, int):
+            return Affine(self.stream, self.row, tidy(self.offset + by), self.numbers)
+        numbers = dict(self.numbers)
+        for term, c in by.numbers:
+            numbers[term] = numbers.get(term, 0) + c
+        kept = tuple((t, c) for t, c in numbers.items() if c)
+        return Affine(tidy(self.stream + by.stream), tidy(self.row + by.row), tidy(self.offset + by.offset), kept)
+
+    def __neg__(self) -> Affine:
+        numbers = tuple((t, -c) for t, c in self.numbers)
+        return Affine(tidy(-self.stream), tidy(-self.row), tidy(-self.offset), numbers)
+
+    def __sub__(self, by: Affine) -> Affine:
+        return self + -by
+
+    def bound(self) -> Bound | None:
+        """What its being at least 0 says of the stream."""
+        if self.stream not in (1, -1) or self.row not in (1, 0, -1):
+            return None
+        return Bound(int(self.stream), int(self.row), self.offset, tuple((c, t) for t, c in self.numbers))
+
+
+def affine(term: Term, roles: Roles) -> Affine | None:
+    """An integer as a sum of the places of stream and row, and of what is the same for a whole tile."""
+    if term.dtype in FLOATS or term.dtype == "b1":
+        return None
+    if term.op == "const":
+        return Affine(offset=term.param)
+    if term.op == "index":
+        return _affine_place(term.param, roles)
+    if term.op == "cast":
+        return affine(term.args[0], roles) if term.dtype in ("i64", "i32") else None
+    if term.op in ("add", "sub"):
+        x, y = (affine(a, roles) for a in term.args)
+        return None if x is None or y is None else x + y if term.op == "add" else x - y
+    if term.op == "neg":
+        x = affine(term.args[0], roles)
+        return None if x is None else -x
+    varying = term.axes & {roles.row, roles.stream, *roles.depth}
+    return Affine(numbers=((term, 1),)) if not varying else None
+
+
+def _affine_place(place: Index, roles: Roles) -> Affine | None:
+    found = Affine(offset=place.offset)
+    for axis, c in place.terms:
+        if axis is roles.stream:
+            found = found + Affine(stream=c)
+        elif axis is roles.row:
+            found = found + Affine(row=c)
+        else:  # another coordinate of the program
+            return None
+    return found if not place.values else None
+
+
+def whole_bodies(algebra: Algebra, bodies: Iterable[Term], implied: frozenset[Term]) -> list[Term]:
+    """The bodies where all implied conditions hold."""
+
+    def rule(term: Term, args: tuple[Term, ...]) -> Term:
+        if term.op != "where":
+            return algebra.again(term, args)
+        left = [c for c in conjuncts(term.args[0]) if c not in implied]
+        if not left:
+            return args[1]
+        if len(left) == len(conjuncts(term.args[0])):
+            return algebra.again(term, args)
+        condition = left[0]
+        for c in left[1:]:
+            condition = algebra.table.make("and", condition, c, dtype="b1")
+        return algebra.table.make("where", condition, *args[1:], dtype=term.dtype, node=term.node)
+
+    bodies = list(bodies)
+    new = algebra.rewritten(bodies, rule)
+    return [new[b] for b in bodies]

@@ -1,0 +1,161 @@
+"""Which axis a streamed kernel has rows of, which it walks, and what every other axis is to it.
+
+    row      the longest axis of what the sink keeps, on one side of the products that never reach memory
+    stream   the longest of the other side; or, where the sink keeps both sides, a second axis of its tiles
+    outer    further axes that are summed over, one place at a time: the heads of a group
+    depth    contracted axes, and the columns of what is accumulated: whole in a tile
+    grid     the rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ....ir.errors import Unfusible
+from ...program.axes import REDUCTIONS, SCANS, Axis, Materialize, Sink, Term, axes_mentioned, terms_below
+from ...program.sizes import Hints, evaluate_size
+from .algebra import is_tile_product
+
+DEEPEST = 256
+"""Elements of a contracted axis, or columns of a sum, that one tile has at most."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes of one streamed kernel. keeps_stream: each program has one block of the stream, and sums over `outer`."""
+
+    row: Axis
+    stream: Axis
+    outer: tuple[Axis, ...]
+    depth: tuple[Axis, ...]
+    grid: tuple[Axis, ...]
+    keeps_stream: bool = False
+
+    @property
+    def over(self) -> frozenset[Axis]:
+        """The axes that the kernel's loops walk."""
+        return frozenset(self.outer) if self.keeps_stream else frozenset((self.stream, *self.outer))
+
+    @property
+    def walk(self) -> tuple[object, ...]:
+        """Sinks of the same walk may share a kernel."""
+        return self.row, self.stream, frozenset(self.outer), frozenset(self.grid), self.keeps_stream
+
+    def is_fixed(self, term: Term) -> bool:
+        """The same at every place of the streamed axes."""
+        return not term.axes & self.over
+
+
+def is_streamed(sink: Sink) -> bool:
+    """Below the sink a product of matrices is read by another reduction: it is never in memory."""
+    return bool(virtual_products(terms_below(sink.terms)))
+
+
+def virtual_products(terms: Sequence[Term]) -> list[Term]:
+    """The matrix products among these terms that a reduction among them reads."""
+    read = {p for t in terms if t.op in REDUCTIONS for p in terms_below(t.args)}
+    return [t for t in terms if is_tile_product(t) and t in read]
+
+
+def roles_of(sink: Sink, hints: Hints) -> Roles:
+    """The roles of the axes below one sink. Raises Materialize for what has to be complete before, and Unfusible."""
+    terms, kept = terms_below(sink.terms), set(sink.axes)
+    rows, others, common, depth = _sides(sink, terms, kept)
+    row = _longest(rows & kept, hints)
+    streamed = others - kept
+    stream = _longest(streamed or others, hints)
+    if row is None or stream is None:
+        # the sink is a sum over what would be its rows: they are complete before it
+        raise Materialize(_row_values(terms, sink))
+    reduced = {a for t in terms if t.op in REDUCTIONS for a in t.param}
+    outer = (reduced & (others | common)) - {stream} - kept
+    roles = Roles(row, stream, _ordered(outer), (), (), not streamed)
+    _require_rows(sink, terms, roles, depth)
+    depth |= _columns(terms, roles) | _small(terms, roles, rows)
+    used = {row, stream, *outer, *depth}
+    every = set(sink.axes).union(*(axes_mentioned(t) for t in terms))
+    grid = every - used
+    if not grid <= kept or depth & {row, stream}:
+        raise Unfusible(sink.node, "an axis of it is neither kept nor summed in one way")
+    return Roles(row, stream, _ordered(outer), _ordered(depth), _ordered(grid), not streamed)
+
+
+def joined_roles(several: Iterable[Roles]) -> Roles:
+    """The roles of sinks that share a walk."""
+    first, *others = several
+    return replace(first, depth=_ordered({*first.depth, *(a for r in others for a in r.depth)}))
+
+
+def _sides(sink: Sink, terms: Sequence[Term], kept: set[Axis]) -> tuple[set[Axis], set[Axis], set[Axis], set[Axis]]:
+    """(row side, other side, both, contracted) of the products."""
+    rows, others, common, depth = (set[Axis]() for _ in range(4))
+    for product in virtual_products(terms):
+        left, right = (a.axes for a in product.args[0].args)
+        mine, other = left - right, right - left
+        if not mine & kept or (other & kept and _count(other & kept) > _count(mine & kept)):
+            mine, other = other, mine
+        contracted = set(product.param)
+        rows |= mine - contracted
+        others |= other - contracted
+        common |= (left & right) - contracted
+        depth |= contracted
+    if rows & others:
+        raise Unfusible(sink.node, "one axis is on both sides of its products")
+    return rows, others, common, depth
+
+
+def _count(axes: Iterable[Axis]) -> int:
+    return sum(1 for _ in axes)
+
+
+def _longest(axes: Iterable[Axis], hints: Hints) -> Axis | None:
+    return max(axes, key=lambda a: (evaluate_size(a.size, hints), -a.order), default=None)
+
+
+def _ordered(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    return tuple(sorted(axes, key=lambda a: a.order))
+
+
+def _row_values(terms: Sequence[Term], sink: Sink) -> list[object]:
+    """The innermost reductions over a product that never reaches memory: what the sink is made of."""
+    virtual = set(virtual_products(terms))
+    found = [t for t in terms if t.op in REDUCTIONS and t not in virtual and virtual & set(terms_below(t.args))]
+    first = [t for t in found if not any(f in found for f in terms_below(t.args))]
+    nodes = [t.node for t in first if t.node is not None and t.node.id != sink.node.id]
+    if not nodes:
+        raise Unfusible(sink.node, "it keeps no axis of the products below it")
+    return nodes  # type: ignore[return-value]
+
+
+def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, depth: set[Axis]) -> None:
+    """A reduction over the rows themselves, or over part of what is streamed, is complete before this kernel."""
+    virtual = set(virtual_products(terms))
+    for term in terms:
+        if term.op in SCANS and set(term.param) & {roles.row, roles.stream, *roles.outer}:
+            raise Unfusible(term.node or sink.node, "a running sum along what is streamed")
+        if term.op not in REDUCTIONS or set(term.param) <= depth or not _is_above(term, virtual):
+            continue
+        if not set(term.param) <= roles.over and term.node is not None:
+            raise Materialize([term.node])
+
+
+def _is_above(term: Term, virtual: set[Term]) -> bool:
+    return any(t in virtual for t in terms_below(term.args))
+
+
+def _columns(terms: Sequence[Term], roles: Roles) -> set[Axis]:
+    """Free columns of sums over the stream: those of v in p @ v."""
+    found: set[Axis] = set()
+    for term in terms:
+        if term.op == "sum" and set(term.param) & roles.over and term.args[0].op == "mul":
+            for x, y in (term.args[0].args, term.args[0].args[::-1]):
+                if roles.row in x.axes and roles.row not in y.axes and roles.stream in y.axes:
+                    found |= y.axes - x.axes - {roles.stream, *roles.outer}
+    return found
+
+
+def _small(terms: Sequence[Term], roles: Roles, rows: set[Axis]) -> set[Axis]:
+    """Axes of reductions within a tile: sum(g * out) along the columns."""
+    reduced = {a for t in terms if t.op in REDUCTIONS and not set(t.param) & roles.over for a in t.param}
+    return reduced - {roles.row, roles.stream}

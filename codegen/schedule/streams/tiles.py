@@ -1,0 +1,142 @@
+"""Blocks of rows and of the stream, warps and stages: the largest whose sums and tiles are sure to fit the registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ....ir.types import ITEMSIZE
+from ...kernel import Target
+from ...program.axes import Axis, Program, Term, terms_below
+from ...program.sizes import Hints, evaluate_size, power_of_two
+from ..schedule import Schedule
+from .accumulators import Accumulation, operands_of
+from .algebra import is_tile_product
+from .roles import Roles
+
+LEAST = 16
+"""The shortest side that a tensor core takes."""
+ROOM = 168
+"""Registers of a thread for sums and tiles, of the 255 that there are."""
+SHARED = 0.75
+"""Of the shared memory of a multiprocessor, for the tiles of one program."""
+
+
+class Shape(NamedTuple):
+    """rows x stream lanes, by so many warps of 32."""
+
+    rows: int
+    stream: int
+    warps: int
+
+
+SHAPES = (
+    Shape(128, 64, 8), Shape(64, 64, 4), Shape(128, 32, 8), Shape(64, 32, 4), Shape(32, 32, 4), Shape(16, 32, 2),
+    Shape(16, 16, 1),
+)  # fmt: skip
+"""The largest first."""
+
+
+class StreamTile(NamedTuple):
+    """The blocks of every axis with lanes, the warps, and the turns whose loads are in flight."""
+
+    blocks: dict[Axis, int]
+    warps: int
+    stages: int
+
+
+def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints) -> StreamTile:
+    """The first shape that registers and shared memory hold, and that leaves no unit of the device without work."""
+    depths = {a: max(LEAST, power_of_two(evaluate_size(a.size, hints))) for a in roles.depth}
+    if target.kind == "interpret":
+        rows, stream = (_for_interpreter(evaluate_size(a.size, hints)) for a in (roles.row, roles.stream))
+        return StreamTile({roles.row: rows, roles.stream: stream, **depths}, 4, 1)
+    fitting = [s for s in SHAPES if _registers(s, roles, sums, depths) <= ROOM and _bytes(s, sums, roles, depths) <= _shared(target)]
+    fitting = fitting or [SHAPES[-1]]
+    busy = [s for s in fitting if _programs(s, roles, hints) >= target.units]
+    shape = _leaning(fitting, (busy or fitting[-1:])[0], target)
+    blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
+    return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target))
+
+
+def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
+    """Roles as a schedule; its `tile` is that of row and stream."""
+    grid = (*roles.grid, *((roles.stream,) if roles.keeps_stream else ()), roles.row)
+    return Schedule(
+        row=(), chunked=False, walk=(), grid=grid, tile={a: tile.blocks[a] for a in (roles.row, roles.stream)},
+        inner=frozenset(), final=(), after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps,
+        stages=tile.stages, order=(*roles.grid, *roles.outer, roles.row, roles.stream, *roles.depth), hoisted=True,
+        online={}, direct={},
+    )  # fmt: skip
+
+
+def _for_interpreter(size: int) -> int:
+    """Two blocks of an axis at least: it pays by program, and masks at the ends are seen."""
+    return min(128, max(LEAST, power_of_two(size) // 2))
+
+
+def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target) -> Shape:
+    at = min(max(fitting.index(shape) - target.leaning.lanes, 0), len(fitting) - 1)
+    chosen = fitting[at]
+    return chosen._replace(warps=max(1, int(chosen.warps * 2.0**target.leaning.warps)))
+
+
+def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int]) -> int:
+    """Of one thread: sums with columns, tiles of the products that are made again, and one that is made of them."""
+    threads = shape.warps * 32
+    columns = sum(_columns(a.term, depths) for a in sums.accumulators if a.kind == "product")
+    if roles.keeps_stream:
+        columns = shape.stream * sum(a.kind == "sum" for a in sums.accumulators)
+    tiles = 1 + len(tile_products(sums))
+    return shape.rows * (columns + tiles * shape.stream) // threads
+
+
+def _columns(term: Term, depths: dict[Axis, int]) -> int:
+    return max((n for a, n in depths.items() if a in term.axes), default=0)
+
+
+def tile_products(sums: Accumulation) -> list[Term]:
+    """The products of matrices that are tiles: contracted along a depth."""
+    terms = terms_below(t for s in sums.sinks for t in s.terms)
+    found = {a.term for a in sums.accumulators}
+    return [t for t in terms if is_tile_product(t) and t not in found]
+
+
+def _bytes(shape: Shape, sums: Accumulation, roles: Roles, depths: dict[Axis, int]) -> int:
+    """Of shared memory for one turn: the tiles that products read."""
+    total = 0
+    for load in {t for p in _operands(sums, roles) for t in terms_below([p]) if t.op == "load"}:
+        side = shape.rows if roles.row in load.axes else shape.stream
+        total += side * max((n for a, n in depths.items() if a in load.axes), default=0) * ITEMSIZE[load.dtype]
+    return total
+
+
+def _operands(sums: Accumulation, roles: Roles) -> list[Term]:
+    """What products multiply, tiles of the stream aside."""
+    found = [a for t in tile_products(sums) for a in t.args[0].args]
+    pairs = [operands_of(a.body, roles) for a in sums.accumulators if a.kind == "product"]
+    return [*found, *(pair[1] for pair in pairs if pair is not None)]
+
+
+def _shared(target: Target) -> int:
+    return int(target.shared * SHARED)
+
+
+def _stages(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target) -> int:
+    """Turns whose loads are in flight, as far as shared memory holds them."""
+    turn = max(1, _bytes(shape._replace(rows=0), sums, roles, depths))
+    still = _bytes(shape._replace(stream=0), sums, roles, depths)
+    most = (1 if target.kind == "hip" else 2) + target.leaning.stages
+    return next((n for n in range(most, 1, -1) if still + n * turn <= _shared(target)), 1)
+
+
+def _programs(shape: Shape, roles: Roles, hints: Hints) -> int:
+    count = -(-evaluate_size(roles.row.size, hints) // shape.rows)
+    for axis in roles.grid:
+        count *= max(1, evaluate_size(axis.size, hints))
+    return count
+
+
+def streamed_program(sums: Accumulation) -> Program:
+    """The program whose sinks are in terms of accumulators."""
+    return Program(sums.sinks)
