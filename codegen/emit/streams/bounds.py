@@ -12,7 +12,7 @@ import sympy
 from ....ir.switches import is_on
 from ...program.sizes import evaluate_size
 from ...schedule.streams.masks import Bound, Span
-from ..statements import Expr, Scope, binary, call, literal, name
+from ..statements import Expr, Scope, binary, call, literal
 
 if TYPE_CHECKING:
     from .kernel import StreamKernel
@@ -150,5 +150,3 @@ def _smallest(places: Sequence[Expr]) -> Expr:
 def _largest(places: Sequence[Expr]) -> Expr:
     return reduce(lambda a, b: call("tl.maximum", a, b), places)
 
-
-_ = name

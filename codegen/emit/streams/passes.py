@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from ...program.axes import Term, terms_below
 from ...schedule.streams.accumulators import Accumulator, operands_of
 from ...schedule.streams.algebra import is_tile_product
-from ...schedule.streams.masks import Bound, Span, whole_bodies
+from ...schedule.streams.masks import Span, whole_bodies
 from ..access.coordinates import Coord
 from ..mathematics import number
 from ..reductions.folds import take_in
-from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name, unary
+from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
 from .bounds import Part, StreamBounds
 
 if TYPE_CHECKING:
@@ -197,14 +197,10 @@ class StreamPass:
             before[term] = old
             self.values.accumulated[old] = name(self.labels[term])
             self.levels.fix(old, scope.level)
-        difference = algebra.make("sub", a.scale, algebra.replaced(a.scale, before))
-        ratio = self.values.value(algebra.make(a.base, difference), scope)
+        now, then = a.scale, algebra.replaced(a.scale, before)
+        is_negative = now.op == then.op == "neg"
+        now, then = (then.args[0], now.args[0]) if is_negative else (now, then)
+        ratio = self.values.value(algebra.make(a.base, algebra.make("sub", now, then)), scope)
         return self.context.let(scope, "ratio", ratio)
 
 
-def bound_text(bound: Bound, row: Expr, values: Sequence[Expr]) -> Expr:
-    """row * R + offset + numbers, as the place along the stream that a bound names."""
-    raise NotImplementedError
-
-
-_ = unary

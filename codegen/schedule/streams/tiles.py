@@ -22,6 +22,10 @@ SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 
 
+OPEN = 64
+"""The fewest rows of a tile along a size that is no constant."""
+
+
 class Shape(NamedTuple):
     """rows x stream lanes, by so many warps of 32."""
 
@@ -51,8 +55,9 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints) -> S
     if target.kind == "interpret":
         rows, stream = (_for_interpreter(evaluate_size(a.size, hints)) for a in (roles.row, roles.stream))
         return StreamTile({roles.row: rows, roles.stream: stream, **depths}, 4, 1)
-    fitting = [s for s in SHAPES if _registers(s, roles, sums, depths) <= ROOM and _bytes(s, sums, roles, depths) <= _shared(target)]
-    fitting = fitting or [SHAPES[-1]]
+    fitting = [s for s in SHAPES if _fits(s, roles, sums, depths, target)] or [SHAPES[-1]]
+    # a size that may be another one at the next call is not taken to be small
+    fitting = [s for s in fitting if isinstance(roles.row.size, int) or s.rows >= OPEN] or fitting
     busy = [s for s in fitting if _programs(s, roles, hints) >= target.units]
     shape = _leaning(fitting, (busy or fitting[-1:])[0], target)
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
@@ -79,6 +84,10 @@ def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target) -> Shape:
     at = min(max(fitting.index(shape) - target.leaning.lanes, 0), len(fitting) - 1)
     chosen = fitting[at]
     return chosen._replace(warps=max(1, int(chosen.warps * 2.0**target.leaning.warps)))
+
+
+def _fits(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target) -> bool:
+    return _registers(shape, roles, sums, depths) <= ROOM and _bytes(shape, sums, roles, depths) <= _shared(target)
 
 
 def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int]) -> int:
