@@ -126,7 +126,7 @@ def _holds_tracked(value: Any) -> bool:
 def function_class(fn: Callable[..., Any]) -> type:
     """A setup_context-style Function around `fn`: forward is `fn`, backward its vjp, of the inputs alone.
 
-    On kernel backends forward hands over what backward would do again (`ir/passes/overlap.py`).
+    On kernel backends forward hands over what backward would do again (`ir/passes/programs/overlap.py`).
     """
 
     switches = Switches()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...ir import Value
-from ...ir.passes.recompute import CHOICE, Choice, hidden_values
+from ...ir.passes.programs.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import ValueRef
 from ...tracer.dtypes import TO_TORCH
 from ..capture.captured import name_at

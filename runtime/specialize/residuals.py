@@ -15,8 +15,8 @@ import torch
 
 from ...ir import Graph
 from ...ir.errors import LoweringError
-from ...ir.passes.overlap import Overlap, overlap
-from ...ir.passes.recompute import Recompute, apply_choice, present, value_at
+from ...ir.passes.programs.overlap import Overlap, overlap
+from ...ir.passes.programs.recompute import Recompute, apply_choice, present, value_at
 from ...ir.program import Program, ValueRef
 from ...ir.switches import is_on, watch_allows
 from ...tracer.trace import CaptureError

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fusegrad.ir import Graph, Program, TensorType, Value, ValueRef, building, emit, provenance, show, verify
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.passes.cost import estimate
-from fusegrad.ir.passes.overlap import overlap
-from fusegrad.ir.passes.recompute import Recompute, apply_choice, hidden_values
+from fusegrad.ir.passes.programs.overlap import overlap
+from fusegrad.ir.passes.programs.recompute import Recompute, apply_choice, hidden_values
 from fusegrad.ir.passes.simplify import Simplify
 
 M = sympy.Symbol("M", integer=True, positive=True)

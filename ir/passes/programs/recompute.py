@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from ..graph import Graph, Value, building
-from ..prims import PRIMS
-from ..program import Program, ValueRef
-from ..rewrite import copy_into, nodes_between, rebuild, unique_names
-from ..types import contiguous_strides
-from .cost import Hints, estimate
+from ...graph import Graph, Value, building
+from ...prims import PRIMS
+from ...program import Program, ValueRef
+from ...rewrite import copy_into, nodes_between, rebuild, unique_names
+from ...types import contiguous_strides
+from ..cost import Hints, estimate
 
 Mask = tuple[bool, ...]
 AGAIN = ("elementwise", "layout", "source", "gather", "random", "pick")

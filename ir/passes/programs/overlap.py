@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..graph import Graph, Value, building, emit, provenance
-from ..prims import PRIMS
-from ..program import Program, ValueRef
-from ..rewrite import copy_into, nodes_between, rebuild, unique_names
-from .cost import Hints
+from ...graph import Graph, Value, building, emit, provenance
+from ...prims import PRIMS
+from ...program import Program, ValueRef
+from ...rewrite import copy_into, nodes_between, rebuild, unique_names
+from ..cost import Hints
 from .recompute import AGAIN, cheapest, present, showing, value_at, with_hidden
 
 
