@@ -21,6 +21,7 @@ from ..ir import Graph, Value
 from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
 from ..ir.passes.node_kinds import only_moves
+from ..ir.passes.virtual import virtual_values
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
@@ -39,7 +40,7 @@ from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
 from .schedule.streams.accumulators import accumulation_of
-from .schedule.streams.roles import Roles, is_streamed, joined_roles, roles_of
+from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
 from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
@@ -94,16 +95,20 @@ def _check_fusible(value: Value) -> None:
         raise Unfusible(value, "no atomic addition of booleans")
 
 
-def _is_streamed(graph: Graph) -> bool:
-    """A reduction reads a product of matrices, which need not be in memory then."""
+def _above_products(graph: Graph) -> set[int]:
+    """What a matrix product is below, products themselves included."""
     above: set[int] = set()
     for value in graph.order():
-        reads = any(a.id in above for a in value.args)
-        if reads and PRIMS[value.prim].family in ("reduce", "contract"):
-            return True
-        if reads or value.prim == "dot":
+        if value.prim == "dot" or any(a.id in above for a in value.args):
             above.add(value.id)
-    return False
+    return above
+
+
+def _is_streamed(graph: Graph) -> bool:
+    """A reduction reads a product of matrices, which need not be in memory then."""
+    above = _above_products(graph)
+    readers = [v for v in graph.order() if any(a.id in above for a in v.args)]
+    return any(PRIMS[v.prim].family in ("reduce", "contract") for v in readers)
 
 
 # ---------------------------------------------------------------------- before: fewer primitives
@@ -163,6 +168,8 @@ class _Group:
         self.graph, self.target, self.hints, self.name, self.bounded = graph, target, hints, name, bounded
         self.order = graph.order()
         self.empty = self._empty()
+        self.streamed = _above_products(graph)
+        self.virtual = virtual_values(graph, hints)
         self.cut: dict[int, None] = {}
         self.alone: set[int] = set()
         self._cut_deep()
@@ -192,6 +199,9 @@ class _Group:
         raise Unfusible(self.order[-1], "no division into kernels was found")
 
     def _materialize(self, request: Materialize) -> None:
+        for node in (*request.nodes, *request.otherwise):
+            if node.id in self.virtual:
+                raise Unfusible(node, "a product of it would have to be in memory")
         for nodes in (request.nodes, request.otherwise):
             new = [n.id for n in nodes if n.id not in self.cut and n.prim != "input"]
             if new:
@@ -245,12 +255,15 @@ class _Group:
             elif v.id in self.cut:
                 goals[stage].append(Goal(v, memory[v.id]))
             ready[v.id] = stage + 1 if v.id in self.cut else stage
+        late = max((ready[v.id] for v in self.graph.results if v.id in self.streamed), default=0)
         for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
             if value is None or strides is None:
                 continue
             ref = Ref("output", position)
             if value.id not in memory or memory[value.id].ref != ref:
-                goals[ready[value.id]].append(Goal(value, Memory(ref, strides, value.dtype)))
+                # what walks a stream waits for others that do: they may share a kernel
+                stage = late if value.id in self.streamed else ready[value.id]
+                goals[stage].append(Goal(value, Memory(ref, strides, value.dtype)))
         stages = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
         return [part for part in stages if part]
 
@@ -295,7 +308,7 @@ class _Group:
         own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
         terms = TermTable()
         sinks = unify(terms, build_sinks(terms, {k: _pinned(m, pins) for k, m in memory.items()}, own))
-        if any(is_streamed(s) for s in sinks):
+        if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
             return self._streamed(goals, memory, pins, terms, sinks, label)
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
@@ -325,7 +338,8 @@ class _Group:
         """A kernel that walks a stream, or the goals in parts: those of one walk share a kernel."""
         walks: defaultdict[Any, list[tuple[Sink, Roles | None]]] = defaultdict(list)
         for sink in sinks:
-            roles = roles_of(sink, self.hints) if is_streamed(sink) else None
+            products = virtual_products(terms_below(sink.terms), self.virtual)
+            roles = roles_of(sink, products, self.hints) if products else None
             walks[roles and roles.walk].append((sink, roles))
         if len(walks) > 1:
             refs = [{s.ref for s, _ in members} for members in walks.values()]

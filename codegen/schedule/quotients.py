@@ -1,5 +1,7 @@
 """A size C / 32 is whole, so C = 32 c for a size c of its own: with c in place of C, all arithmetic is on integers.
 
+So is H / K, the heads of queries that share one of keys: H = K h.
+
 Of C * H * W / 32 that is known of the product alone. Where a reshape divides the axis C by 32 and C is a multiple now,
 the kernels are for multiples, by a guard: its axes come apart as whole ones, and no element's index is divided.
 The kernels are given back in the symbols of the graph: an argument c becomes C / 32.
@@ -23,9 +25,10 @@ from ..program.sizes import Hints
 
 @dataclass(frozen=True)
 class Quotients:
-    """`whole`: {C: 32 c}. `guards`: what of it no size of the graph says."""
+    """`whole`: {C: 32 c}. `parts`: {c: C / 32}. `guards`: what of it no size of the graph says."""
 
     whole: Mapping[sympy.Symbol, sympy.Expr]
+    parts: Mapping[sympy.Symbol, sympy.Expr]
     guards: tuple[sympy.Basic, ...] = ()
 
     @staticmethod
@@ -38,19 +41,21 @@ class Quotients:
         are_whole = {s: hints[s] % d == 0 for s, d in new.items()}
         whole = _least_multiples([*parts.items(), *((s, d) for s, d in new.items() if are_whole[s])])
         guards = tuple((sympy.Eq if are_whole[s] else sympy.Ne)(sympy.Mod(s, d), 0) for s, d in new.items())
-        return Quotients({s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in whole.items()}, guards)
+        divisors = {**whole, **_shares((n for shape in shapes for n in shape), whole)}
+        new_symbols = {s: sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in divisors.items()}
+        return Quotients(
+            {s: d * new_symbols[s] for s, d in divisors.items()},
+            {new_symbols[s]: s / d for s, d in divisors.items()}, guards,
+        )  # fmt: skip
 
     def hints(self, hints: Hints) -> dict[sympy.Symbol, int]:
         """The current values, those of the parts too; rounded up where they were made up."""
-        more = {}
-        for symbol, multiple in self.whole.items():
-            divisor, part = multiple.as_coeff_Mul()
-            more[part] = -(-int(hints[symbol]) // int(divisor))
+        more = {part: int(sympy.ceiling(quotient.subs(dict(hints)))) for part, quotient in self.parts.items()}
         return {**hints, **more}
 
     def restored(self, kernels: Kernels) -> Kernels:
         """The kernels in the symbols of the graph."""
-        back = _Back({part: s / d for s, m in self.whole.items() for d, part in [m.as_coeff_Mul()]})
+        back = _Back(self.parts)
         each = map(back.kernel, kernels.kernels) if self.whole else kernels.kernels
         guarded = tuple(replace(k, guards=(*k.guards, *self.guards)) for k in each)
         return Kernels(guarded, tuple(map(back.buffer, kernels.temporaries)) if self.whole else kernels.temporaries)
@@ -61,6 +66,17 @@ def _least_multiples(parts: Iterable[tuple[sympy.Symbol, int]]) -> dict[sympy.Sy
     for symbol, divisor in parts:
         least[symbol] = math.lcm(divisor, least.get(symbol, 1))
     return least
+
+
+def _shares(sizes: Iterable[Size], whole: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, sympy.Symbol]:
+    """{H: K} of sizes H / K, where H has no other divisor, and K is none that is divided itself."""
+    found: dict[sympy.Symbol, set[sympy.Symbol]] = {}
+    for n in sizes:
+        top, bottom = sympy.fraction(sympy.sympify(n).as_coeff_Mul()[1])
+        if top.is_Symbol and bottom.is_Symbol:
+            found.setdefault(top, set()).add(bottom)
+    single = {h: ks.copy().pop() for h, ks in found.items() if len(ks) == 1 and h not in whole}
+    return {h: k for h, k in single.items() if k not in single and k not in whole}
 
 
 def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:
@@ -119,13 +135,24 @@ class _Back:
             arguments=tuple(map(self.argument, kernel.arguments)),
             grid=self.size(kernel.grid),
             scratch=tuple(map(self.buffer, kernel.scratch)),
-            pinned=dict(self._pin(s, n) for s, n in kernel.pinned.items()),
-            guards=tuple(g.xreplace(dict(self.into)) for g in kernel.guards),
+            pinned=dict(self._pin(s, n) for s, n in kernel.pinned.items() if not self._is_share(s)),
+            guards=(*(g.xreplace(dict(self.into)) for g in kernel.guards), *self._shares(kernel.pinned)),
             reads=self._sizes(kernel.reads),
             writes=self._sizes(kernel.writes),
             cached=self._sizes(kernel.cached),
             operations=self.size(kernel.operations),
         )
+
+    def _is_share(self, symbol: sympy.Symbol) -> bool:
+        """A part of one symbol by another."""
+        return symbol in self.into and len(self.into[symbol].free_symbols) > 1
+
+    def _shares(self, pinned: Mapping[sympy.Symbol, int]) -> Iterator[sympy.Basic]:
+        """What pins them says of both."""
+        for symbol, value in pinned.items():
+            if self._is_share(symbol):
+                top, bottom = sympy.fraction(self.into[symbol])
+                yield sympy.Eq(top, value * bottom)
 
     def _pin(self, symbol: sympy.Symbol, value: int) -> tuple[sympy.Symbol, int]:
         if symbol not in self.into:

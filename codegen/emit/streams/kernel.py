@@ -23,6 +23,7 @@ from ...schedule.streams.roles import Roles
 from ...schedule.streams.tiles import StreamTile, schedule_of, streamed_program, tile_of
 from ..access.coordinates import Coord
 from ..access.traffic import Traffic, add_bytes
+from ..context import name_of
 from ..emit import Emitter, assemble
 from ..mathematics import rules_for
 from ..names import Names
@@ -61,6 +62,14 @@ class StreamKernel:
         if axes:
             self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
         self.shapes.set_depths()
+
+    def reduce_row(self, term: Term) -> None:
+        """A reduction along a depth, once for the rows of the program."""
+        top, values = self.context.top, self.emitter.values
+        with self.shapes.of(self.roles.row, term.param[0]):
+            value = values.folding.fold(term, values.value(term.args[0], top))
+        values.accumulated[term] = self.context.let(top, name_of(term) or "total", value)
+        self.emitter.levels.fix(term, 0)
 
     def _store(self, sink: Sink) -> None:
         """What is made of complete sums; products that no loop needed are made now."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...program.axes import Term, terms_below
+from ...program.axes import REDUCTIONS, Term, terms_below
 from ...schedule.streams.accumulators import Accumulator, operands_of
 from ...schedule.streams.algebra import is_tile_product
 from ...schedule.streams.masks import Span, whole_bodies
@@ -128,9 +128,14 @@ class StreamPass:
 
     def _emit_products(self, body: Term, scope: Scope, made: set[Term]) -> None:
         for term in terms_below([body]):
-            if is_tile_product(term) and term not in self.labels and term not in made and self._is_tile(term):
+            if term in made or term in self.labels:
+                continue
+            if is_tile_product(term) and self._is_tile(term):
                 self.kernel.products.emit(term, scope)
                 made.add(term)
+            elif term.op in REDUCTIONS and set(term.param) <= set(self.roles.depth):
+                if term not in self.values.accumulated:
+                    self.kernel.reduce_row(term)
 
     def _is_tile(self, term: Term) -> bool:
         return {self.roles.row, self.roles.stream} <= term.axes

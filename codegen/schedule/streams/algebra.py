@@ -43,6 +43,10 @@ def is_number(term: Term) -> bool:
     return term.op == "const" and isinstance(term.param, (int, float)) and not isinstance(term.param, bool)
 
 
+def is_one(term: Term) -> bool:
+    return is_number(term) and term.param == 1
+
+
 def is_infinite(term: Term) -> bool:
     return is_number(term) and math.isinf(term.param)
 
@@ -73,9 +77,12 @@ class Algebra:
         return self.table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
 
     def times(self, x: Term | None, y: Term | None) -> Term | None:
+        """Their product; None is 1."""
+        x, y = (None if t is None or is_one(t) else t for t in (x, y))
         return (x if y is None else y) if x is None or y is None else self.make("mul", x, y)
 
     def over(self, x: Term | None, y: Term | None, like: Term) -> Term | None:
+        """Their quotient; None is 1."""
         return x if y is None else self.make("div", x if x is not None else self.number(1.0, like), y)
 
     def negated(self, x: Term | None) -> Term | None:
@@ -124,6 +131,7 @@ class Algebra:
 
     def _split_quotient(self, term: Term) -> tuple[Term | None, Term | None]:
         (p, x), (q, y) = map(self.split, term.args)
+        p, x = (None, p) if p is not None and is_one(p) and y is not None else (p, x)
         if p is None and q is None:
             return None, term
         return self.over(p, q, term), x if y is None else self.over(x, y, term)

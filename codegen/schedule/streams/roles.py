@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ....ir import Value
 from ....ir.errors import Unfusible
 from ...program.axes import REDUCTIONS, SCANS, Axis, Materialize, Sink, Term, axes_mentioned, terms_below
 from ...program.sizes import Hints, evaluate_size
@@ -47,32 +48,29 @@ class Roles:
         return not term.axes & self.over
 
 
-def is_streamed(sink: Sink) -> bool:
-    """Below the sink a product of matrices is read by another reduction: it is never in memory."""
-    return bool(virtual_products(terms_below(sink.terms)))
+def virtual_products(terms: Sequence[Term], virtual: frozenset[int]) -> list[Term]:
+    """The matrix products among these terms that are never in memory."""
+    return [t for t in terms if is_tile_product(t) and t.node is not None and t.node.id in virtual]
 
 
-def virtual_products(terms: Sequence[Term]) -> list[Term]:
-    """The matrix products among these terms that a reduction among them reads."""
-    read = {p for t in terms if t.op in REDUCTIONS for p in terms_below(t.args)}
-    return [t for t in terms if is_tile_product(t) and t in read]
+def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
+    """The roles of the axes below one sink; `products`: those below it that are never in memory.
 
-
-def roles_of(sink: Sink, hints: Hints) -> Roles:
-    """The roles of the axes below one sink. Raises Materialize for what has to be complete before, and Unfusible."""
+    Raises Materialize for what has to be complete before, and Unfusible.
+    """
     terms, kept = terms_below(sink.terms), set(sink.axes)
-    rows, others, common, depth = _sides(sink, terms, kept)
+    rows, others, common, depth = _sides(sink, products, kept)
     row = _longest(rows & kept, hints)
     streamed = others - kept
     stream = _longest(streamed or others, hints)
     if row is None or stream is None:
         # the sink is a sum over what would be its rows: they are complete before it
-        raise Materialize(_row_values(terms, sink))
+        raise Materialize(_row_values(terms, set(products), sink))
     reduced = {a for t in terms if t.op in REDUCTIONS for a in t.param}
     outer = (reduced & (others | common)) - {stream} - kept
     roles = Roles(row, stream, _ordered(outer), (), (), not streamed)
-    _require_rows(sink, terms, roles, depth)
-    depth |= _columns(terms, roles) | _small(terms, roles, rows)
+    _require_rows(sink, terms, roles, set(products))
+    depth |= _columns(terms, roles) | _small(terms, roles, depth)
     used = {row, stream, *outer, *depth}
     every = set(sink.axes).union(*(axes_mentioned(t) for t in terms))
     grid = every - used
@@ -87,10 +85,10 @@ def joined_roles(several: Iterable[Roles]) -> Roles:
     return replace(first, depth=_ordered({*first.depth, *(a for r in others for a in r.depth)}))
 
 
-def _sides(sink: Sink, terms: Sequence[Term], kept: set[Axis]) -> tuple[set[Axis], set[Axis], set[Axis], set[Axis]]:
+def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[Axis], set[Axis], set[Axis], set[Axis]]:
     """(row side, other side, both, contracted) of the products."""
     rows, others, common, depth = (set[Axis]() for _ in range(4))
-    for product in virtual_products(terms):
+    for product in products:
         left, right = (a.axes for a in product.args[0].args)
         mine, other = left - right, right - left
         if not mine & kept or (other & kept and _count(other & kept) > _count(mine & kept)):
@@ -117,24 +115,22 @@ def _ordered(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     return tuple(sorted(axes, key=lambda a: a.order))
 
 
-def _row_values(terms: Sequence[Term], sink: Sink) -> list[object]:
+def _row_values(terms: Sequence[Term], virtual: set[Term], sink: Sink) -> list[Value]:
     """The innermost reductions over a product that never reaches memory: what the sink is made of."""
-    virtual = set(virtual_products(terms))
     found = [t for t in terms if t.op in REDUCTIONS and t not in virtual and virtual & set(terms_below(t.args))]
     first = [t for t in found if not any(f in found for f in terms_below(t.args))]
     nodes = [t.node for t in first if t.node is not None and t.node.id != sink.node.id]
     if not nodes:
         raise Unfusible(sink.node, "it keeps no axis of the products below it")
-    return nodes  # type: ignore[return-value]
+    return nodes
 
 
-def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, depth: set[Axis]) -> None:
+def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[Term]) -> None:
     """A reduction over the rows themselves, or over part of what is streamed, is complete before this kernel."""
-    virtual = set(virtual_products(terms))
     for term in terms:
         if term.op in SCANS and set(term.param) & {roles.row, roles.stream, *roles.outer}:
             raise Unfusible(term.node or sink.node, "a running sum along what is streamed")
-        if term.op not in REDUCTIONS or set(term.param) <= depth or not _is_above(term, virtual):
+        if term.op not in REDUCTIONS or term in virtual or not _is_above(term, virtual):
             continue
         if not set(term.param) <= roles.over and term.node is not None:
             raise Materialize([term.node])
@@ -155,7 +151,13 @@ def _columns(terms: Sequence[Term], roles: Roles) -> set[Axis]:
     return found
 
 
-def _small(terms: Sequence[Term], roles: Roles, rows: set[Axis]) -> set[Axis]:
-    """Axes of reductions within a tile: sum(g * out) along the columns."""
-    reduced = {a for t in terms if t.op in REDUCTIONS and not set(t.param) & roles.over for a in t.param}
-    return reduced - {roles.row, roles.stream}
+def _small(terms: Sequence[Term], roles: Roles, contracted: set[Axis]) -> set[Axis]:
+    """Axes of reductions along what a tile holds whole: sum(g * out) of each row. Of the stream they are made before."""
+    found: set[Axis] = set()
+    for term in terms:
+        if term.op not in REDUCTIONS or set(term.param) & roles.over or is_tile_product(term):
+            continue
+        if term.args[0].axes & roles.over and term.node is not None:
+            raise Materialize([term.node])
+        found |= set(term.param)
+    return found - {roles.row, roles.stream} - contracted
