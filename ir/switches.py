@@ -26,7 +26,7 @@ GRAPHS: dict[str, str] = {
     "siblings": "operations that read the same value share a kernel",
     "duplicate": "cheap values are computed again instead of being written to memory",
     "lifetimes": "groups that would hold memory for long are not joined",
-    "streams": "a matmul larger than its operands is summed tile by tile and never in memory, where that takes less time",
+    "streams": "matmuls larger than their operands are summed tile by tile and never in memory, where that is faster",
     "products": "matmuls with elementwise neighbours are one kernel where memory is the limit",
     "index_checks": "indices that are data are asserted to be in range; off: they read other memory where they are not",
     "place": "products write their parts of a concatenation in place",

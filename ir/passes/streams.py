@@ -45,6 +45,7 @@ class StreamDecision:
     products: frozenset[int]  # all of them, by id
     group: Group | None  # None: the steps stay as they were
     reason: str
+    costs: StreamEstimate | None = None  # None: where they were not weighed
 
     @property
     def streamed(self) -> bool:
@@ -75,6 +76,7 @@ class StreamEstimate:
 
     @property
     def own(self) -> float:
+        """Seconds of the kernels."""
         limits = (
             self.operations / (SHARE * self.rate), self.exponentials / self.special_rate, self.moved / self.bandwidth,
         )  # fmt: skip
@@ -131,7 +133,7 @@ class Streams:
             return StreamDecision(first, products, None, why)
         group = region.group()
         costs = self.estimate(region, group)
-        return StreamDecision(first, products, group if costs.pays else None, str(costs))
+        return StreamDecision(first, products, group if costs.pays else None, str(costs), costs)
 
     def estimate(self, region: Region, group: Group) -> StreamEstimate:
         """The model of both ways, at the hints."""
@@ -146,13 +148,24 @@ class Streams:
             rate, self.machine.flops["f32"] / SPECIAL, self.machine.bandwidth,
         )  # fmt: skip
 
+    def seconds(self, steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> float:
+        """The model of a whole division."""
+        streamed = {id(d.group): d.costs.own for d in decisions if d.group is not None and d.costs is not None}
+        return sum(streamed[id(s)] if id(s) in streamed else self._seconds(s) for s in steps)
+
     def _seconds(self, step: Step) -> float:
         """A step as it is."""
+        if isinstance(step, View):
+            return 0.0
         if isinstance(step, Group):
             return self._number(minimal_bytes(step.graph)) / self.machine.bandwidth
-        moved = sum(self._number(v.aval.nbytes) for v in (*step.reads, *step.results))
-        rate = LIBRARY_SHARE * self.machine.flops[step.value.dtype]
-        return max(self._number(operations(step.value)) / rate, moved / self.machine.bandwidth)
+        moved = sum(self._number(t.nbytes) for v in (*step.reads, *step.results) for t in v.avals)
+        return max(self._multiplying(step.value), moved / self.machine.bandwidth)
+
+    def _multiplying(self, value: Value) -> float:
+        if value.prim != "dot" or value.dtype not in self.machine.flops:
+            return 0.0
+        return self._number(operations(value)) / (LIBRARY_SHARE * self.machine.flops[value.dtype])
 
     def _number(self, size: Size) -> int:
         return estimate(size, self.hints)

@@ -130,7 +130,7 @@ def generate(
                 refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
                 reasons.append(why)
             continue
-        decided = (*streamed, *unstreamed, *decisions, *called.values())
+        decided: tuple[Decision | StreamDecision, ...] = (*streamed, *unstreamed, *decisions, *called.values())
         generated = Generated(steps, names, kernels, reasons, refused, decided, places)
         log_division(graph, generated)
         return generated

@@ -1,4 +1,4 @@
-"""Regions of every class of stream_functions.py: what is merged computes the same, and nothing virtual crosses it."""
+"""Every class of stream_functions.py in steps: what is merged does what eager does, and nothing virtual crosses it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-import fusegrad
-from fusegrad.ir import Graph
+from fusegrad.ir import Graph, Program
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.passes.fuse import Fuse, Group, Step
 from fusegrad.ir.passes.products import Machine
+from fusegrad.ir.passes.programs.recompute import Recompute, hidden_values, present
 from fusegrad.ir.passes.streams import StreamDecision, Streams
 from fusegrad.ir.passes.virtual import virtual_values
 from fusegrad.ir.rewrite import extract
+from fusegrad.runtime.capture.captured_backward import predicted_kinds
+from fusegrad.runtime.execution.graph_to_kernels import optimize
+from fusegrad.runtime.report.explain import compiler_of
+from fusegrad.runtime.specialize.residuals import _program
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stream_functions import CASES, Case
@@ -28,65 +32,78 @@ SLOW_MEMORY = Machine(1e9, {"f16": 1e15, "bf16": 1e15, "f32": 1e15})
 """Where whatever need not be in memory should not be."""
 each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 both = pytest.mark.parametrize("direction", ["forward", "backward"])
-SAVES_A_VIRTUAL_VALUE = {("LogSoftmaxDropout", "forward"), ("SavedProbabilities", "forward")}
+Sizes = dict[Any, int]
+Divided = tuple[Graph, list[Step], list[StreamDecision]]
 
 
 @cache
-def graphs(name: str) -> tuple[dict[str, Graph], dict[Any, int]]:
-    """The graphs of a class, and the sizes of its arguments."""
-    case = next(c for c in CASES if c.name == name)
+def captured(case: Case) -> tuple[Program, Sizes]:
+    """A class as it is captured, and the sizes of its arguments."""
     arguments = case.arguments(37, 16)
-    directions = fusegrad.explain(case.cls, *arguments).directions
-    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-    pairs = [p for v, t in zip(directions["forward"].graph.inputs, tensors, strict=True) for p in zip(v.shape, t.shape)]
-    return {d: directions[d].graph for d in ("forward", "backward")}, {s: n for s, n in pairs if not isinstance(s, int)}
+    spec = compiler_of(case.cls).captures.only(arguments)
+    entry = spec.backward.entry(predicted_kinds(spec.captured))
+    return _program(spec.captured, entry), dict(spec.captured.sizes(arguments))
 
 
-def divided(case: Case, direction: str) -> tuple[Graph, list[Step], list[StreamDecision], dict[Any, int]]:
-    found, sizes = graphs(case.name)
-    graph = found[direction]
-    return graph, *Streams(SLOW_MEMORY, sizes)(graph, Fuse()(graph)), sizes
+@cache
+def divided(case: Case) -> tuple[Program, Divided, Divided]:
+    """The program that saves nothing virtual; its graphs, their steps and what was decided of them."""
+    program, sizes = captured(case)
+    program = Recompute(sizes, streams=True)(program)
+    forward, backward = program.forward, next(iter(program.backward.values()))
+    return program, _divided(optimize(forward), sizes), _divided(optimize(backward), sizes)
 
 
-def run(graph: Graph, steps: Sequence[Step], inputs: Sequence[Any], sizes: dict[Any, int]) -> list[Any]:
+def _divided(graph: Graph, sizes: Sizes) -> Divided:
+    return graph, *Streams(SLOW_MEMORY, sizes)(graph, Fuse()(graph))
+
+
+def run(division: Divided, inputs: Sequence[Any], sizes: Sizes) -> list[Any]:
     """The results of the steps in their order, each reading what is in memory by then."""
+    graph, steps, _ = division
     memory = dict(zip((v.id for v in graph.inputs), inputs, strict=True))
     for step in steps:
-        part = step.graph if isinstance(step, Group) else extract([step.value], list(dict.fromkeys(step.reads)), name="")
-        made = evaluate(part, [memory[v.id] for v in dict.fromkeys(step.reads)], sizes)
+        read = list(dict.fromkeys(step.reads))
+        part = step.graph if isinstance(step, Group) else extract([step.value], read, name="one")
+        made = evaluate(part, [memory[v.id] for v in read], sizes)
         memory.update(zip((v.id for v in step.results), made, strict=True))
     return [None if o is None else memory[o.id] for o in graph.outputs]
 
 
-def numbers(graph: Graph, sizes: dict[Any, int]) -> list[np.ndarray]:
-    """Inputs of a graph: floats, flags, and small whole numbers that are indices of anything."""
-    rng = np.random.default_rng(1)
-    shapes = [tuple(int(n.xreplace(sizes)) if hasattr(n, "xreplace") else n for n in v.shape) for v in graph.inputs]
-    drawn = {"f32": lambda s: rng.normal(size=s), "b1": lambda s: rng.random(s) < 0.9}
-    return [drawn.get(v.dtype, lambda s: rng.integers(0, 30, s))(s) for v, s in zip(graph.inputs, shapes, strict=True)]
+def in_eager(case: Case) -> tuple[list[Any], Any, Any, list[Any]]:
+    """The arguments that are tensors, the result, a gradient of it, and the gradients of the arguments, in float64."""
+    arguments = case.arguments(37, 16, torch.float64)
+    result = case.cls.apply(*arguments)
+    gradient = torch.randn(result.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    asked = [a for a in tensors if a.requires_grad]
+    found = torch.autograd.grad(result, asked, gradient, allow_unused=True)
+    numbers = [None if g is None else g.numpy() for g in found]
+    return [a.detach().numpy() for a in tensors], result.detach().numpy(), gradient.numpy(), numbers
 
 
 @each
-@both
-def test_merged_steps_compute_the_same(case: Case, direction: str) -> None:
-    graph, steps, _, sizes = divided(case, direction)
-    inputs = numbers(graph, sizes)
-    for a, b in zip(evaluate(graph, inputs, sizes), run(graph, steps, inputs, sizes), strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
+def test_the_merged_steps_of_both_methods_compute_what_eager_does(case: Case) -> None:
+    program, forward, backward = divided(case)
+    _, sizes = captured(case)
+    inputs, result, gradient, expected = in_eager(case)
+    results = run(forward, inputs, sizes)
+    np.testing.assert_allclose(results[0], result, rtol=1e-11, atol=1e-11)
+    places = {"input": inputs, "output": results[:1], "hidden": results[program.user_outputs :]}
+    residuals = [places[p.kind][p.index] for p in present(program)]
+    made = [g for g in run(backward, [*residuals, gradient], sizes) if g is not None]
+    wanted = [g for g in expected if g is not None]
+    assert len(made) == len(wanted)
+    for a, b in zip(wanted, made, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-10)
 
 
 @each
 @both
 def test_nothing_virtual_crosses_a_boundary(case: Case, direction: str) -> None:
-    graph, steps, decisions, sizes = divided(case, direction)
-    virtual = virtual_values(graph, sizes)
+    graph, steps, decisions = divided(case)[1 + (direction == "backward")]
+    virtual = virtual_values(graph, captured(case)[1])
     assert virtual and decisions
-    if (case.name, direction) in SAVES_A_VIRTUAL_VALUE:
-        (decision,) = decisions
-        assert not decision.streamed and "is returned" in str(decision)
-        return
     assert all(d.streamed and "never in memory" in str(d) for d in decisions)
     assert not [v for s in steps for v in (*s.reads, *s.results) if v.id in virtual]
 
@@ -94,8 +111,23 @@ def test_nothing_virtual_crosses_a_boundary(case: Case, direction: str) -> None:
 @each
 @both
 def test_what_surrounds_a_region_is_part_of_it(case: Case, direction: str) -> None:
-    """Copies of operands and what finishes a result: besides the regions there is no group that reads one."""
-    graph, steps, decisions, _ = divided(case, direction)
-    if (case.name, direction) not in SAVES_A_VIRTUAL_VALUE:
-        groups = [s for s in steps if isinstance(s, Group)]
-        assert [g for g in groups if all(g is not d.group for d in decisions)] == []
+    """Copies of operands, and what finishes a result."""
+    _, steps, decisions = divided(case)[1 + (direction == "backward")]
+    assert all(any(s is d.group for d in decisions) for s in steps if isinstance(s, Group))
+
+
+@each
+def test_nothing_virtual_is_saved(case: Case) -> None:
+    program, _ = captured(case)
+    virtual = virtual_values(program.forward, captured(case)[1])
+    saved = hidden_values(divided(case)[0])
+    assert not [v for v in saved if v.id in virtual_values(divided(case)[0].forward, captured(case)[1])]
+    assert len(saved) <= len(hidden_values(program)) + 1, "two rows in the place of a virtual value"
+    assert virtual
+
+
+def test_a_saved_virtual_value_keeps_forward_in_memory() -> None:
+    case = next(c for c in CASES if c.name == "SavedProbabilities")
+    program, sizes = captured(case)
+    _, _, (decision,) = _divided(program.forward, sizes)
+    assert not decision.streamed and "is returned" in str(decision)
