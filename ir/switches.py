@@ -21,6 +21,7 @@ GRAPHS: dict[str, str] = {
     "layout": "permutes, reshapes and broadcasts in normal form; computing on the small shape",
     "contract": "the sum of a broadcast product is a matmul",
     "recompute": "what backward needs of forward is chosen by a minimum cut",
+    "exchange": "a sum over a large product is taken from a product of forward that has summed it already",
     "overlap": "a derived backward takes over values of forward",
     "fuse": "operations share kernels; off: one kernel each",
     "siblings": "operations that read the same value share a kernel",

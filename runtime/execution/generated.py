@@ -9,7 +9,7 @@ from ...codegen import Kernels
 from ...ir.passes.fuse import Step
 from ...ir.passes.place import Places
 from ...ir.passes.products import Decision
-from ...ir.passes.streams import StreamDecision
+from ...ir.passes.streaming.streams import StreamDecision
 
 
 @dataclass(frozen=True)

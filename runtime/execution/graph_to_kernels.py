@@ -20,7 +20,7 @@ from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Products
 from ...ir.passes.simplify import Simplify
-from ...ir.passes.streams import StreamDecision, Streams
+from ...ir.passes.streaming.streams import StreamDecision, Streams
 from ...ir.prims import PRIMS
 from ...ir.switches import should_run, show_to_watch, watch_allows
 from ...ir.types import COMPLEX

@@ -17,7 +17,7 @@ from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph
 from ...ir.passes.fuse import Fuse
 from ...ir.passes.programs.recompute import Recompute
-from ...ir.passes.streams import StreamDecision, Streams
+from ...ir.passes.streaming.streams import StreamDecision, Streams
 from ...ir.program import Program
 from ..execution.graph_to_kernels import generate, optimize
 

@@ -17,8 +17,8 @@ from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.passes.fuse import Fuse, Group, Step
 from fusegrad.ir.passes.products import Machine
 from fusegrad.ir.passes.programs.recompute import Recompute, hidden_values, present
-from fusegrad.ir.passes.streams import StreamDecision, Streams
-from fusegrad.ir.passes.virtual import virtual_values
+from fusegrad.ir.passes.streaming.streams import StreamDecision, Streams
+from fusegrad.ir.passes.virtual import sums_of, virtual_values
 from fusegrad.ir.rewrite import extract
 from fusegrad.runtime.capture.captured_backward import predicted_kinds
 from fusegrad.runtime.execution.graph_to_kernels import optimize
@@ -118,12 +118,30 @@ def test_what_surrounds_a_region_is_part_of_it(case: Case, direction: str) -> No
 
 @each
 def test_nothing_virtual_is_saved(case: Case) -> None:
-    program, _ = captured(case)
-    virtual = virtual_values(program.forward, captured(case)[1])
-    saved = hidden_values(divided(case)[0])
-    assert not [v for v in saved if v.id in virtual_values(divided(case)[0].forward, captured(case)[1])]
-    assert len(saved) <= len(hidden_values(program)) + 1, "two rows in the place of a virtual value"
-    assert virtual
+    program, sizes = divided(case)[0], captured(case)[1]
+    virtual = virtual_values(program.forward, sizes)
+    assert virtual and not [v for v in hidden_values(program) if v.id in virtual]
+
+
+SAVED_INSTEAD = {
+    "SavedProbabilities": ["amax", "sum", "dot"],  # of p; the last is the result, in memory that the caller has not
+    "LogSoftmaxDropout": ["amax", "log", "dot"],
+}
+
+
+@each
+def test_two_rows_are_saved_in_the_place_of_a_virtual_value(case: Case) -> None:
+    saved = [v.prim for v in hidden_values(divided(case)[0])]
+    assert saved == SAVED_INSTEAD.get(case.name, [v.prim for v in hidden_values(captured(case)[0])])
+
+
+@pytest.mark.parametrize("name", SAVED_INSTEAD)
+def test_the_row_sums_of_backward_are_those_of_the_result(name: str) -> None:
+    """(p * dp).sum(-1) is (g * out).sum(-1): no sum of backward reads a virtual value."""
+    case = next(c for c in CASES if c.name == name)
+    graph, *_ = divided(case)[2]
+    virtual = virtual_values(graph, captured(case)[1])
+    assert [v.prim for v in sums_of(graph.order(), virtual)] == ["dot", "dot", "dot"]
 
 
 def test_a_saved_virtual_value_keeps_forward_in_memory() -> None:

@@ -16,7 +16,7 @@ On simplified graphs, where equal values are one node; before fusion, which has 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -25,9 +25,11 @@ from ...graph import Graph, Value, building
 from ...prims import PRIMS
 from ...program import Program, ValueRef
 from ...rewrite import copy_into, nodes_between, rebuild, unique_names
+from ...switches import is_on
 from ...types import contiguous_strides
 from ..cost import Hints, estimate
 from ..virtual import virtual_values
+from .exchange import Bracket, exchanged
 
 Mask = tuple[bool, ...]
 NONE: frozenset[int] = frozenset()
@@ -45,6 +47,8 @@ class Choice:
 
     captured: Program
     saved: tuple[Value, ...]
+    brackets: tuple[Value, ...] = ()
+    """Products of forward that backward has, and that stand for sums of its own (`exchange`)."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +66,44 @@ class Recompute:
         virtual = virtual_values(program.forward, self.hints) if self.streams else NONE
         weighs = captured and program.backward and (virtual or not self.streams)
         saved = cheapest(program, self.hints, virtual) if weighs else captured
-        if set(saved) == set(captured):
+        used = _useful_brackets(program, saved, virtual) if weighs and virtual and is_on("exchange") else []
+        saved = [*saved, *(v for v in used if v not in saved and v.id not in _saved_by_user(program))]
+        if set(saved) == set(captured) and not used:
             return program
-        new = Program(program.name, with_hidden(program, saved), _places(program, len(saved)), program.user_outputs)
-        new.attributes = program.attributes | {CHOICE: Choice(program, tuple(saved))}
-        for mask, backward in program.backward.items():
-            apply_choice(new, mask, backward)
-        return new
+        return _chosen(program, Choice(program, tuple(saved), tuple(used)))
+
+
+def _chosen(program: Program, choice: Choice) -> Program:
+    """The program with these residuals."""
+    hidden = len(choice.saved)
+    new = Program(program.name, with_hidden(program, choice.saved), _places(program, hidden), program.user_outputs)
+    new.attributes = program.attributes | {CHOICE: choice}
+    for mask, backward in program.backward.items():
+        apply_choice(new, mask, backward)
+    return new
+
+
+def _useful_brackets(program: Program, saved: Sequence[Value], virtual: frozenset[int]) -> list[Value]:
+    """The products over virtual values that backward would read in the place of sums of its own, if it had them."""
+    summing = [v for v in program.forward.order() if v.prim == "dot" and v.id not in virtual]
+    ending = [v for v in summing if any(a.id in virtual for a in v.args)]
+    brackets = tuple(dict.fromkeys(_as_saved(program, v) for v in ending))
+    at_hand = _saved_by_user(program).union(v.id for v in saved)
+    choice = Choice(program, (*saved, *(v for v in brackets if v.id not in at_hand)), brackets)
+    found = [_rebased(program, choice, b)[1] for b in program.backward.values() if brackets]
+    return list(dict.fromkeys(v for used in found for v in used))
+
+
+def _as_saved(program: Program, product: Value) -> Value:
+    """The product, or the user's residual that is the same in another shape."""
+    views = [u for u in product.users if u.prim == "reshape" and u.id in _saved_by_user(program)]
+    return views[0] if views else product
 
 
 def apply_choice(program: Program, mask: Mask, backward: Graph) -> Graph:
     """A backward graph on the captured residuals, made to start from those of `program`, which keeps it."""
     choice: Choice | None = program.attributes.get(CHOICE)
-    program.backward[mask] = backward if choice is None else _rebased(program, choice, backward)
+    program.backward[mask] = backward if choice is None else _rebased(program, choice, backward)[0]
     return program.backward[mask]
 
 
@@ -197,8 +226,8 @@ def _read(program: Program) -> set[int]:
 
 
 # -------------------------------------------------------------------------------------------------- the backward
-def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
-    """backward on the new residuals: the captured ones are computed first, then its own nodes."""
+def _rebased(program: Program, choice: Choice, backward: Graph) -> tuple[Graph, list[Value]]:
+    """backward on the new residuals, the captured ones computed first; and the brackets that it reads."""
     out = Graph(backward.name)
     captured = choice.captured
     places = present(captured)
@@ -210,7 +239,18 @@ def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
         env |= {v.id: at_hand[value.id] for v, value in hidden if value is not None}
         copy_into(backward.order(), env)
     out.mutations = {i: env[v.id] for i, v in backward.mutations.items()}
-    return out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
+    out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
+    made = {_bracket(out, v, at_hand): v for v in choice.brackets}
+    better, used = exchanged(out, list(made)) if made and not out.mutations else (out, [])
+    return better, [made[b] for b in used]
+
+
+def _bracket(out: Graph, value: Value, at_hand: Mapping[int, Value]) -> Bracket:
+    """A value of forward that backward has, and its nodes there."""
+    others = {i: v for i, v in at_hand.items() if i != value.id}
+    with building(out):
+        copy_into(nodes_between([value], others), others)
+    return Bracket(at_hand[value.id], others[value.id])
 
 
 def _receive(
