@@ -148,4 +148,4 @@ def test_a_saved_virtual_value_keeps_forward_in_memory() -> None:
     case = next(c for c in CASES if c.name == "SavedProbabilities")
     program, sizes = captured(case)
     _, _, (decision,) = _divided(program.forward, sizes)
-    assert not decision.streamed and "is returned" in str(decision)
+    assert not decision.streamed and "is returned or saved" in str(decision)

@@ -172,7 +172,7 @@ class Region:
         if (dtype := next((v.dtype for v in self.products if v.dtype not in DTYPES), None)) is not None:
             return f"{dtype} is multiplied by the library"
         if (result := next((v for v in self.outputs() if v.id in self.virtual), None)) is not None:
-            return f"{_name(result)} is returned, or read by what is no kernel"
+            return f"{_name(result)} is returned or saved"
         called = [s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot"]
         if called:
             return f"{_name(called[0])} reads it from memory"
