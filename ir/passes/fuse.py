@@ -35,19 +35,38 @@ class Group:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return self.inputs
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        return self.outputs
+
 
 @dataclass(frozen=True)
-class Extern:
+class _Single:
+    """A step that is one node."""
+
+    value: Value
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return self.value.args
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True)
+class Extern(_Single):
     """One node that is called as it is. Results of a node with several are read through its picks."""
 
-    value: Value
-
 
 @dataclass(frozen=True)
-class View:
+class View(_Single):
     """One layout node on something in memory, or a constant: torch does it, and no kernel is generated."""
-
-    value: Value
 
 
 Step: TypeAlias = Group | Extern | View

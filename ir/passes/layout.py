@@ -44,7 +44,7 @@ def segments(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
         # a run grows on the side that holds fewer elements, until both sides hold the same
         run: tuple[list[int], list[int]] = ([left.pop(0)], [right.pop(0)])
         while not sizes_equal(*(sizes := (product(source[i] for i in run[0]), product(target[i] for i in run[1])))):
-            side = 0 if _divides(*sizes) else 1
+            side = 0 if _divides(*sizes) or _is_reached(run[0], left, sizes[1], source) else 1
             if not (left, right)[side]:
                 side = 1 - side
             if not (left, right)[side]:
@@ -63,6 +63,12 @@ def _with_rest(
     if not runs:
         return [(left, right)]
     return [*runs[:-1], (runs[-1][0] + left, runs[-1][1] + right)]
+
+
+def _is_reached(run: Sequence[int], following: Sequence[int], size: Size, shape: Shape) -> bool:
+    """A run with some of the axes that follow holds so many elements: [S, H/S] and [H]."""
+    totals = (product(shape[i] for i in (*run, *following[: at + 1])) for at in range(len(following)))
+    return not isinstance(size, int) and any(sizes_equal(total, size) for total in totals)
 
 
 def _divides(small: Size, large: Size) -> bool:

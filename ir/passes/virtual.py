@@ -4,18 +4,27 @@
     p = exp(s - max)               virtual
     p @ v                          it sums over a virtual value, and is none
 
-A kernel makes such values tile by tile, and keeps what they are summed to. It knows nothing of kernels: which values
-could be left out of memory is asked here, whether they are is decided where steps are merged (`streams`).
+A kernel makes such values tile by tile, and keeps what they are summed to; one that keeps rows walks the columns, and
+the other way round: `directions`. Which values could be left out of memory is asked here; whether they are is decided
+where steps are merged (`streams`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+import networkx as nx
+
 from ..graph import Graph, Value
 from ..prims import PRIMS
 from .cost import Hints, estimate
+from .layout import segments
 
 FOLLOWS = ("elementwise", "layout")
 """Families whose result is virtual where an operand is."""
+Axis = tuple[int, int]
+"""The id of a virtual value, and the place of an axis of it."""
 
 
 def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
@@ -33,3 +42,84 @@ def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
 def _outgrows(dot: Value, hints: Hints) -> bool:
     """The product has more elements than either operand."""
     return estimate(dot.aval.numel, hints) > max(estimate(a.aval.numel, hints) for a in dot.args)
+
+
+# ------------------------------------------------------------------ what ends virtual values
+def sums_of(nodes: Sequence[Value], virtual: Collection[int]) -> list[Value]:
+    """The products and reductions among some nodes that virtual values end in."""
+    ending = [v for v in nodes if PRIMS[v.prim].family in ("reduce", "contract")]
+    return [v for v in ending if any(a.id in virtual for a in v.args)]
+
+
+def directions(nodes: Sequence[Value], virtual: Collection[int]) -> list[list[Value]]:
+    """For each direction in which virtual values are summed, the nodes that such sums need, operands first.
+
+    What another direction sums to is at hand. A sum over rows and columns goes with either.
+    """
+    axes = _Axes(nodes, virtual)
+    ends: defaultdict[frozenset[Axis], list[Value]] = defaultdict(list)
+    for value in sums_of(nodes, virtual):
+        ends[axes.summed(value)].append(value)
+    single = [d for d in ends if len(d) < 2]
+    for both in [d for d in ends if len(d) > 1 and single]:
+        ends[next((d for d in single if d <= both), single[0])] += ends.pop(both)
+    every = {v.id for found in ends.values() for v in found}
+    return [_needed(nodes, found, every - {v.id for v in found}) for found in ends.values()]
+
+
+def _needed(nodes: Sequence[Value], ends: Sequence[Value], at_hand: Collection[int]) -> list[Value]:
+    needed = {v.id for v in ends}
+    for value in reversed(nodes):
+        if value.id in needed:
+            needed |= {a.id for a in value.args if a.id not in at_hand}
+    return [v for v in nodes if v.id in needed]
+
+
+class _Axes:
+    """The axes of virtual values, those that are one known by one of them; the rows and columns of products."""
+
+    def __init__(self, nodes: Sequence[Value], virtual: Collection[int]) -> None:
+        self.virtual = virtual
+        same = nx.Graph()
+        for value in (v for v in nodes if v.id in virtual):
+            same.add_nodes_from((value.id, i) for i in range(value.ndim))
+            same.add_edges_from(
+                ((a.id, i), (value.id, j)) for a in value.args if a.id in virtual for i, j in _kept(a, value)
+            )
+        self.names = {axis: min(found) for found in nx.connected_components(same) for axis in found}
+        self.sides = {self.names[side] for v in nodes if v.id in virtual and v.prim == "dot" for side in _sides(v)}
+
+    def summed(self, value: Value) -> frozenset[Axis]:
+        """The rows or columns that a sum walks."""
+        operands = [(a, i) for at, a in enumerate(value.args) if a.id in self.virtual for i in _gone(value, at)]
+        return frozenset(self.names[a.id, i] for a, i in operands) & self.sides
+
+
+def _sides(dot: Value) -> Iterator[Axis]:
+    """The axes of a product that one operand alone has."""
+    x, y = set(dot.params["x_axes"]), set(dot.params["y_axes"])
+    return ((dot.id, at) for at, label in enumerate(dot.params["out_axes"]) if (label in x) != (label in y))
+
+
+def _gone(value: Value, operand: int) -> list[int]:
+    """The axes of an operand that a sum or product has no more."""
+    if value.prim == "dot":
+        labels, kept = value.params[("x_axes", "y_axes")[operand]], value.params["out_axes"]
+        return [i for i, label in enumerate(labels) if label not in kept]
+    return list(value.params["axes"] if "axes" in value.params else (value.params["axis"],))
+
+
+def _kept(operand: Value, value: Value) -> list[tuple[int, int]]:
+    """Pairs of axes, of an operand and of what is made of it, that are one."""
+    if value.prim == "permute":
+        return [(axis, at) for at, axis in enumerate(value.params["perm"])]
+    if value.prim == "broadcast":
+        return list(enumerate(value.params["axes"]))
+    if value.prim == "reshape":
+        runs = [(_wide(operand, a), _wide(value, b)) for a, b in segments(operand.shape, value.shape)]
+        return [(a[0], b[0]) for a, b in runs if len(a) == len(b) == 1]
+    return [(i, i) for i in range(value.ndim)]
+
+
+def _wide(value: Value, axes: Sequence[int]) -> list[int]:
+    return [i for i in axes if value.shape[i] != 1]

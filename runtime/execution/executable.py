@@ -148,7 +148,7 @@ class Executable:
         """
         if self.run != self._planned or (device is None and self.plans):
             return
-        device = _device_of(self.trace) if device is None else device
+        device = device_of(self.trace) if device is None else device
         if device not in self.plans and device not in self.devices_without_plan:
             with capture_lock:
                 self._add_plan(device, sizes)
@@ -156,7 +156,7 @@ class Executable:
     def _planned(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The program's kernels, by the plan of the device at hand."""
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-        device = tensors[0].device if tensors else _device_of(self.trace)
+        device = tensors[0].device if tensors else device_of(self.trace)
         if device not in self.plans:  # a unit under a transform has no first call of its own
             self.prepare(self.binder(inputs) if sizes is None else sizes, device)
         if device in self.devices_without_plan:
@@ -218,7 +218,7 @@ def _where_it_fills_memory(trace: Trace, binder: Binder, contracted: Run, replay
     return run
 
 
-def _device_of(trace: Trace) -> torch.device:
+def device_of(trace: Trace) -> torch.device:
     """The device of the first tensor among the arguments of a program, or of its results."""
     graph = trace.graph_module.graph
     (results,) = graph.find_nodes(op="output")[0].args

@@ -9,14 +9,15 @@ from ...codegen import Kernels
 from ...ir.passes.fuse import Step
 from ...ir.passes.place import Places
 from ...ir.passes.products import Decision
+from ...ir.passes.streaming.streams import StreamDecision
 
 
 @dataclass(frozen=True)
 class Generated:
     """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
 
-    refused: the same by node. products: what became of each product that has neighbours to be fused with. places: where
-    in concatenations calls write their results.
+    refused: the same by node. products: what became of each product that has neighbours to be fused with, and of each
+    region of products that need not be in memory. places: where in concatenations calls write their results.
     """
 
     steps: list[Step]
@@ -24,5 +25,5 @@ class Generated:
     kernels: dict[int, Kernels]
     reasons: list[str]
     refused: Mapping[int, str] = field(default_factory=dict)
-    products: Sequence[Decision] = ()
+    products: Sequence[Decision | StreamDecision] = ()
     places: Places = field(default_factory=Places)

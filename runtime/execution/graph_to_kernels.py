@@ -20,6 +20,7 @@ from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Products
 from ...ir.passes.simplify import Simplify
+from ...ir.passes.streaming.streams import StreamDecision, Streams
 from ...ir.prims import PRIMS
 from ...ir.switches import should_run, show_to_watch, watch_allows
 from ...ir.types import COMPLEX
@@ -97,7 +98,9 @@ def generate(
     """
     refused = unordered_scatters(graph)
     called: dict[int, Decision] = {}
+    unstreamed: list[StreamDecision] = []
     reasons: list[str] = []
+    streams = products != "library" and should_run("streams", graph.name)
     products = products if should_run("products", graph.name) else "library"
     writes_in_place = should_run("place", graph.name)
     while True:
@@ -105,7 +108,10 @@ def generate(
         steps, places = Fuse(frozenset(refused))(graph), Places()
         if writes_in_place:
             steps, places = place_concatenations(graph, steps)
-        decisions: list[Decision] = []
+        streamed, decisions = list[StreamDecision](), list[Decision]()
+        if streams:
+            apart = frozenset(places).union(*(d.products for d in unstreamed))
+            steps, streamed = Streams(machine_of(target), hints, apart)(graph, steps)
         if products != "library":
             fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
             steps, decisions = fused(graph, steps)
@@ -116,13 +122,16 @@ def generate(
             kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
         except _Refusal as found:
             why = str(found.error)
-            if (product := next((d for d in decisions if d.group is found.group), None)) is not None:
+            if (stream := next((d for d in streamed if d.group is found.group), None)) is not None:
+                unstreamed.append(stream.refused(found.error.reason))
+            elif (product := next((d for d in decisions if d.group is found.group), None)) is not None:
                 called[product.value.id] = product.refused(found.error.reason)
             else:
                 refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
                 reasons.append(why)
             continue
-        generated = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
+        decided: tuple[Decision | StreamDecision, ...] = (*streamed, *unstreamed, *decisions, *called.values())
+        generated = Generated(steps, names, kernels, reasons, refused, decided, places)
         log_division(graph, generated)
         return generated
 

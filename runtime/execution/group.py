@@ -55,6 +55,8 @@ class GroupRunner:
         self.unproved: dict[tuple[int, ...], str] = {}  # sizes at which no kernel may run, and why
         self.report, self.switches = report, switch_state()
         self.one_by_one = False  # where the generator refuses at sizes met later
+        self.multiplies = any(v.prim == "dot" for v in group.graph.order())
+        self.called: dict[tuple[int, ...], str] = {}  # sizes at which it refuses a group with products, and why
         self.bound: OrderedDict[tuple[int, ...], BoundGroup] = OrderedDict()
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
@@ -62,7 +64,7 @@ class GroupRunner:
             watch.observe(self, inputs, sizes)
         bound = self.bound.get(key) or self._bound_at(sizes, key)
         if bound is None:
-            return self._through_torch(inputs, sizes)
+            return self._without_kernels(inputs, sizes, key)
         try:
             if not bound.settled:
                 bound = self.bound[key] = self._settle(bound, inputs, sizes)
@@ -81,7 +83,7 @@ class GroupRunner:
     # ------------------------------------------------------------------ what is launched at these sizes
     def _bound_at(self, sizes: Sizes, key: tuple[int, ...]) -> BoundGroup | None:
         """Launches at sizes that are new; None where no kernels may run."""
-        if self.one_by_one or key in self.unproved:
+        if self.one_by_one or key in self.unproved or key in self.called:
             return None
         with capture_lock:
             return self.bound.get(key) or self._newly_bound(sizes, key)
@@ -94,11 +96,18 @@ class GroupRunner:
         except Unfusible as error:
             self._give_up(str(error))
             return None
-        self.one_by_one = bound is None and key not in self.unproved
+        self.one_by_one = bound is None and key not in self.unproved and key not in self.called
         return bound
 
     def _bind(self, sizes: Sizes, key: tuple[int, ...]) -> BoundGroup | None:
-        variant = self.variants.admitting(sizes)
+        try:
+            variant = self.variants.admitting(sizes)
+        except Unfusible as error:
+            if not self.multiplies:
+                raise
+            # which products need no memory is a matter of sizes: at these the library multiplies
+            _remember(self.called, key, str(error))
+            return None
         if why := self.variants.unproved_at(variant, sizes):
             self._do_without(key, why)
             return None
@@ -110,9 +119,7 @@ class GroupRunner:
     def _do_without(self, key: tuple[int, ...], why: str) -> None:
         if why not in self.unproved.values():
             self.report(f"{self.name} {UNPROVED}: {why}")
-        if len(self.unproved) >= RECORDS:
-            self.unproved.clear()
-        self.unproved[key] = why
+        _remember(self.unproved, key, why)
 
     def _settle(self, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
         """Return what these sizes keep: the schedule's own kernels, or where tuning is on the fastest version."""
@@ -137,7 +144,7 @@ class GroupRunner:
             raise error
         bound = self.bound.get(key)
         if self.one_by_one or bound is None:
-            return self._through_torch(inputs, sizes)
+            return self._without_kernels(inputs, sizes, key)
         return self._run_otherwise(refused, bound, inputs, sizes, key)
 
     def _run_otherwise(
@@ -174,6 +181,10 @@ class GroupRunner:
         self.report(f"{self.name} {OPERATION_BY_OPERATION}: {why}")  # which raises where kernels were asked for
         self.one_by_one = True
 
+    def _without_kernels(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+        run = self.through_library if key in self.called else self._through_torch
+        return run(inputs, sizes)
+
     def _through_torch(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         graph = self.group.graph
         results = reference.run(graph, inputs, sizes)
@@ -181,11 +192,16 @@ class GroupRunner:
         return [own_memory(r, numbers(s, sizes), set()) for r, s in pairs if r is not None and s is not None]
 
 
+def _remember(reasons: dict[tuple[int, ...], str], key: tuple[int, ...], why: str) -> None:
+    if len(reasons) >= RECORDS:
+        reasons.clear()
+    reasons[key] = why
+
+
 def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
     """The fastest of the scheduled kernels and their neighbours; all read and write memory of their own."""
     variants = runner.variants
-    multiplies = any(v.prim == "dot" for v in runner.group.graph.order())
-    rivals = {LIBRARY: replace(bound, uses_library=True)} if multiplies else {}
+    rivals = {LIBRARY: replace(bound, uses_library=True)} if runner.multiplies else {}
     # The scheduled kernels are bound already; a neighbour that is not proved at these sizes does not compete.
     generate = partial(variants.generate_kernels, sizes)
     neighbours = candidates(bound.kernels, variants.target, generate, tune.MOST - len(rivals))

@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from ...codegen import Kernels, Target
+from ...ir.errors import Unfusible
 from ...ir.passes.fuse import Group
 from ..kernels import launch, proofs
 from ..kernels.arrival_counters import ArrivalCounters
@@ -120,7 +121,10 @@ class Variants:
         hints = counterpart_sizes(sizes, variant.pinned, variant.aligned, variant.guards)
         if hints is None:
             return
-        counterpart = self.with_launchers(self.generate_kernels(hints))
+        try:
+            counterpart = self.with_launchers(self.generate_kernels(hints))
+        except Unfusible:  # at these sizes a product is not streamed any more
+            return
         if counterpart.aligned != variant.aligned and counterpart.pinned == variant.pinned:
             self.ordered.insert(len(self.ordered) - (not variant.aligned), counterpart)
             log_admission(self, counterpart)

@@ -33,7 +33,7 @@ from ..capture.captured_backward import BackwardEntry, BackwardTrace, capture_ba
 from ..capture.guards import compare_sizes_only, global_state, guard_from
 from ..execution.executable import Executable
 from ..execution.kernel_plan import KernelPlan
-from ..specialize.pipeline import choose_residuals
+from ..specialize.pipeline import choose_residuals, target_of
 from ..specialize.residuals import ResidualPlan, executable_key
 from ..specialize.specialization import Specialization
 from ..values.sizes import Binder, BoundSizes, traced_numbers
@@ -214,7 +214,8 @@ class Stored:
         return ResidualPlan(_places_of(data["residuals"]), _places_of(data["places"]), self._choose_again, rebuild)
 
     def _choose_again(self) -> tuple[Program, Program]:
-        stored, again = self.spec.residual_plan, choose_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
+        sizes, target = BoundSizes(first_sizes(self.captured)), partial(target_of, self.spec, self.backend)
+        stored, again = self.spec.residual_plan, choose_residuals(self.spec, sizes, target)
         same = type(again) is ResidualPlan and stored is not None and again.places == stored.places
         if again is None or stored is None or not same or show(again.rebuilding()) != show(stored.rebuilding()):
             raise self._differs("a second trace saves something else than the first")

@@ -74,7 +74,8 @@ class DirectionReport:
     cuts: list[FusionBreak] = field(default_factory=list)
     """The fusion breaks: why two launches are not one."""
     products: list[str] = field(default_factory=list)
-    """A line for each matmul: in a kernel or by the library, and why."""
+    """A line for each matmul: in a kernel or by the library, and why; and for each region of matmuls whose results are
+    larger than what they are made of: whether these are ever in memory, and why."""
     traced: Trace | None = None
     """The operations of the method as the user wrote it; None where it is derived."""
     eager: EagerCost | None = None

@@ -273,7 +273,7 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     captured = spec.captured
     target = named_target(explanation.device, explanation.numerics)
-    plan = choose_residuals(spec, sizes) if has_backward else None
+    plan = choose_residuals(spec, sizes, lambda: target) if has_backward else None
     explanation.kept = residual_rows(spec, plan, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)
     # Forward with the residuals as hidden outputs; backward reads them, so it comes second.

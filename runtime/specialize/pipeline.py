@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from ...codegen import Target
 from ...tracer.capture.capture import capture_lock
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.trace import CaptureError
 from ..capture.captured import Report, capture_function
 from ..capture.first_call_check import check_forward
+from ..execution.executable import device_of
+from ..execution.targets import target_for
 from ..settings.config import KERNEL_BACKENDS
 from ..values.sizes import BoundSizes
 from .randomness import require_none as require_no_draws
@@ -60,7 +64,7 @@ def prepare(
         # The commonest backward is captured first: what forward hands over is chosen for both together, once.
         with capture_lock:
             if not spec.is_decided:
-                spec.decide(choose_residuals(spec, sizes))
+                spec.decide(choose_residuals(spec, sizes, partial(target_of, spec, backend)))
                 spec.captured.guard = spec.captured.current_guard()  # what backward assumed is in both graphs
         residual_plan = spec.residual_plan
     # Groups are fused, kernels generated and proved; where opaque nodes come between, their results tell the sizes.
@@ -70,10 +74,17 @@ def prepare(
     return residual_plan
 
 
-def choose_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> ResidualPlan | None:
+def target_of(spec: Specialization, backend: str) -> Target:
+    """The target of a specialization's kernels on a backend."""
+    return target_for(backend, device_of(spec.captured.forward.trace))
+
+
+def choose_residuals(
+    spec: Specialization, sizes: Mapping[Any, int], target: Callable[[], Target]
+) -> ResidualPlan | None:
     """Cheaper residuals for the commonest backward; None where the user's own are kept."""
     backward = predicted_backward(spec)
-    return None if backward is None else choose(spec.captured, backward, sizes)
+    return None if backward is None else choose(spec.captured, backward, sizes, target)
 
 
 def require_equal(spec: Specialization, args: Sequence[Any], tape: Tape | None = None) -> None:

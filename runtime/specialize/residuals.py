@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 import torch
 
+from ...codegen import Target
 from ...ir import Graph
 from ...ir.errors import LoweringError
 from ...ir.passes.programs.overlap import Overlap, overlap
@@ -25,6 +26,7 @@ from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..execution.aten import reference
 from ..execution.graph_to_kernels import graph_of, optimize
 from ..settings.internal_errors import or_fall_back
+from .streamed_residuals import streamed_program
 
 Tensor = torch.Tensor
 
@@ -38,15 +40,16 @@ def may_be_exchanged(captured: CapturedFunction) -> bool:
 
 
 def choose(
-    captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]
+    captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int],
+    target: Callable[[], Target],
 ) -> ResidualPlan | None:
     """Cheaper residuals than the user's, None where those are best (or have to stay).
 
-    backward: the commonest one, captured.
+    backward: the commonest one, captured. target: of the kernels that make some of them again.
     """
     try:
         report = partial(captured.report, "backward")
-        return or_fall_back(partial(_chosen, captured, backward, sizes), report, "saved as written")
+        return or_fall_back(partial(_chosen, captured, backward, sizes, target), report, "saved as written")
     except (CaptureError, LoweringError):
         return None
 
@@ -56,7 +59,8 @@ def _pass_of(captured: CapturedFunction) -> str:
 
 
 def _chosen(
-    captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]
+    captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int],
+    target: Callable[[], Target],
 ) -> ResidualPlan | None:
     program = _program(captured, backward)
     if not watch_allows(_pass_of(captured), captured.name):
@@ -65,6 +69,8 @@ def _chosen(
         found = overlap(program, mask_of(predicted_kinds(captured)), sizes)
         return None if found is None else DerivedResidualPlan(found)
     new = Recompute(sizes)(program)
+    if is_on("streams"):
+        new = streamed_program(program, new, sizes, target) or new
     return None if new is program or program.forward.mutations else ResidualPlan.of(program, new)
 
 

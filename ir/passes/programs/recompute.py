@@ -6,13 +6,17 @@ Candidates are hidden intermediates only. What the user saved among inputs and o
 backward may read it; one that is not saved is never held. Reductions, products and calls are not done twice;
 elementwise work, layout, gathers and random numbers are. Bytes saved never grow: the user's choice is one of the cuts.
 
+    saved: q, k, v, p [n, m]   ->   with `streams` saved: q, k, v, max [n], sum [n]; backward makes p of them again
+
+Where kernels stream products (`passes/streams`), a virtual value costs nothing to make again, and much to save.
+
 On simplified graphs, where equal values are one node; before fusion, which has to know what forward returns.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -21,12 +25,18 @@ from ...graph import Graph, Value, building
 from ...prims import PRIMS
 from ...program import Program, ValueRef
 from ...rewrite import copy_into, nodes_between, rebuild, unique_names
+from ...switches import is_on
 from ...types import contiguous_strides
 from ..cost import Hints, estimate
+from ..virtual import virtual_values
+from .exchange import Bracket, exchanged
 
 Mask = tuple[bool, ...]
+NONE: frozenset[int] = frozenset()
 AGAIN = ("elementwise", "layout", "source", "gather", "random", "pick")
 """Families that backward may compute again."""
+DEAR = 1 << 16
+"""The weight of a virtual value that is saved: as many times that of another of its size."""
 CHOICE = "residuals"
 """The attribute of a program under which the choice is kept."""
 
@@ -37,30 +47,63 @@ class Choice:
 
     captured: Program
     saved: tuple[Value, ...]
+    brackets: tuple[Value, ...] = ()
+    """Products of forward that backward has, and that stand for sums of its own (`exchange`)."""
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """Program -> the same program with residuals that cost less. `hints`: the sizes to weigh at."""
+    """Program -> the same program with residuals that cost less. `hints`: the sizes to weigh at.
+
+    streams: virtual values are made again, their products as well; a program without any stays as it is.
+    """
 
     hints: Hints = field(default_factory=dict, hash=False)
+    streams: bool = False
 
     def __call__(self, program: Program) -> Program:
         captured = hidden_values(program)
-        saved = cheapest(program, self.hints) if captured and program.backward else captured
-        if set(saved) == set(captured):
+        virtual = virtual_values(program.forward, self.hints) if self.streams else NONE
+        weighs = captured and program.backward and (virtual or not self.streams)
+        saved = cheapest(program, self.hints, virtual) if weighs else captured
+        used = _useful_brackets(program, saved, virtual) if weighs and virtual and is_on("exchange") else []
+        saved = [*saved, *(v for v in used if v not in saved and v.id not in _saved_by_user(program))]
+        if set(saved) == set(captured) and not used:
             return program
-        new = Program(program.name, with_hidden(program, saved), _places(program, len(saved)), program.user_outputs)
-        new.attributes = program.attributes | {CHOICE: Choice(program, tuple(saved))}
-        for mask, backward in program.backward.items():
-            apply_choice(new, mask, backward)
-        return new
+        return _chosen(program, Choice(program, tuple(saved), tuple(used)))
+
+
+def _chosen(program: Program, choice: Choice) -> Program:
+    """The program with these residuals."""
+    hidden = len(choice.saved)
+    new = Program(program.name, with_hidden(program, choice.saved), _places(program, hidden), program.user_outputs)
+    new.attributes = program.attributes | {CHOICE: choice}
+    for mask, backward in program.backward.items():
+        apply_choice(new, mask, backward)
+    return new
+
+
+def _useful_brackets(program: Program, saved: Sequence[Value], virtual: frozenset[int]) -> list[Value]:
+    """The products over virtual values that backward would read in the place of sums of its own, if it had them."""
+    summing = [v for v in program.forward.order() if v.prim == "dot" and v.id not in virtual]
+    ending = [v for v in summing if any(a.id in virtual for a in v.args)]
+    brackets = tuple(dict.fromkeys(_as_saved(program, v) for v in ending))
+    at_hand = _saved_by_user(program).union(v.id for v in saved)
+    choice = Choice(program, (*saved, *(v for v in brackets if v.id not in at_hand)), brackets)
+    found = [_rebased(program, choice, b)[1] for b in program.backward.values() if brackets]
+    return list(dict.fromkeys(v for used in found for v in used))
+
+
+def _as_saved(program: Program, product: Value) -> Value:
+    """The product, or the user's residual that is the same in another shape."""
+    views = [u for u in product.users if u.prim == "reshape" and u.id in _saved_by_user(program)]
+    return views[0] if views else product
 
 
 def apply_choice(program: Program, mask: Mask, backward: Graph) -> Graph:
     """A backward graph on the captured residuals, made to start from those of `program`, which keeps it."""
     choice: Choice | None = program.attributes.get(CHOICE)
-    program.backward[mask] = backward if choice is None else _rebased(program, choice, backward)
+    program.backward[mask] = backward if choice is None else _rebased(program, choice, backward)[0]
     return program.backward[mask]
 
 
@@ -104,49 +147,64 @@ def showing(program: Program, saved: Sequence[Value]) -> Graph:
 
 
 # ------------------------------------------------------------------------------------------------------- the cut
-def cheapest(program: Program, hints: Hints) -> list[Value]:
-    """The hidden values to hand over: those on the minimum cut nearest to backward, so that little is done twice."""
-    cost, (_, near) = nx.minimum_cut(_network(program, hints), "forward", "backward")
+def cheapest(program: Program, hints: Hints, virtual: frozenset[int] = NONE) -> list[Value]:
+    """The hidden values to hand over: those on the minimum cut nearest to backward, so that little is done twice.
+
+    virtual: ids of values that backward is to make again, whatever makes them.
+    """
+    prices = _Prices(program, hints, virtual)
+    cost, (_, near) = nx.minimum_cut(_network(program, prices), "forward", "backward")
     captured = hidden_values(program)
     # at equal cost the program stays as it was captured
-    if cost >= sum(_both_ways(v, hints) for v in captured):
+    if cost >= sum(prices.of_saving(v) for v in captured):
         return captured
-    user_saved = _saved_by_user(program)
     cut = [v for v in program.forward if ("out", v.id) in near and ("in", v.id) not in near]
-    return [v for v in cut if v.id not in user_saved]
+    return [v for v in cut if v.id not in prices.user_saved]
 
 
-def _network(program: Program, hints: Hints) -> nx.DiGraph:
+def _network(program: Program, prices: _Prices) -> nx.DiGraph:
     """An edge per value, its capacity what it costs to have it in backward; edges to a value from what it is made of.
 
     A value saved is written once and read once; one that the user holds is read, for nothing where backward reads it.
     networkx gives the cut that is nearest to the target.
     """
-    network, user_saved, read = nx.DiGraph(), _saved_by_user(program), _read(program)
+    network = nx.DiGraph()
     # whatever backward reads now has to reach it on one way or another
-    hidden = {v.id for v in hidden_values(program)}
     network.add_nodes_from(("forward", "backward"))
-    network.add_edges_from((("out", i), "backward") for i in sorted(hidden))
+    network.add_edges_from((("out", i), "backward") for i in sorted(prices.hidden))
     for value in program.forward:
-        network.add_edge(("in", value.id), ("out", value.id), **_capacity(value, user_saved, read, hidden, hints))
+        network.add_edge(("in", value.id), ("out", value.id), **prices.capacity(value))
         # what is at hand, and what is not to be done twice, comes from forward alone: the cut has to pass its edge
-        if value.id in user_saved or PRIMS[value.prim].family not in AGAIN:
-            network.add_edge("forward", ("in", value.id))
-        else:
+        if prices.is_made_again(value):
             network.add_edges_from((("out", a.id), ("in", value.id)) for a in value.args)
+        else:
+            network.add_edge("forward", ("in", value.id))
     return network
 
 
-def _capacity(value: Value, user_saved: set[int], read: set[int], hidden: set[int], hints: Hints) -> dict[str, int]:
-    """{} is without bound: an input that the user did not save (nor a view of it), or a node with several results."""
-    if value.id in user_saved:
-        return {"capacity": 0 if value.id in read else estimate(value.aval.nbytes, hints)}
-    savable = (value.prim != "input" or value.id in hidden) and len(value.avals) == 1
-    return {"capacity": _both_ways(value, hints)} if savable else {}
+class _Prices:
+    """The cost in bytes of each value of forward in backward."""
 
+    def __init__(self, program: Program, hints: Hints, virtual: frozenset[int]) -> None:
+        self.hints, self.virtual = hints, virtual
+        self.user_saved, self.read = _saved_by_user(program), _read(program)
+        self.hidden = {v.id for v in hidden_values(program)}
 
-def _both_ways(value: Value, hints: Hints) -> int:
-    return 2 * estimate(value.aval.nbytes, hints)
+    def capacity(self, value: Value) -> dict[str, int]:
+        """{} is without bound: an input that the user did not save (nor a view), or a node with several results."""
+        if value.id in self.user_saved:
+            return {"capacity": 0 if value.id in self.read else estimate(value.aval.nbytes, self.hints)}
+        savable = (value.prim != "input" or value.id in self.hidden) and len(value.avals) == 1
+        return {"capacity": self.of_saving(value)} if savable else {}
+
+    def of_saving(self, value: Value) -> int:
+        """Written, then read."""
+        return 2 * estimate(value.aval.nbytes, self.hints) * (DEAR if value.id in self.virtual else 1)
+
+    def is_made_again(self, value: Value) -> bool:
+        if value.id in self.user_saved:
+            return False
+        return PRIMS[value.prim].family in AGAIN or value.id in self.virtual
 
 
 def _saved_by_user(program: Program) -> set[int]:
@@ -168,8 +226,8 @@ def _read(program: Program) -> set[int]:
 
 
 # -------------------------------------------------------------------------------------------------- the backward
-def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
-    """backward on the new residuals: the captured ones are computed first, then its own nodes."""
+def _rebased(program: Program, choice: Choice, backward: Graph) -> tuple[Graph, list[Value]]:
+    """backward on the new residuals, the captured ones computed first; and the brackets that it reads."""
     out = Graph(backward.name)
     captured = choice.captured
     places = present(captured)
@@ -181,7 +239,18 @@ def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
         env |= {v.id: at_hand[value.id] for v, value in hidden if value is not None}
         copy_into(backward.order(), env)
     out.mutations = {i: env[v.id] for i, v in backward.mutations.items()}
-    return out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
+    out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
+    made = {_bracket(out, v, at_hand): v for v in choice.brackets}
+    better, used = exchanged(out, list(made)) if made and not out.mutations else (out, [])
+    return better, [made[b] for b in used]
+
+
+def _bracket(out: Graph, value: Value, at_hand: Mapping[int, Value]) -> Bracket:
+    """A value of forward that backward has, and its nodes there."""
+    others = {i: v for i, v in at_hand.items() if i != value.id}
+    with building(out):
+        copy_into(nodes_between([value], others), others)
+    return Bracket(at_hand[value.id], others[value.id])
 
 
 def _receive(

@@ -218,7 +218,8 @@ def _gathered(
     conditions = spec.captured.session.conditions(spec.captured.symbols)
     differentiates = has_backward(compiler, stand_ins)
     # Residuals before both graphs: what forward keeps is what backward reads.
-    residual_plan = choose_residuals(spec, sizes) if differentiates else None
+    target = named_target(device, numerics(compiler.options.numerics))
+    residual_plan = choose_residuals(spec, sizes, lambda: target) if differentiates else None
     graph = forward_graph(spec, residual_plan)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = residual_plan.places if residual_plan else spec.captured.residual_places

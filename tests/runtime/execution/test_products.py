@@ -12,7 +12,11 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.codegen import TARGETS
+from fusegrad.ir.errors import Unfusible
+from fusegrad.ir.passes.fuse import View
 from fusegrad.runtime.execution import targets
+from fusegrad.runtime.execution.group import GroupRunner
+from fusegrad.runtime.execution.variants import Variants
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
 
@@ -100,3 +104,46 @@ def test_tf32_is_what_torch_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         torch.set_float32_matmul_precision(known)
     assert asked == ["ieee", "tf32", "ieee"]
+
+
+def refusing(ask: Any) -> Any:
+    """A question to the kernels of a group that is refused where the group has a product."""
+
+    def asked(variants: Variants, *more: Any) -> Any:
+        if any(v.prim == "dot" for v in variants.group.graph.order()):
+            raise Unfusible(value=None, reason="nothing fits")
+        return ask(variants, *more)
+
+    return asked
+
+
+def runner_of(fast: Any) -> GroupRunner:
+    """The one fused group of a compiled class's forward."""
+    (spec,) = fast._fusegrad.table
+    (plan,) = (p for e in spec.executables.values() for p in e.plans.values())
+    (runner,) = plan.runners.values()
+    return runner  # type: ignore[no-any-return]
+
+
+def test_at_sizes_that_are_refused_the_library_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its product between kernels, not operation by operation: nothing is on record, and kernels run at other sizes."""
+    fast = fusegrad.compile(Scores, backend="interpret", fullgraph=True)
+    given = [torch.randn(3, 20, 16).half(), torch.randn(3, 33, 16).half(), torch.randn(20, 33).half()]
+    fast.apply(*given)
+    larger = [torch.randn(5, 21, 16).half(), torch.randn(5, 34, 16).half(), torch.randn(21, 34).half()]
+    monkeypatch.setattr(Variants, "admitting", refusing(Variants.admitting))
+    for _ in range(2):
+        torch.testing.assert_close(fast.apply(*larger), Scores.apply(*larger), rtol=4e-3, atol=4e-3)
+    runner = runner_of(fast)
+    assert list(runner.called.values()) == ["cannot generate code for None: nothing fits"] and not runner.one_by_one
+    plan = runner.through_library
+    assert [type(s).__name__ for s in plan.steps if not isinstance(s, View)] == ["Extern", "Group"]
+    torch.testing.assert_close(fast.apply(*given), Scores.apply(*given), rtol=4e-3, atol=4e-3)
+
+
+def test_a_counterpart_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = fusegrad.compile(Scores, backend="interpret", fullgraph=True)
+    given = [torch.randn(3, 20, 16).half(), torch.randn(3, 33, 16).half(), torch.randn(20, 33).half()]
+    monkeypatch.setattr(Variants, "generate_kernels", refusing(Variants.generate_kernels))
+    torch.testing.assert_close(fast.apply(*given), Scores.apply(*given), rtol=4e-3, atol=4e-3)
+    assert len(runner_of(fast).variants.ordered) == 1

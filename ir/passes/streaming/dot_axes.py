@@ -1,0 +1,155 @@
+"""Products over the axes that there are: layout around them becomes a matter of their labels.
+
+    dot(reshape(q [b, h, n, d] -> [b*h, n, d]), ..)   ->  dot(q, .., bhnd,bhmd->bhnm)
+    dot(q, broadcast(k [b, m, d] -> [b, h, m, d]))    ->  dot(q, k, bhnd,bmd->bhnm)
+    sum(dot(x, y, bhnd,bhmd->bhnm), 1)                ->  dot(x, y, bhnd,bhmd->bnm)
+
+A library merges the axes of a batch into one, and repeats an operand for it; a kernel walks them as they are, and so
+does whoever compares two products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ...graph import Graph, Value
+from ...rewrite import Rules, join_rules, make, rebuild
+from ...types import Size
+from ..layout import layout, segments, squeezed, wide
+
+SIDES = ("x_axes", "y_axes")
+Labels = tuple[int, ...]
+
+
+class Dot(NamedTuple):
+    """A product on its way: operands with a label for each axis, and the labels of the result."""
+
+    operands: tuple[Value, Value]
+    labels: tuple[Labels, Labels]
+    out: Labels
+
+    @staticmethod
+    def of(value: Value) -> Dot:
+        x, y = value.args
+        return Dot((x, y), (value.params["x_axes"], value.params["y_axes"]), value.params["out_axes"])
+
+    def with_operand(self, side: int, value: Value, labels: Iterable[int]) -> Dot:
+        """The same product with another operand on one side."""
+        operands, every = list(self.operands), list(self.labels)
+        operands[side], every[side] = value, tuple(labels)
+        return Dot((operands[0], operands[1]), (every[0], every[1]), self.out)
+
+    def made(self) -> Value:
+        """The node; labels are numbered anew."""
+        numbers = {label: i for i, label in enumerate(dict.fromkeys((*self.labels[0], *self.labels[1])))}
+        x, y, out = (tuple(numbers[label] for label in labels) for labels in (*self.labels, self.out))
+        return make("dot", *self.operands, x_axes=x, y_axes=y, out_axes=out)
+
+
+def plain_dots(graph: Graph) -> Graph:
+    """The graph with its products over plain axes."""
+    return rebuild(graph, PLAIN)
+
+
+# ------------------------------------------------------------------ rules
+def _of_permute(value: Value) -> Value | None:
+    """The labels move, not the operand."""
+    dot = Dot.of(value)
+    for side, operand in enumerate(dot.operands):
+        if operand.prim == "permute":
+            labels = dict(zip(operand.params["perm"], dot.labels[side], strict=True))
+            return dot.with_operand(side, operand.args[0], (labels[i] for i in range(operand.ndim))).made()
+    return None
+
+
+def _of_broadcast(value: Value) -> Value | None:
+    """What repeats an operand goes, where the other operand has that axis."""
+    dot = Dot.of(value)
+    for side, operand in enumerate(dot.operands):
+        if operand.prim == "broadcast":
+            (source,), axes = operand.args, operand.params["axes"]
+            kept = [dot.labels[side][a] for a in axes]
+            if 1 not in source.shape and set(dot.labels[side]) - set(kept) <= set(dot.labels[1 - side]):
+                return dot.with_operand(side, source, kept).made()
+    return None
+
+
+def _of_ones(value: Value) -> Value | None:
+    """Axes of size 1 are none."""
+    dot, shapes = Dot.of(value), [a.shape for a in value.args]
+    if not any(1 in shape for shape in shapes):
+        return None
+    for side, operand in enumerate(value.args):
+        kept = wide(operand.shape)
+        small = make("reshape", operand, shape=tuple(operand.shape[i] for i in kept))
+        dot = dot.with_operand(side, small, (dot.labels[side][i] for i in kept))
+    out = tuple(dot.out[i] for i in wide(value.shape))
+    return make("reshape", dot._replace(out=out).made(), shape=value.shape)
+
+
+def _of_merged(value: Value) -> Value | None:
+    """An axis that a reshape merged is several."""
+    dot = Dot.of(value)
+    for side, operand in enumerate(dot.operands):
+        if operand.prim == "reshape":
+            for parts, merged in segments(operand.args[0].shape, operand.shape):
+                sizes = [operand.args[0].shape[i] for i in parts if operand.args[0].shape[i] != 1]
+                at = [i for i in merged if operand.shape[i] != 1]
+                if len(at) == 1 < len(sizes):
+                    return _divided(value, dot.labels[side][at[0]], sizes)
+    return None
+
+
+def _divided(value: Value, label: int, sizes: Sequence[Size]) -> Value:
+    """The product with several labels in the place of one."""
+    dot = Dot.of(value)
+    first = max((*dot.labels[0], *dot.labels[1])) + 1
+    parts = tuple(range(first, first + len(sizes)))
+    for side, operand in enumerate(dot.operands):
+        labels, shape = _replaced(dot.labels[side], operand.shape, label, parts, sizes)
+        dot = dot.with_operand(side, make("reshape", operand, shape=shape), labels)
+    out, _ = _replaced(dot.out, value.shape, label, parts, sizes)
+    return make("reshape", dot._replace(out=out).made(), shape=value.shape)
+
+
+def _replaced(
+    labels: Labels, shape: Sequence[Size], label: int, parts: Labels, sizes: Sequence[Size]
+) -> tuple[Labels, tuple[Size, ...]]:
+    pairs = [
+        pair
+        for at, size in zip(labels, shape, strict=True)
+        for pair in (zip(parts, sizes, strict=True) if at == label else [(at, size)])
+    ]
+    return tuple(at for at, _ in pairs), tuple(size for _, size in pairs)
+
+
+def _without_ones(value: Value) -> Value | None:
+    """A permute of the axes that are not of size 1."""
+    (x,) = value.args
+    if 1 not in x.shape:
+        return None
+    rank = {axis: at for at, axis in enumerate(wide(x.shape))}
+    perm = tuple(rank[i] for i in value.params["perm"] if i in rank)
+    return make("reshape", make("permute", squeezed(x), perm=perm), shape=value.shape)
+
+
+def _sum_of_dot(value: Value) -> Value | None:
+    """A sum over axes that both operands have is part of the product."""
+    (dot,) = value.args
+    if dot.prim != "dot":
+        return None
+    found, gone = Dot.of(dot), value.params["axes"]
+    if not {found.out[i] for i in gone} <= set(found.labels[0]) & set(found.labels[1]):
+        return None
+    return found._replace(out=tuple(label for i, label in enumerate(found.out) if i not in gone)).made()
+
+
+PLAIN: Rules = join_rules(
+    {
+        "dot": (_of_permute, _of_broadcast, _of_ones, _of_merged),
+        "permute": (_without_ones,),
+        "sum": (_sum_of_dot,),
+    },
+    layout,
+)

@@ -1,0 +1,242 @@
+"""Regions: steps that virtual values connect, what joins them, whether they may be one, and the group that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import networkx as nx
+
+from ...graph import Graph, Value
+from ...prims import PRIMS
+from ...rewrite import extract
+from ...types import Size, contiguous_strides
+from ..cost import Hints, estimate
+from ..fuse import Extern, Group, Step, View
+from ..node_kinds import SOURCES, is_view
+from ..products import DTYPES
+from ..virtual import sums_of
+from .dot_axes import plain_dots
+
+FINISH = ("elementwise", "layout", "source", "reduce")
+"""Families of groups that may be part of a region because they only read what it sums to."""
+
+
+# ------------------------------------------------------------------ who makes what
+class Flow:
+    """Who makes and who reads what, among steps; views are seen through."""
+
+    def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
+        self.graph, self.steps = graph, steps
+        self.work = [s for s in steps if not isinstance(s, View)]
+        self.makers = {v.id: at for at, s in enumerate(self.work) for v in s.results}
+        self.order = nx.DiGraph()
+        self.order.add_nodes_from(range(len(self.work)))
+        self.order.add_edges_from((m, at) for at, s in enumerate(self.work) for m in self._makers(s.reads))
+
+    def source(self, value: Value) -> Value:
+        """The value in memory at the end of a chain of views."""
+        while value.id not in self.makers and is_view(value):
+            (value,) = value.args
+        return value
+
+    def sources(self, values: Iterable[Value]) -> list[Value]:
+        """Those of some values, once each and without constants."""
+        found = dict.fromkeys(map(self.source, values))
+        return [v for v in found if v.prim not in SOURCES]
+
+    def maker(self, value: Value) -> int | None:
+        """The step that makes a value in memory; None for an input of the graph."""
+        source = value.args[0] if value.prim == "pick" else value
+        return self.makers.get(source.id)
+
+    def _makers(self, values: Iterable[Value]) -> Iterator[int]:
+        return (m for v in self.sources(values) if (m := self.maker(v)) is not None)
+
+    def touching(self, virtual: frozenset[int]) -> list[list[int]]:
+        """Steps that read or make virtual values, by what these connect."""
+        touched = nx.Graph()
+        for at, step in enumerate(self.work):
+            if any(v.id in virtual for v in (*step.reads, *step.results)):
+                touched.add_node(at)
+                touched.add_edges_from((m, at) for m in self._makers(v for v in step.reads if v.id in virtual))
+        return sorted(sorted(found) for found in nx.connected_components(touched))
+
+
+# ------------------------------------------------------------------ regions
+@dataclass(frozen=True)
+class Region:
+    """Steps that virtual values connect, by their places among the steps that are no views."""
+
+    flow: Flow
+    places: frozenset[int]
+    virtual: frozenset[int]
+    hints: Hints = field(hash=False)
+
+    @property
+    def members(self) -> list[Step]:
+        return [self.flow.work[at] for at in sorted(self.places)]
+
+    @property
+    def products(self) -> list[Value]:
+        """The products that are virtual."""
+        made = [v for s in self.members for v in s.results]
+        return [v for v in made if v.prim == "dot" and v.id in self.virtual]
+
+    @property
+    def is_summed(self) -> bool:
+        """Something makes fewer elements of its virtual values: otherwise they are what the user asks for."""
+        return bool(sums_of(self.nodes(), self.virtual))
+
+    def nodes(self) -> list[Value]:
+        """All nodes of the whole graph that it computes."""
+        inside: dict[int, Value] = {}
+        known = {v.id for v in self.inputs()}
+        todo = [v for s in self.members for v in s.results]
+        while todo:
+            value = todo.pop()
+            if value.id not in inside and value.id not in known and value.prim != "input":
+                inside[value.id] = value
+                todo.extend(value.args)
+        return [inside[i] for i in sorted(inside)]
+
+    # -------------------------------------------------------------- its ends
+    def inputs(self) -> list[Value]:
+        read = self.flow.sources(v for s in self.members for v in s.reads)
+        return sorted((v for v in read if self.flow.maker(v) not in self.places), key=lambda v: v.id)
+
+    def outputs(self) -> list[Value]:
+        """The values that it makes and that a step outside reads, or the graph returns."""
+        outside = [s for at, s in enumerate(self.flow.work) if at not in self.places]
+        wanted = self.flow.sources([*(v for s in outside for v in s.reads), *self.flow.graph.results])
+        return sorted((v for v in wanted if self.flow.maker(v) in self.places), key=lambda v: v.id)
+
+    def crossing_virtual(self) -> list[Value]:
+        """The virtual values that its steps hand to each other in memory."""
+        return [v for s in self.members for v in s.results if v.id in self.virtual]
+
+    # -------------------------------------------------------------- what joins it
+    def with_neighbours(self) -> Region:
+        """With the groups between its steps, those that make large operands for it alone, and those that finish it."""
+        grown = self._with(self._between()) if all(self._is_group(at) for at in self._between()) else self
+        while more := next(grown._joining(), None):
+            grown = grown._with(more)
+        return grown
+
+    def _with(self, places: Iterable[int]) -> Region:
+        return replace(self, places=self.places | frozenset(places))
+
+    def _joining(self) -> Iterator[frozenset[int]]:
+        """Steps outside that join, one at a time, as long as nothing comes between."""
+        for at in sorted(self._beside()):
+            step = self.flow.work[at]
+            joins = isinstance(step, Group) and (self._finishes(step) or self._is_operand(step))
+            if joins and not self._with([at])._between():
+                yield frozenset([at])
+
+    def _beside(self) -> set[int]:
+        order = self.flow.order
+        return {n for at in self.places for n in (*order.predecessors(at), *order.successors(at))} - self.places
+
+    def _finishes(self, group: Group) -> bool:
+        """It reads what the region sums to, and multiplies nothing itself."""
+        makers = {self.flow.maker(v) for v in self.flow.sources(group.reads)}
+        plain = all(PRIMS[v.prim].family in FINISH for v in group.graph.order())
+        return plain and bool(makers & self.places) and makers <= self.places | {None}
+
+    def _is_operand(self, group: Group) -> bool:
+        """All that it makes is read here alone, and is a copy, or as large as a virtual value."""
+        readers = self.flow.order.successors(self.flow.work.index(group))
+        returned = self.flow.sources(self.flow.graph.results)
+        if not set(readers) <= self.places or any(v in returned for v in group.results):
+            return False
+        least = min(self._elements(v) for v in self.products)
+        copies = all(PRIMS[v.prim].family in ("layout", "source") for v in group.graph.order())
+        return copies or all(self._elements(v) >= least for v in group.results)
+
+    def _elements(self, value: Value) -> int:
+        return estimate(value.aval.numel, self.hints)
+
+    def _is_group(self, at: int) -> bool:
+        return isinstance(self.flow.work[at], Group)
+
+    def _between(self) -> set[int]:
+        """Steps outside that need some of its steps, and are needed by others."""
+        after = set().union(*(nx.descendants(self.flow.order, at) for at in self.places))
+        before = set().union(*(nx.ancestors(self.flow.order, at) for at in self.places))
+        return (after & before) - self.places
+
+    # -------------------------------------------------------------- whether it may be one
+    def obstacle(self) -> str:
+        """The reason why its steps cannot be one group; "" where they can."""
+        if (dtype := next((v.dtype for v in self.products if v.dtype not in DTYPES), None)) is not None:
+            return f"{dtype} is multiplied by the library"
+        if (result := next((v for v in self.outputs() if v.id in self.virtual), None)) is not None:
+            return f"{_name(result)} is returned or saved"
+        called = [s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot"]
+        if called:
+            return f"{_name(called[0])} reads it from memory"
+        if between := self._between():
+            return f"{_name(self.flow.work[min(between)].results[0])} comes between, and is no part of its kernels"
+        return self._effects()
+
+    def _effects(self) -> str:
+        """An effect between its first and its last step stays where it is."""
+        span = self.flow.work[min(self.places) : max(self.places)]
+        effects = [s for s in span if isinstance(s, Extern) and PRIMS[s.value.prim].effect]
+        return f"{_name(effects[0].value)} runs in between" if effects else ""
+
+    # -------------------------------------------------------------- as one
+    def group(self) -> Group:
+        """All of it in one graph."""
+        inputs, outputs = self.inputs(), self.outputs()
+        name = next((s.graph.name for s in self.members if isinstance(s, Group)), self.flow.graph.name)
+        layouts = _layouts(self.flow.work)
+        strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
+        graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
+        return Group(plain_dots(graph), tuple(inputs), tuple(outputs))
+
+    def _strides(self, value: Value) -> tuple[Size, ...]:
+        """The layout of what a product made until now."""
+        returned = self.flow.graph.strides_of_output(value)
+        return contiguous_strides(value.shape) if returned is None or 0 in returned else returned
+
+    def replaced_by(self, group: Group) -> list[Step]:
+        """The steps with the group in the place of its last one; what needs it comes behind it."""
+        last = self.flow.steps.index(self.flow.work[max(self.places)])
+        needs = set().union(*(nx.descendants(self.flow.order, at) for at in self.places))
+        late = [self.flow.work[at] for at in sorted(needs - self.places)]
+        inside = self.members
+        before = [s for s in self.flow.steps[:last] if s not in inside and s not in late]
+        delayed = [s for s in self.flow.steps[:last] if s in late]
+        return _views_in_order(self.flow.graph, [*before, group, *delayed, *self.flow.steps[last + 1 :]])
+
+
+def _views_in_order(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+    """The steps, each view that is still read where what it looks at is in memory."""
+    views = {s.value.id: s for s in steps if isinstance(s, View)}
+    made = {v.id for s in steps if not isinstance(s, View) for v in s.results}
+    placed: set[int] = set()
+
+    def needed(values: Iterable[Value]) -> Iterator[Step]:
+        for value in values:
+            if value.id in views and value.id not in made and value.id not in placed:
+                yield from needed(value.args)
+                placed.add(value.id)
+                yield views[value.id]
+
+    ordered: list[Step] = []
+    for step in steps:
+        if not isinstance(step, View):
+            ordered += [*needed(step.reads), step]
+    return [*ordered, *needed(graph.results)]
+
+
+def _layouts(steps: Iterable[Step]) -> dict[int, tuple[Size, ...] | None]:
+    """The strides of what groups compute."""
+    groups = [s for s in steps if isinstance(s, Group)]
+    return {v.id: s for g in groups for v, s in zip(g.outputs, g.graph.output_strides, strict=True)}
+
+
+def _name(value: Value) -> str:
+    return f"`{value.origin.name or value.params.get('op') or value.prim}`"
