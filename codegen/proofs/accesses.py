@@ -16,9 +16,9 @@ from ...ir import Graph
 from ...ir.types import ITEMSIZE, Size
 from ..kernel import Kernel, Kernels, Pointer, Ref, Scalar
 from . import reading
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, is_multiple
 from .bounds import World
-from .claims import Answer, Claim, Fault, Memory, Proof, Subject, is_multiple
+from .claims import Answer, Claim, Fault, Memory, Proof, Subject
 from .overlaps import overlaps
 from .polynomials import ONE, ZERO, Poly, TooLong
 from .reading import RULES, Access, Int, Need, Opaque, Reader, UnreadableText, Value, parse_function
@@ -73,6 +73,7 @@ def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
     scalars = {s.name: sizes.integer(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
     programs = sizes(kernel.grid)
     _assume_programs(world, programs)
+    world.atoms.keep_few_samples()
     # The function's arguments as values, and a walk through its body.
     arguments: dict[str, Value] = {name: reading.Pointer(name) for name in memory}
     arguments |= {name: Int(value, 32, frozenset([name])) for name, value in scalars.items()}

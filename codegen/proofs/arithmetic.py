@@ -134,11 +134,15 @@ class Arithmetic:
 
     # ------------------------------------------------------------------ loops, minima and choices
     def turns(self, name: str, length: Poly, step: Poly) -> Poly:
-        """The number of a loop's turn: 0, 1, .. while step times it is below the length."""
+        """The number of a loop's turn: 0, 1, .. while step times it is below the length.
+
+        Between multiples of the step every turn is a whole one, the last included.
+        """
         number = self.world.atom(
             name, lambda s, r: draw_up_to(int((value_at(length, s) - 1) // value_at(step, s)), r), 0
         )
-        self.world.bound_above(number.top, step, length - 1)
+        is_whole = isinstance(n := step.number, int) and is_multiple(self.world, length, n)
+        self.world.bound_above(number.top, step, length - (step if is_whole else 1))
         self._turns.append((number.top, length, step))
         if step != ONE and (turns := self._ceilings.get((length, step))) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)
@@ -190,3 +194,19 @@ def _first_case(cases: Sequence[Case], sample: Sample) -> int:
     """The value of the first case that is the case."""
     first = next((c for c in cases if all(value_at(f, sample) >= 0 for f in c.facts)), cases[-1])
     return int(value_at(first.value, sample))
+
+
+def is_multiple(world: World, value: Poly, factor: int, depth: int = 6) -> bool:
+    """Provably a multiple: with choices made and remainders as x - d * (x // d)."""
+    if exact_quotient(value, Poly.of(factor)) is not None:
+        return True
+    cases, divisions = world.atoms.cases, world.atoms.divisions
+    composed = [a for a in value.atoms if a in cases or (a in divisions and divisions[a].kind == "%")]
+    if not composed or not depth:
+        return False
+    atom = max(composed)
+    if atom in cases:
+        values = [c.value for c in cases[atom][1]]
+    else:
+        values = [divisions[atom].x - divisions[atom].d * Poly.atom(divisions[atom].quotient)]
+    return all(is_multiple(world, value.with_atom(atom, v), factor, depth - 1) for v in values)

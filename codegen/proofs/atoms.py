@@ -10,8 +10,10 @@ from typing import TypeAlias
 
 from .polynomials import Poly, Sample, text, value_at
 
-SAMPLES = 32
+SAMPLES = 64
 """A goal that is false for one of so many assignments is not worth a search for its proof."""
+DRAWN = 8 * SAMPLES
+"""Assignments of sizes that are drawn, of which the guards leave some."""
 LANES = 1 << 20
 """Atoms from here on are lanes of a block, those from half as much on parts of them: bounded by everything else."""
 Facts: TypeAlias = "tuple[Poly, ...]"
@@ -51,6 +53,7 @@ class Bounds:
     """Bounds by atom, in layers: those that hold everywhere, and those that a branch or a mask adds."""
 
     parent: Bounds | None = None
+    facts: Facts = ()  # of this layer and those below it, but for what holds everywhere
     upper: dict[int, list[Bound]] = field(default_factory=dict)
     lower: dict[int, list[Bound]] = field(default_factory=dict)
     answers: dict[tuple[Poly, bool], bool] = field(default_factory=dict)  # of goals that were searched for
@@ -79,7 +82,7 @@ class Atoms:
         self.cases: dict[int, tuple[str, tuple[Case, ...]]] = {}  # atoms that are one of several: minima, choices
         self.divisions: dict[int, Division] = {}
         self.data: dict[int, str] = {}  # atoms that were read from memory, and whence
-        self.bounds = Bounds(samples=[{} for _ in range(SAMPLES)])
+        self.bounds = Bounds(samples=[{} for _ in range(DRAWN)])
         self.products: list[Poly] = []  # facts that bound products of sums: s0 * (s1 - s2) <= 1000
         self._layers: dict[Facts, Bounds] = {(): self.bounds}
         self._random = Random(0)
@@ -122,6 +125,10 @@ class Atoms:
     def keep_samples(self, holds: Callable[[Sample], bool]) -> None:
         self.bounds.samples = [s for s in self.bounds.samples if holds(s)]
 
+    def keep_few_samples(self) -> None:
+        """So many are enough, once the guards have excluded theirs."""
+        del self.bounds.samples[SAMPLES:]
+
     def under(self, facts: Facts) -> Bounds:
         """The layer of facts that hold besides those that hold everywhere; one for each tuple of facts."""
         if facts not in self._layers:
@@ -129,7 +136,8 @@ class Atoms:
         return self._layers[facts]
 
     def layer(self, parent: Bounds, facts: Facts) -> Bounds:
-        added = Bounds(parent, samples=[s for s in parent.samples if all(value_at(f, s) >= 0 for f in facts)])
+        samples = [s for s in parent.samples if all(value_at(f, s) >= 0 for f in facts)]
+        added = Bounds(parent, (*parent.facts, *facts), samples=samples)
         for fact in facts:
             self._add_fact(added, fact)
         return added

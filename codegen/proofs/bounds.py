@@ -7,7 +7,7 @@ from random import Random
 
 from .atoms import Atoms, Bound, Draw
 from .polynomials import ONE, Poly, TooLong
-from .search import Budget, Search
+from .search import Budget, Search, is_false
 
 
 class World:
@@ -51,7 +51,7 @@ class World:
             return True
         # One fact alone often is enough, and no search is needed to see that.
         facts = tuple(facts)
-        if any(self.atoms.is_plain(goal - fact) or _is_false(fact) for fact in facts):
+        if any(self.atoms.is_plain(goal - fact) or is_false(fact) for fact in facts):
             return True
         bounds = self.atoms.under(facts)
         try:
@@ -62,11 +62,6 @@ class World:
         except TooLong:
             pass
         return False
-
-
-def _is_false(fact: Poly) -> bool:
-    """Never the case, so that anything follows."""
-    return (number := fact.number) is not None and number < 0
 
 
 def draw_up_to(last: int, random: Random) -> int:

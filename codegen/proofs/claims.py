@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..kernel import Kernel
 from .bounds import World
-from .polynomials import Poly, exact_quotient
+from .polynomials import Poly
 from .reading import Read, Reader
 
 Answer = Literal["proved", "group", "data", "unproved"]
@@ -80,19 +80,3 @@ class Subject:
     @property
     def read(self) -> Read:
         return self.reader.read
-
-
-def is_multiple(world: World, value: Poly, factor: int, depth: int = 6) -> bool:
-    """Provably a multiple: with choices made and remainders as x - d * (x // d)."""
-    if exact_quotient(value, Poly.of(factor)) is not None:
-        return True
-    cases, divisions = world.atoms.cases, world.atoms.divisions
-    composed = [a for a in value.atoms if a in cases or (a in divisions and divisions[a].kind == "%")]
-    if not composed or not depth:
-        return False
-    atom = max(composed)
-    if atom in cases:
-        values = [c.value for c in cases[atom][1]]
-    else:
-        values = [divisions[atom].x - divisions[atom].d * Poly.atom(divisions[atom].quotient)]
-    return all(is_multiple(world, value.with_atom(atom, v), factor, depth - 1) for v in values)

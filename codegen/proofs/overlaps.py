@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from .arithmetic import is_multiple
 from .atoms import LANES
 from .bounds import World
-from .claims import Fault, Subject, is_multiple
+from .claims import Fault, Subject
 from .polynomials import ONE, ZERO, Poly
 from .reading import Access
 

@@ -183,11 +183,21 @@ class Search:
         return not sign or (kind == "min") == (sign > 0)
 
     def _holds_in_cases(self, goal: Poly, atom: int, depth: int) -> bool:
+        """In each case; what is known of the atom is known of its value, which may exclude the case."""
+        known = [fact for fact in self.bounds.facts if atom in fact.atoms]
         for case in self.atoms.cases[atom][1]:
-            inside = Search(self.atoms, self.budget, self.atoms.layer(self.bounds, case.facts), self.later)
+            facts = (*case.facts, *(fact.with_atom(atom, case.value) for fact in known))
+            if any(map(is_false, facts)):
+                continue
+            inside = Search(self.atoms, self.budget, self.atoms.layer(self.bounds, facts), self.later)
             if not inside.proves(goal.with_atom(atom, case.value), depth + 1):
                 return False
         return True
+
+
+def is_false(fact: Poly) -> bool:
+    """Never the case, so that anything follows."""
+    return (number := fact.number) is not None and number < 0
 
 
 def has_readable_coefficients(goal: Poly) -> bool:

@@ -82,6 +82,8 @@ class Reading:
         self.domains: list[z3.BoolRef] = []
         self.free: list[z3.ExprRef] = []  # what may differ between two programs
         self.data: set[int] = set()  # those of them that memory decides, by z3's numbers
+        self.varying: dict[int, Callable[[], z3.ExprRef]] = {}  # of each lane another one, by z3's numbers
+        self.twins: dict[tuple[int, str], z3.ExprRef] = {}
         self.questions: list[Question] = []
         self.plain = 0
         self.assigned: dict[str, list[tuple[ast.expr, Value]]] = {}
@@ -112,12 +114,14 @@ class Reading:
         made = self.unknown(name)
         self.domains.append(fits(made, bits, signed))
         self.data.add(made.get_id())
+        self.varying[made.get_id()] = lambda: self.datum(name, bits, signed).term
         return Number(made, bits, data=True)
 
     def condition(self) -> Truth:
         made = z3.Bool(f"condition!{len(self.free)}")
         self.free.append(made)
         self.data.add(made.get_id())
+        self.varying[made.get_id()] = lambda: self.condition().term
         return Truth(made)
 
     def like(self, value: Value, name: str) -> Value:
@@ -125,6 +129,19 @@ class Reading:
         if isinstance(value, Number):
             return self.datum(name, value.bits or 32)
         return self.condition() if isinstance(value, Truth) else None
+
+    def along(self, dims: str, value: Value) -> Value:
+        """Along another dimension, lanes are others, and so is what was loaded at them."""
+        if not isinstance(value, Number | Truth):
+            return value
+        return replace(value, term=self.exchanged(dims, value.term), wraps=self.exchanged(dims, value.wraps))
+
+    def exchanged(self, dims: str, term: Term) -> Term:
+        variables = [v for v in variables_in(term) if v.get_id() in self.varying]
+        for v in variables:
+            if (v.get_id(), dims) not in self.twins:
+                self.twins[v.get_id(), dims] = self.varying[v.get_id()]()
+        return z3.substitute(term, *((v, self.twins[v.get_id(), dims]) for v in variables)) if variables else term
 
     # ------------------------------------------------------------------ questions
     def ask(self, kind: str, node: ast.AST, *wrong: z3.BoolRef) -> None:
@@ -216,11 +233,9 @@ class Reading:
                 if name not in self.names:
                     raise Unreadable(f"line {node.lineno}: {name} is not defined")
                 return self.names[name]
-            case ast.Subscript(value=value):  # lanes[None, :]
+            case ast.Subscript(value=value, slice=dims):  # lanes[None, :]
                 found = self.value(value)
-                if found is not None and not isinstance(value, ast.Call):
-                    raise Unreadable(f"line {node.lineno}: {ast.unparse(node)}")  # other lanes than along its own dim
-                return found
+                return found if isinstance(value, ast.Call) else self.along(ast.unparse(dims), found)
             case ast.BinOp(left=left, op=op, right=right):
                 return self.binary(node, op, self.value(left), self.value(right))
             case ast.UnaryOp(op=op, operand=x):
@@ -444,7 +459,9 @@ class Reading:
 
     def lanes(self, node: ast.Call) -> Number:
         low, high = (self.number(a).term for a in node.args)
-        return Number(self.unknown("lane", low, high), 32)
+        lane = self.unknown("lane", low, high)
+        self.varying[lane.get_id()] = lambda: self.lanes(node).term
+        return Number(lane, 32)
 
 
 COMPARISONS: dict[type[ast.cmpop], Callable[[Term, Term], Any]] = {

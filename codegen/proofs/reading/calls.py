@@ -9,7 +9,7 @@ from functools import partial
 
 from ...emit.prelude import HELPERS
 from ..arithmetic import extremum_cases
-from ..atoms import LANES, Case
+from ..atoms import Case
 from ..bounds import draw_up_to
 from ..polynomials import ONE, ZERO, Poly, value_at
 from .memory import MEMORY
@@ -115,15 +115,8 @@ def program_id(reader: Reader, node: ast.Call) -> Value:
 
 
 def arange(reader: Reader, node: ast.Call) -> Value:
-    """Lanes: each call has its own, so that what is known of one dimension is not believed of another."""
     low, high = (reader.integer(a).poly for a in node.args)
-    last = high - 1
-    lane = reader.world.atom(
-        f"lane{reader.lanes}", lambda s, r: draw_up_to(int(value_at(last, s)), r), None, last, LANES
-    )
-    reader.lanes += 1
-    reader.world.bound_below(lane.top, ONE, low)
-    return Int(lane, 32)
+    return Int(reader.lanes(low, high), 32)
 
 
 def multiple_of(reader: Reader, node: ast.Call) -> Value:

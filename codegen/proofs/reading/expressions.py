@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..atoms import Facts
@@ -20,13 +21,22 @@ def variable(reader: Reader, node: ast.Name) -> Value:
 
 
 def subscript(reader: Reader, node: ast.Subscript) -> Value:
-    """lanes[None, :]: the same lanes along another dimension are other lanes; numbers have no place."""
+    """lanes[None, :]: the same lanes along another dimension are other lanes, but for those that have no other name."""
     value = reader.value(node.value)
-    if isinstance(value, Opaque):
+    if isinstance(value, Opaque) or (isinstance(value, Int) and isinstance(node.value, ast.Call)):
         return value
-    if not isinstance(value, Int) or not isinstance(node.value, ast.Call):
+    dims = ast.unparse(node.slice)
+    if isinstance(value, Truth):
+        return Truth(facts_along(reader, dims, value.true), facts_along(reader, dims, value.false), value.needs)
+    if not isinstance(value, Int):
         raise UnreadableText(ast.unparse(node), node.lineno)
-    return value
+    poly = reader.along(dims, value.poly)
+    return reader.unknown_like(value, ast.unparse(node)) if poly is None else replace(value, poly=poly)
+
+
+def facts_along(reader: Reader, dims: str, facts: Facts) -> Facts:
+    """Those facts that can be said of the lanes along other dimensions."""
+    return tuple(along for fact in facts if (along := reader.along(dims, fact)) is not None)
 
 
 def unary(reader: Reader, node: ast.UnaryOp) -> Value:

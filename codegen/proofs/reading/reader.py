@@ -15,8 +15,9 @@ from typing import Any
 
 from ....ir.text.syntax_trees import parse
 from ..arithmetic import Arithmetic
-from ..atoms import Facts
-from ..polynomials import Poly
+from ..atoms import LANES, Facts
+from ..bounds import draw_up_to
+from ..polynomials import ONE, Poly, value_at
 from .values import (
     Assertion,
     Condition,
@@ -65,7 +66,8 @@ class Reader:
         self.facts: Facts = ()
         self.tickets: tuple[Ticket, ...] = ()
         self.assertions: tuple[Assertion, ...] = ()  # that have passed before the text at hand
-        self.lanes = 0  # blocks of lanes up to here
+        self.blocks: dict[int, tuple[Poly, Poly]] = {}  # lanes: the first, and behind the last
+        self._along: dict[tuple[int, str], Poly] = {}  # lanes, and what was loaded at them, along other dimensions
         self.result: Value = Opaque()
         self.read = Read()
 
@@ -146,6 +148,32 @@ class Reader:
     def unknown_result(self, like: Value, node: ast.expr, *operands: Value) -> Value:
         """The result of an operation of which only the kind is known."""
         return Opaque() if any(isinstance(o, Opaque) for o in operands) else self.unknown_like(like, ast.unparse(node))
+
+    # ------------------------------------------------------------------ lanes
+    def lanes(self, low: Poly, high: Poly) -> Poly:
+        """A block of its own, so that what is known of one dimension is not believed of another."""
+        last, name = high - 1, f"lane{len(self.blocks)}"
+        lane = self.world.atom(name, lambda s, r: draw_up_to(int(value_at(last, s)), r), None, last, LANES)
+        self.world.bound_below(lane.top, ONE, low)
+        self.blocks[lane.top] = low, high
+        return lane
+
+    def along(self, dims: str, poly: Poly) -> Poly | None:
+        """Of lanes and data along other dimensions; None where what is made of them has no name there."""
+        varying = self.blocks.keys() | self.world.atoms.data.keys()
+        result = poly
+        for atom in poly.atoms:
+            if atom in varying:
+                result = result.with_atom(atom, self._twin(dims, atom))
+            elif not varying.isdisjoint(self.world.atoms.origins(Poly.atom(atom))):
+                return None
+        return result
+
+    def _twin(self, dims: str, atom: int) -> Poly:
+        if (atom, dims) not in self._along:
+            block = self.blocks.get(atom)
+            self._along[atom, dims] = self.lanes(*block) if block else self.datum(self.world.atoms.data[atom])
+        return self._along[atom, dims]
 
     # ------------------------------------------------------------------ 32 bits
     def need(self, value: Poly, narrow: frozenset[str], node: ast.expr) -> Need:
