@@ -47,7 +47,8 @@ class StreamKernel:
         self._set_coordinates()
         for turn in range(self.sums.passes):
             accumulators = self.sums.of_pass(turn)
-            span = span_of(self.algebra, accumulators, self.roles)
+            span = span_of(accumulators, self.roles, self.context.hints)
+            self.context.sizes.guards.update(dict.fromkeys(span.guards))
             StreamPass(self, accumulators, span).emit()
         for sink in self.context.program.sinks:
             self._store(sink)
@@ -62,6 +63,8 @@ class StreamKernel:
         if axes:
             self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
         self.shapes.set_depths()
+        if self.roles.keeps_stream:
+            self.shapes.set_kept_stream()
 
     def reduce_row(self, term: Term) -> None:
         """A reduction along a depth, once for the rows of the program."""

@@ -14,7 +14,7 @@ from ...schedule.streams.roles import Roles
 from ..access.coordinates import Coord, Coordinates
 from ..access.tile_axes import TileAxes
 from ..context import Context
-from ..statements import Expr, Scope, binary, call, literal, name
+from ..statements import Expr, Scope, binary, call, literal
 
 
 @dataclass(eq=False)
@@ -60,6 +60,14 @@ class Shapes:
         self.coords[axis] = self.streams["second"]
         return self.streams["second"].mask
 
-    def fresh_name(self, wish: str) -> Expr:
-        """A name as an expression."""
-        return name(self.context.names.fresh(wish))
+    def set_kept_stream(self) -> None:
+        """The program's block of a stream that its sinks keep, along the first axis of a tile too."""
+        axis, top = self.roles.stream, self.context.top
+        second = self.coords[axis]
+        with self.of(axis, self.roles.row):
+            lane, mask = self.tile.lane(axis), None
+            if second.mask is not None:
+                size = self.context.sizes.text(axis.size)
+                left = size if second.base is None else binary("-", size, second.base)
+                mask = top.define(self.context.names.fresh(f"inside_{axis.name}"), binary("<", lane, left))
+        self.streams = {"first": Coord(second.base, lane, mask, second.level), "second": second}

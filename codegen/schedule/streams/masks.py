@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
 
 from ....ir.types import FLOATS, Size
 from ...program.axes import Axis, Index, Term, terms_below
-from ...program.sizes import tidy
+from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
 from .accumulators import Accumulator
-from .algebra import Algebra, is_number
+from .algebra import Algebra, is_number, is_tile_product
 from .roles import Roles
 
 NOTHING = {"product": 0.0, "sum": 0.0, "amax": float("-inf"), "amin": float("inf")}
@@ -37,60 +39,132 @@ class Bound:
 class Span:
     """The part of the stream that one pass walks. implied: conditions that hold in the blocks that need no mask.
 
-    silenced: what is made neutral beyond the end of the stream, and the value that does it.
+    silenced: what is made neutral beyond the end of the stream, and the value that does it. guards: what of sizes is
+    assumed.
     """
 
-    lows: tuple[Bound, ...]
-    highs: tuple[Bound, ...]
-    implied: frozenset[Term]
-    silenced: Mapping[Term, float]
+    lows: tuple[Bound, ...] = ()
+    highs: tuple[Bound, ...] = ()
+    implied: frozenset[Term] = frozenset()
+    silenced: Mapping[Term, float] = field(default_factory=dict)
+    guards: tuple[sympy.Basic, ...] = ()
 
     @property
     def is_bounded(self) -> bool:
         return bool(self.lows or self.highs)
 
 
-def span_of(algebra: Algebra, accumulators: Sequence[Accumulator], roles: Roles) -> Span:
+def span_of(accumulators: Sequence[Accumulator], roles: Roles, hints: Hints) -> Span:
     """Conditions that each body needs to be alive bound the stream for all."""
+    if roles.keeps_stream:
+        return Span()
+    silent = silenced(accumulators, roles)
     needed = [dict.fromkeys(_alive_if(a)) for a in accumulators]
     shared = [c for c in needed[0] if all(c in n for n in needed)]
-    bounds = [(c, b) for c in shared for b in bounds_of(c, roles)] if not roles.keeps_stream else []
-    implied = frozenset(c for c, _ in bounds)
+    bounds = [(c, b) for c in shared for b in bounds_of(c, roles)]
     found = list(dict.fromkeys(b for _, b in bounds))
+    guards = _guards(found, accumulators, roles, hints)
+    if guards is None:
+        return Span(silenced=silent)
     lows, highs = (tuple(b for b in found if b.by == sign) for sign in (1, -1))
-    return Span(lows, highs, implied, {} if roles.keeps_stream else silenced(accumulators, roles))
+    return Span(lows, highs, frozenset(c for c, _ in bounds), silent, guards)
+
+
+# ------------------------------------------------------------------ rows of nothing
+def _guards(
+    bounds: Sequence[Bound], accumulators: Sequence[Accumulator], roles: Roles, hints: Hints
+) -> tuple[sympy.Basic, ...] | None:
+    """The conditions on sizes under which no row is masked out whole; None where one is now, or data decides.
+
+    A row of nothing is NaN in eager, by what its sum divides. A kernel that makes the sum itself finds that, too; one
+    that reads it from memory would have to see every block.
+    """
+    guards: dict[sympy.Basic, None] = {}
+    for along, across in ((roles.row, roles.stream), (roles.stream, roles.row)):
+        if not _reads_along(along, across, accumulators):
+            continue
+        if any(b.numbers for b in bounds):
+            return None
+        for slack in _slacks(bounds, along is roles.row, along.size, across.size):
+            if evaluate_size(slack, hints) < 0:
+                return None
+            if not nonnegative(slack):
+                guards[sympy.Ge(slack, 0)] = None
+    return tuple(guards)
+
+
+def _reads_along(along: Axis, across: Axis, accumulators: Sequence[Accumulator]) -> bool:
+    """Numbers in memory, one for each place along the axis."""
+    loads = (t for t in terms_below(a.body for a in accumulators) if t.op == "load" and t.dtype in FLOATS)
+    return any(along in t.axes and across not in t.axes and not _is_operand(t, accumulators) for t in loads)
+
+
+def _is_operand(load: Term, accumulators: Sequence[Accumulator]) -> bool:
+    """Read by matrix products alone."""
+    users = [t for t in terms_below(a.body for a in accumulators) if load in t.args]
+    return bool(users) and all(_is_multiplied(t, load, accumulators) for t in users)
+
+
+def _is_multiplied(user: Term, load: Term, accumulators: Sequence[Accumulator]) -> bool:
+    if user.op == "cast":
+        return _is_operand(user, accumulators)
+    products = [t.args[0] for t in terms_below(a.body for a in accumulators) if is_tile_product(t)]
+    return user in products or any(a.kind == "product" and a.body is user for a in accumulators)
+
+
+def _slacks(bounds: Sequence[Bound], is_row: bool, along: Size, across: Size) -> Iterator[Size]:
+    """Not negative where each place along an axis has one across that all bounds admit: at both ends of the axis."""
+    lows: list[tuple[int, Size]] = [(0, 0)]  # across >= slope * place + offset
+    highs: list[tuple[int, Size]] = [(0, tidy(across - 1))]
+    for b in bounds:
+        mine, other = (b.row, b.by) if is_row else (b.by, b.row)
+        if other == 0:
+            yield from (tidy(mine * place + b.offset) for place in (0, along - 1))
+        elif other > 0:
+            lows.append((-mine, tidy(-b.offset)))
+        else:
+            highs.append((mine, b.offset))
+    for low_slope, low in lows:
+        for high_slope, high in highs:
+            if (low_slope, low) != (0, 0) or (high_slope, high) != highs[0]:
+                yield from (tidy((high_slope - low_slope) * place + high - low) for place in (0, along - 1))
 
 
 # ------------------------------------------------------------------ what silences a body
-def silencers(term: Term, nothing: float) -> dict[Term, float]:
-    """{term: value}: with that value there, this term is `nothing`, its neighbours being finite; outermost first."""
+def silencers(term: Term, nothing: float, strict: bool = True) -> dict[Term, float]:
+    """{term: value}: with that value there, this term is `nothing`; outermost first.
+
+    strict: whatever else the term is made of, lanes that were loaded as zeros included, and that value is read by
+    nothing else. Otherwise where all else is finite.
+    """
     found: dict[Term, float] = {term: nothing}
-    for part, value in _silent_parts(term, nothing):
-        for key, wanted in silencers(part, value).items():
-            found.setdefault(key, wanted)
+    for part, value in _silent_parts(term, nothing, strict):
+        beside = set(terms_below(a for a in term.args if a is not part)) if strict else set()
+        for key, wanted in silencers(part, value, strict).items():
+            if key not in beside:
+                found.setdefault(key, wanted)
     if nothing == 0.0 and term.op in ("add", "sub"):  # both have to vanish
-        x, y = (silencers(a, 0.0) for a in term.args)
+        x, y = (silencers(a, 0.0, strict) for a in term.args)
         found.update({k: v for k, v in x.items() if y.get(k) == v and k not in found})
     return found
 
 
-def _silent_parts(term: Term, nothing: float) -> list[tuple[Term, float]]:
+def _silent_parts(term: Term, nothing: float, strict: bool) -> list[tuple[Term, float]]:
     """The arguments that alone make a term nothing, each with the value that does."""
-    if term.op == "where" and is_number(term.args[2]) and term.args[2].param == nothing:
-        return [(term.args[1], nothing)]
+    args = term.args
+    if term.op == "where" and is_number(args[2]) and args[2].param == nothing:
+        return [(args[1], nothing)]
     if nothing == 0.0:
         if term.op == "mul":
-            x, y = term.args
-            return [(a, 0.0) for a, b in ((x, y), (y, x)) if is_tame(b)]
-        if term.op in ("neg", "cast") or (term.op == "div" and is_tame(term)):
-            return [(term.args[0], 0.0)] if term.args[0].dtype in FLOATS else []
-        return [(term.args[0], -INFINITY)] if term.op in ("exp", "exp2", "sigmoid") else []
+            return [(a, 0.0) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
+        if term.op in ("neg", "cast") or (term.op == "div" and (not strict or is_tame(term))):
+            return [(args[0], 0.0)] if args[0].dtype in FLOATS else []
+        return [(args[0], -INFINITY)] if term.op in ("exp", "exp2", "sigmoid") else []
     if nothing == -INFINITY:
         if term.op == "add":
-            x, y = term.args
-            return [(a, nothing) for a, b in ((x, y), (y, x)) if is_tame(b)]
-        if term.op == "cast" or (term.op == "sub" and is_tame(term.args[1])) or _is_scaled(term):
-            return [(term.args[0], nothing)]
+            return [(a, nothing) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
+        if term.op == "cast" or (term.op == "sub" and (not strict or is_tame(args[1]))) or _is_scaled(term):
+            return [(args[0], nothing)]
     return []
 
 
@@ -134,7 +208,7 @@ def _join_choice(choices: list[dict[Term, float]], mine: dict[Term, float]) -> N
 def _alive_if(accumulator: Accumulator) -> list[Term]:
     """Conditions that all have to hold for a body to be anything."""
     found: dict[Term, None] = {}
-    for term, value in silencers(accumulator.body, NOTHING[accumulator.kind]).items():
+    for term, value in silencers(accumulator.body, NOTHING[accumulator.kind], strict=False).items():
         if term.op == "where" and is_number(term.args[2]) and term.args[2].param == value:
             found.update(dict.fromkeys(conjuncts(term.args[0])))
     return list(found)
