@@ -60,7 +60,7 @@ def generate(
     registers may have any length up to its block, by a guard, where else its length is compiled in. Raises Unfusible.
     """
     # argmax as simpler primitives: what may be fused is asked of those
-    plain = _expanded(graph)
+    plain = _expanded(graph, virtual_values(graph, hints))
     for value in plain.order():
         _check_fusible(value)
     # sizes like C / 32 become integers before any arithmetic on indices
@@ -112,8 +112,11 @@ def _is_streamed(graph: Graph) -> bool:
 
 
 # ---------------------------------------------------------------------- before: fewer primitives
-def _expanded(graph: Graph) -> Graph:
-    """The live part of the graph, argmax and argmin spelled out: where(x == max, place, size), then the minimum."""
+def _expanded(graph: Graph, virtual: frozenset[int]) -> Graph:
+    """The live part of the graph, argmax and argmin spelled out: where(x == max, place, size), then the minimum.
+
+    Sums over rows and columns of what is never in memory are sums of sums of rows.
+    """
     out = Graph(graph.name)
     new = {v.id: out.input_like(v) for v in graph.inputs}
     with building(out):
@@ -121,9 +124,22 @@ def _expanded(graph: Graph) -> Graph:
             with provenance(value.origin):
                 args = [new[a.id] for a in value.args]
                 spelled = _expand_primitive(value, args[0]) if value.prim in ("argmax", "argmin") else None
+                if value.prim in SPLIT and value.args[0].id in virtual:
+                    spelled = _of_rows(value, args[0])
                 new[value.id] = spelled or out.emit(value.prim, args, value.params)
     outputs = [None if o is None else new[o.id] for o in graph.outputs]
     return out.returning(outputs, graph.output_strides)
+
+
+SPLIT = ("sum", "amax", "amin")
+
+
+def _of_rows(value: Value, x: Value) -> Value | None:
+    """A reduction of rows and columns as one of the columns, then of the rows; None where it keeps one of both."""
+    axes, last = value.params["axes"], x.ndim - 1
+    if not {last - 1, last} <= set(axes):
+        return None
+    return emit(value.prim, emit(value.prim, x, axes=(last,)), axes=tuple(a for a in axes if a != last))
 
 
 def _expand_primitive(value: Value, x: Value) -> Value:
@@ -243,9 +259,11 @@ class _Group:
     def _goals(self, memory: Mapping[int, Memory]) -> list[list[Goal]]:
         """The stores of each stage: a value's stage is above those of the cut values that it reads."""
         ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
+        beside = dict(ready)  # the same, where what walks a stream may be made beside what it is relative to
         goals: defaultdict[int, list[Goal]] = defaultdict(list)
         for v in self.order:
             stage = max((ready[a.id] for a in v.args), default=0)
+            beside[v.id] = max((beside[a.id] for a in v.args), default=0)
             if v.prim == "scatter":
                 # a scatter adds to a copy of its first operand, which an earlier kernel has to have written
                 base = ready[v.args[0].id]
@@ -253,8 +271,10 @@ class _Group:
                 stage = max(stage, base + 1)
                 goals[stage].append(Goal(v, memory[v.id], scatter=True))
             elif v.id in self.cut:
+                stage = beside[v.id] if v.id in self.streamed else stage
                 goals[stage].append(Goal(v, memory[v.id]))
             ready[v.id] = stage + 1 if v.id in self.cut else stage
+            beside[v.id] = beside[v.id] if v.id in self.streamed else ready[v.id]
         late = max((ready[v.id] for v in self.graph.results if v.id in self.streamed), default=0)
         for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
             if value is None or strides is None:
@@ -307,7 +327,9 @@ class _Group:
         # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
         own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
         terms = TermTable()
-        sinks = unify(terms, build_sinks(terms, {k: _pinned(m, pins) for k, m in memory.items()}, own))
+        mine = self.streamed & {g.node.id for g in goals}  # they are made here, also for one another
+        read = {k: _pinned(m, pins) for k, m in memory.items() if k not in mine}
+        sinks = unify(terms, build_sinks(terms, read, own))
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
             return self._streamed(goals, memory, pins, terms, sinks, label)
         # after axes have been unified: only then is it seen which sinks walk the same space

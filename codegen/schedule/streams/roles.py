@@ -59,6 +59,8 @@ def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
     Raises Materialize for what has to be complete before, and Unfusible.
     """
     terms, kept = terms_below(sink.terms), set(sink.axes)
+    if not any(kept & p.axes for p in products):
+        raise Materialize(_row_values(terms, set(products), sink))
     rows, others, common, depth = _sides(sink, products, kept)
     row = _longest(rows & kept, hints)
     streamed = others - kept
@@ -127,13 +129,14 @@ def _row_values(terms: Sequence[Term], virtual: set[Term], sink: Sink) -> list[V
 
 def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[Term]) -> None:
     """A reduction over the rows themselves, or over part of what is streamed, is complete before this kernel."""
+    before: list[Value] = []
     for term in terms:
         if term.op in SCANS and set(term.param) & {roles.row, roles.stream, *roles.outer}:
             raise Unfusible(term.node or sink.node, "a running sum along what is streamed")
-        if term.op not in REDUCTIONS or term in virtual or not _is_above(term, virtual):
-            continue
-        if not set(term.param) <= roles.over and term.node is not None:
-            raise Materialize([term.node])
+        if term.op in REDUCTIONS and term not in virtual and _is_above(term, virtual):
+            before += [term.node] if not set(term.param) <= roles.over and term.node is not None else []
+    if before:
+        raise Materialize(before)
 
 
 def _is_above(term: Term, virtual: set[Term]) -> bool:

@@ -16,8 +16,8 @@ from .roles import Roles
 
 LEAST = 16
 """The shortest side that a tensor core takes."""
-ROOM = 168
-"""Registers of a thread for sums and tiles, of the 255 that there are."""
+ROOM = {8: 176, 4: 160}
+"""Registers of a thread for sums and tiles, of the 255 that there are, by warps: addresses and masks take the rest."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 
@@ -87,7 +87,8 @@ def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target) -> Shape:
 
 
 def _fits(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target) -> bool:
-    return _registers(shape, roles, sums, depths) <= ROOM and _bytes(shape, sums, roles, depths) <= _shared(target)
+    room = ROOM[8 if shape.warps >= 8 else 4]
+    return _registers(shape, roles, sums, depths) <= room and _bytes(shape, sums, roles, depths) <= _shared(target)
 
 
 def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int]) -> int:
