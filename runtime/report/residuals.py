@@ -35,7 +35,7 @@ class ResidualRow:
 
     - "saved as written".
     - "saved instead" of other values, because it is smaller.
-    - "saved besides", for a derived backward, which would compute it again.
+    - "saved besides", where backward would compute it again.
     - "computed again" in backward, and not saved.
     """
 
@@ -70,7 +70,7 @@ def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
     choice: Choice = plan.program.attributes[CHOICE]
     users = hidden_values(plan.captured)
     for value in choice.saved:
-        yield _value_row(value, sizes, AS_WRITTEN if value in users else INSTEAD)
+        yield _value_row(value, sizes, AS_WRITTEN if value in users else INSTEAD if users else BESIDES)
     yield from (_value_row(v, sizes, AGAIN) for v in users if v not in choice.saved)
 
 
