@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
@@ -23,7 +23,7 @@ from ...graph import Graph, Value, building, emit
 from ...prims import PRIMS
 from ...program import Program, ValueRef
 from ...rewrite import copy_into, nodes_between, rebuild, unique_names
-from ...types import contiguous_strides
+from ...types import TensorType, contiguous_strides
 from ..cost import Hints, estimate
 from .exchange import Bracket, exchanged
 
@@ -47,6 +47,12 @@ class Choice:
     """Products of forward that backward has, and that stand for sums of its own (`exchange`)."""
     rows: tuple[Value, ...] = ()
     """Values of forward that backward has, and would compute again from what it is given."""
+    exact: tuple[Value, ...] = ()
+    """Those of low floats that are handed over as float32: kernels that round nothing in between lose nothing."""
+
+    def type_of(self, value: Value) -> TensorType:
+        """The type in which a value is handed over."""
+        return value.aval.with_dtype("f32") if value in self.exact else value.aval
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,12 @@ class Recompute:
 
 def with_choice(program: Program, choice: Choice) -> Program:
     """The program with these residuals."""
-    hidden = len(choice.saved)
-    new = Program(program.name, with_hidden(program, choice.saved), _places(program, hidden), program.user_outputs)
+    forward = program.forward.copy()
+    saved = [Value(forward, v.id) for v in choice.saved]
+    with building(forward):
+        handed = [emit("cast", v, dtype="f32") if v.id in {e.id for e in choice.exact} else v for v in saved]
+    shown = with_hidden(replace(program, forward=forward), handed)
+    new = Program(program.name, shown, _places(program, len(handed)), program.user_outputs)
     new.attributes = program.attributes | {CHOICE: choice}
     for mask, backward in program.backward.items():
         apply_choice(new, mask, backward)
@@ -256,7 +266,9 @@ def _receive(
         if place.kind != "hidden" and value is not None:
             env[source.id] = out.input_like(source)
             at_hand |= {value.id: env[source.id]} if value.id in user_saved else {}
-    at_hand |= {v.id: out.input(v.aval, next(names)) for v in choice.saved}
+    received = {v: out.input(choice.type_of(v), next(names)) for v in choice.saved}
+    with building(out):
+        at_hand |= {v.id: emit("cast", r, dtype=v.dtype) if v in choice.exact else r for v, r in received.items()}
     for source in backward.inputs[len(places) :]:
         env[source.id] = out.input_like(source)
     return env, at_hand

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ...graph import Value
 from ...program import Program
 from ...switches import is_on
+from ...types import LOW_FLOATS
 from ..cost import Hints
 from ..virtual import sums_of, virtual_values
 from .recompute import Choice, cheapest, hidden_values, made_in_forward, rebased, saved_by_user, with_choice
@@ -37,8 +38,18 @@ class Streamed:
         saved = _with(saved, rows, users)
         products = [_as_saved(v, users) for v in sums if v.prim == "dot" and v.id not in virtual]
         brackets = _brackets(program, saved, rows, products, users) if is_on("exchange") else []
-        choice = Choice(program, tuple(_with(saved, brackets, users)), tuple(brackets), tuple(rows))
-        return with_choice(program, choice) if set(choice.saved) != set(captured) or brackets else program
+        handed = _with(saved, brackets, users)
+        exact = _low_rows(program, handed, virtual)
+        choice = Choice(program, tuple(handed), tuple(brackets), tuple(rows), tuple(exact))
+        return with_choice(program, choice) if set(handed) != set(captured) or brackets or exact else program
+
+
+def _low_rows(program: Program, saved: Sequence[Value], virtual: frozenset[int]) -> list[Value]:
+    """Those in a low float that are made of what virtual values sum to, but are no products."""
+    made = set(virtual)
+    for value in program.forward.order():
+        made |= {value.id} if value.prim != "dot" and any(a.id in made for a in value.args) else set()
+    return [v for v in saved if v.id in made and v.id not in virtual and v.dtype in LOW_FLOATS]
 
 
 def _with(saved: Sequence[Value], more: Iterable[Value], users: set[int]) -> list[Value]:
