@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ...program.axes import REDUCTIONS, Term, terms_below
 from ...schedule.streams.accumulators import Accumulator, operands_of
@@ -15,9 +15,7 @@ from ..mathematics import number
 from ..reductions.folds import take_in
 from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
 from .bounds import Part, StreamBounds
-
-if TYPE_CHECKING:
-    from .kernel import StreamKernel
+from .stream import Stream
 
 
 @dataclass
@@ -32,11 +30,12 @@ class _Turn:
 class StreamPass:
     """The accumulators of one pass, and its loops."""
 
-    def __init__(self, kernel: StreamKernel, accumulators: Sequence[Accumulator], span: Span) -> None:
-        self.kernel, self.accumulators, self.span = kernel, accumulators, span
-        self.context, self.roles, self.emitter = kernel.context, kernel.roles, kernel.emitter
-        self.values, self.levels = kernel.emitter.values, kernel.emitter.levels
+    def __init__(self, stream: Stream, accumulators: Sequence[Accumulator], span: Span) -> None:
+        self.stream, self.accumulators, self.span = stream, accumulators, span
+        self.context, self.roles, self.emitter = stream.context, stream.roles, stream.emitter
+        self.values, self.levels = stream.emitter.values, stream.emitter.levels
         self.labels = {a.term: self._label(a) for a in accumulators}
+        stream.labels |= self.labels
         self.followed = {r for a in accumulators for r in a.running}
 
     def emit(self) -> None:
@@ -44,7 +43,7 @@ class StreamPass:
         for a in self.accumulators:
             self._begin(a, top)
         host, nest = self._open_outer(top)
-        for part in StreamBounds(self.kernel, self.span).parts(host):
+        for part in StreamBounds(self.stream, self.span).parts(host):
             self._emit_part(part, host)
         self._close_outer(nest, top)
         # Complete from here on
@@ -62,7 +61,7 @@ class StreamPass:
         axes, second = set(a.term.axes), self.roles.stream
         if a.kind == "product":
             second = next(d for d in self.roles.depth if d in axes)
-        with self.kernel.shapes.of(self.roles.row, second):
+        with self.stream.shapes.of(self.roles.row, second):
             scope.body.append(self.emitter.folding.accumulator(a.term, self.labels[a.term], axes))
 
     # ------------------------------------------------------------------ loops
@@ -72,7 +71,9 @@ class StreamPass:
         for axis in self.roles.outer:
             scope = Scope(1, host)
             variable = self.context.names.fresh(f"{axis.name}_at")
-            place = scope.define(self.context.names.fresh(axis.name), call("tl.cast", name(variable), literal("tl.int64")))
+            place = scope.define(
+                self.context.names.fresh(axis.name), call("tl.cast", name(variable), literal("tl.int64"))
+            )
             self.emitter.coords[axis] = Coord(place, None, None, 1)
             nest.append((variable, call("tl.range", literal(0), self.context.sizes.text(axis.size)), scope))
             host = scope
@@ -93,15 +94,15 @@ class StreamPass:
 
     def _emit_part(self, part: Part, host: Scope) -> None:
         """One loop along the stream, or its only block."""
-        kernel, roles = self.kernel, self.roles
         scope = Scope(2, host) if part.over is not None else host
         if part.over is not None:
-            kernel.shapes.set_stream(name(part.variable), scope, 2, part.masked)
+            self.stream.shapes.set_stream(name(part.variable), scope, 2, part.masked)
         self.levels.clear()
         self._fix_known()
         bodies = [a.body for a in self.accumulators]
-        changed = bodies if part.masked else whole_bodies(kernel.algebra, bodies, self.span.implied)
+        changed = bodies if part.masked else whole_bodies(self.stream.algebra, bodies, self.span.implied)
         self.values.silenced = self._silenced(scope) if part.masked else {}
+        self.values.uses = uses_of(changed, self.stream.labels)
         self._take_in(changed, scope)
         self.values.silenced = {}
         if part.over is not None:
@@ -131,11 +132,11 @@ class StreamPass:
             if term in made or term in self.labels:
                 continue
             if is_tile_product(term) and self._is_tile(term):
-                self.kernel.products.emit(term, scope)
+                self.stream.products.emit(term, scope)
                 made.add(term)
             elif term.op in REDUCTIONS and set(term.param) <= set(self.roles.depth):
                 if term not in self.values.accumulated:
-                    self.kernel.reduce_row(term)
+                    self.stream.reduce_row(term)
 
     def _is_tile(self, term: Term) -> bool:
         return {self.roles.row, self.roles.stream} <= term.axes
@@ -186,15 +187,15 @@ class StreamPass:
         pair = operands_of(body, self.roles)
         assert pair is not None
         x, y = pair
-        dtype = self.kernel.products.multiplied_in(x, y, a.term)
+        dtype = self.stream.products.multiplied_in(x, y, a.term)
         depth = next(d for d in self.roles.depth if d in a.term.axes)
-        left = self.kernel.products.operand(x, (self.roles.row, self.roles.stream), dtype, scope)
-        right = self.kernel.products.operand(y, (self.roles.stream, depth), dtype, scope)
-        return call("tl.dot", left, right, so_far, **self.kernel.products.precision(dtype))
+        left = self.stream.products.operand(x, (self.roles.row, self.roles.stream), dtype, scope)
+        right = self.stream.products.operand(y, (self.roles.stream, depth), dtype, scope)
+        return call("tl.dot", left, right, so_far, **self.stream.products.precision(dtype))
 
     def _ratio(self, a: Accumulator, scope: Scope) -> Expr:
         """exp(G(now) - G(before)): by what a sum moves."""
-        algebra, table = self.kernel.algebra, self.kernel.algebra.table
+        algebra, table = self.stream.algebra, self.stream.algebra.table
         assert a.scale is not None
         before: dict[Term, Term] = {}
         for term in a.running:
@@ -209,3 +210,16 @@ class StreamPass:
         return self.context.let(scope, "ratio", ratio)
 
 
+def uses_of(roots: Sequence[Term], complete: Container[Term]) -> dict[Term, int]:
+    """How often each term is read below the roots, as far down as sums that a loop makes."""
+    uses: dict[Term, int] = dict(Counter(roots))
+    todo, seen = list(roots), set[Term]()
+    while todo:
+        term = todo.pop()
+        if term in seen or term in complete:
+            continue
+        seen.add(term)
+        for arg in term.args:
+            uses[arg] = uses.get(arg, 0) + 1
+        todo += term.args
+    return uses

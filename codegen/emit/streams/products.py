@@ -1,4 +1,4 @@
-"""Products of matrices inside a streamed kernel: operands as tiles in the dtype that is multiplied, `tl.dot` of them."""
+"""Products of matrices inside a streamed kernel: `tl.dot` of tiles in the dtype that is multiplied."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ....ir.types import LOW_FLOATS
 from ...program.axes import Axis, Term
+from ...schedule.streams.algebra import source_of
 from ...schedule.streams.roles import Roles
 from ..context import Context, name_of
 from ..mathematics import narrow
-from ..product_schedule import source_of
 from ..statements import Expr, Let, Scope, call, name
 from ..values import Values
 from .shapes import Shapes

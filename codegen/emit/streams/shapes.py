@@ -1,6 +1,6 @@
 """Tiles of two axes at a time: rows lie along the first, depths along the second, the stream along either.
 
-    [row, stream]   what is never in memory         [row, depth]   operands, sums         [stream, depth]   operands
+[row, stream]   what is never in memory         [row, depth]   operands, sums         [stream, depth]   operands
 """
 
 from __future__ import annotations
