@@ -120,7 +120,7 @@ class StreamBounds:
         total = literal(0) if sign == 0 else row if sign > 0 else binary("-", literal(0), row)
         constant = bound.offset * towards + extra
         for c, term in bound.numbers:
-            value = call("tl.cast", self.stream.emitter.values.value(term, host), literal("tl.int32"))
+            value = call("tl.cast", self.stream.values.value(term, host), literal("tl.int32"))
             total = binary(
                 "+" if c * towards > 0 else "-", total, value if abs(c) == 1 else binary("*", value, literal(abs(c)))
             )

@@ -64,8 +64,9 @@ def kernel_of_stream(
     emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), tile.blocks)
     is_low = any(t.op == "load" and t.dtype in LOW_FLOATS for t in program.terms)
     rules = rules_for(target.kind, target.fast, is_low)
-    emitter.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
-    _emit(Stream(emitter, table, roles, sums))
+    stream = Stream(emitter, table, roles, sums)
+    stream.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
+    _emit(stream)
     return assemble(emitter, traffic_of_stream(emitter, roles, tile))
 
 
@@ -78,6 +79,6 @@ def _emit(stream: Stream) -> None:
         stream.context.sizes.guards.update(dict.fromkeys(span.guards))
         StreamPass(stream, accumulators, span).emit()
     sinks = stream.context.program.sinks
-    stream.emitter.values.uses = uses_of([t for s in sinks for t in s.terms], stream.labels)
+    stream.values.uses = uses_of([t for s in sinks for t in s.terms], stream.labels)
     for sink in sinks:
         stream.store(sink)

@@ -12,7 +12,7 @@ from ...schedule.streams.algebra import is_tile_product
 from ...schedule.streams.masks import Span, whole_bodies
 from ..access.coordinates import Coord
 from ..mathematics import number
-from ..reductions.folds import take_in
+from ..reductions.folds import fold_function, take_in
 from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
 from .bounds import Part, StreamBounds
 from .stream import Stream
@@ -33,7 +33,7 @@ class StreamPass:
     def __init__(self, stream: Stream, accumulators: Sequence[Accumulator], span: Span) -> None:
         self.stream, self.accumulators, self.span = stream, accumulators, span
         self.context, self.roles, self.emitter = stream.context, stream.roles, stream.emitter
-        self.values, self.levels = stream.emitter.values, stream.emitter.levels
+        self.values, self.levels = stream.values, stream.emitter.levels
         self.labels = {a.term: self._label(a) for a in accumulators}
         stream.labels |= self.labels
         self.followed = {r for a in accumulators for r in a.running}
@@ -58,11 +58,19 @@ class StreamPass:
         return self.context.names.fresh(wish)
 
     def _begin(self, a: Accumulator, scope: Scope) -> None:
-        axes, second = set(a.term.axes), self.roles.stream
-        if a.kind == "product":
-            second = next(d for d in self.roles.depth if d in axes)
-        with self.stream.shapes.of(self.roles.row, second):
-            scope.body.append(self.emitter.folding.accumulator(a.term, self.labels[a.term], axes))
+        with self.stream.shapes.of(*self.stream.shapes.dims(a.term)):
+            accumulator = self.emitter.folding.accumulator(a.term, self.labels[a.term], a.term.axes)
+        scope.body.append(accumulator)
+
+    def _folded(self, a: Accumulator, body: Term, scope: Scope) -> Expr:
+        """What a turn adds: a tile without its columns."""
+        value = self.values.value(body, scope)
+        if self.roles.keeps_stream:
+            return value
+        tile = (self.roles.row, self.roles.stream)
+        with self.stream.shapes.of(*tile):
+            value = self.stream.shapes.spread(value, self.stream.shapes.dims(body))
+        return call(fold_function(a.term), value, literal(1))
 
     # ------------------------------------------------------------------ loops
     def _open_outer(self, top: Scope) -> tuple[Scope, list[tuple[str, Expr, Scope]]]:
@@ -109,7 +117,7 @@ class StreamPass:
             host.body.append(For(part.variable, part.over, scope.body))
 
     def _silenced(self, scope: Scope) -> dict[Term, tuple[Expr, str]]:
-        mask = self.emitter.coords[self.roles.stream].mask
+        mask = self.stream.shapes.mask_of_stream()
         return {} if mask is None else {t: (mask, number(v, t.dtype)) for t, v in self.span.silenced.items()}
 
     # ------------------------------------------------------------------ one turn
@@ -144,9 +152,7 @@ class StreamPass:
     def _extreme(self, a: Accumulator, body: Term, scope: Scope) -> tuple[str, Expr]:
         """The extreme so far; what is relative to it reads it without an infinity of nothing."""
         label, context = self.labels[a.term], self.context
-        value = self.values.value(body, scope)
-        folded = value if self.roles.keeps_stream else self.emitter.folding.fold(a.term, value)
-        taken = take_in(a.term, label, folded)
+        taken = take_in(a.term, label, self._folded(a, body, scope))
         highest = context.let(scope, "highest" if a.kind == "amax" else "lowest", taken.value)
         if a.term not in self.followed:
             return label, highest
@@ -172,12 +178,12 @@ class StreamPass:
             key = (a.scale, a.base)
             if key not in ratios:
                 ratios[key] = self._ratio(a, scope)
-            so_far = binary("*", so_far, ratios[key])
+            with self.stream.shapes.of(*self.stream.shapes.dims(a.term)):
+                so_far = binary("*", so_far, self.stream.shapes.spread(ratios[key], (self.roles.row,)))
         if a.kind == "product":
             scope.body.append(Accumulate(label, "=", self._product(a, body, so_far, scope), comment))
             return
-        value = self.values.value(body, scope)
-        added = value if self.roles.keeps_stream else self.emitter.folding.fold(a.term, value)
+        added = self._folded(a, body, scope)
         if a.scale is None:
             scope.body.append(replace(take_in(a.term, label, added), comment=comment))
         else:
@@ -188,9 +194,8 @@ class StreamPass:
         assert pair is not None
         x, y = pair
         dtype = self.stream.products.multiplied_in(x, y, a.term)
-        depth = next(d for d in self.roles.depth if d in a.term.axes)
-        left = self.stream.products.operand(x, (self.roles.row, self.roles.stream), dtype, scope)
-        right = self.stream.products.operand(y, (self.roles.stream, depth), dtype, scope)
+        left = self.stream.products.operand(x, dtype, scope)
+        right = self.stream.products.operand(y, dtype, scope)
         return call("tl.dot", left, right, so_far, **self.stream.products.precision(dtype))
 
     def _ratio(self, a: Accumulator, scope: Scope) -> Expr:
@@ -206,7 +211,8 @@ class StreamPass:
         now, then = a.scale, algebra.replaced(a.scale, before)
         is_negative = now.op == then.op == "neg"
         now, then = (then.args[0], now.args[0]) if is_negative else (now, then)
-        ratio = self.values.value(algebra.make(a.base, algebra.make("sub", now, then)), scope)
+        with self.stream.shapes.of(self.roles.row):
+            ratio = self.values.value(algebra.make(a.base, algebra.make("sub", now, then)), scope)
         return self.context.let(scope, "ratio", ratio)
 
 

@@ -9,8 +9,11 @@ from ...schedule.streams.algebra import Algebra
 from ...schedule.streams.roles import Roles
 from ..context import name_of
 from ..emit import Emitter
+from ..reductions.folds import as_result, fold_function
+from ..statements import call, literal
 from .products import TileProducts
 from .shapes import Shapes
+from .values import StreamValues
 
 
 class Stream:
@@ -21,7 +24,9 @@ class Stream:
         self.labels: dict[Term, str] = {}
         self.algebra = Algebra(table, roles.is_fixed)
         self.shapes = Shapes(self.context, emitter.tile, emitter.coords, roles)
-        self.products = TileProducts(self.context, self.shapes, emitter.values, roles)
+        self.values = StreamValues(emitter, self.shapes)
+        emitter.stores.values = self.values
+        self.products = TileProducts(self.context, self.values, roles)
 
     def set_coordinates(self) -> None:
         """The program's number as a block of rows, and the coordinates of the grid."""
@@ -32,21 +37,20 @@ class Stream:
         axes = [a for a in grid if not coords.is_one_block(a)]
         if axes:
             self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
-        self.shapes.set_depths()
-        if self.roles.keeps_stream:
-            self.shapes.set_kept_stream()
+        self.shapes.take_over()
 
     def reduce_row(self, term: Term) -> None:
         """A reduction along a depth, once for the rows of the program."""
-        top, values = self.context.top, self.emitter.values
+        top = self.context.top
+        value = self.values.value(term.args[0], top)
         with self.shapes.of(self.roles.row, term.param[0]):
-            value = values.folding.fold(term, values.value(term.args[0], top))
-        values.accumulated[term] = self.context.let(top, name_of(term) or "total", value)
+            value = self.shapes.spread(value, self.shapes.dims(term.args[0]))
+        folded = as_result(term, call(fold_function(term), value, literal(1)))
+        self.values.accumulated[term] = self.context.let(top, name_of(term) or "total", folded)
         self.emitter.levels.fix(term, 0)
 
     def store(self, sink: Sink) -> None:
         """What is made of complete sums."""
-        top, roles = self.context.top, self.roles
-        columns = [a for a in roles.depth if a in sink.axes]
-        with self.shapes.of(roles.row, columns[0] if columns else roles.stream):
-            self.emitter.stores.store(sink, top)
+        order = (self.roles.row, self.roles.stream, *self.roles.depth)
+        with self.shapes.of(*(a for a in order if a in sink.axes)):
+            self.emitter.stores.store(sink, self.context.top)
