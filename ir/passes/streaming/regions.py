@@ -15,8 +15,9 @@ from ..cost import Hints, estimate
 from ..fuse import Extern, Group, Step, View
 from ..node_kinds import SOURCES, is_view
 from ..products import DTYPES
-from ..virtual import sums_of
+from ..virtual import sums_of, virtual_values
 from .dot_axes import plain_dots
+from .split_sums import split_sums
 
 FINISH = ("elementwise", "layout", "source", "reduce")
 """Families of groups that may be part of a region because they only read what it sums to."""
@@ -194,7 +195,9 @@ class Region:
         layouts = _layouts(self.flow.work)
         strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
         graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
-        return Group(plain_dots(graph), tuple(inputs), tuple(outputs))
+        plain = plain_dots(graph)
+        split = split_sums(plain, virtual_values(plain, self.hints))
+        return Group(split, tuple(inputs), tuple(outputs))
 
     def _strides(self, value: Value) -> tuple[Size, ...]:
         """The layout of what a product made until now."""
