@@ -110,7 +110,15 @@ class Region:
         """The values that it makes and that a step outside reads, or the graph returns."""
         outside = [s for at, s in enumerate(self.flow.work) if at not in self.places]
         wanted = self.flow.sources([*(v for s in outside for v in s.reads), *self.flow.graph.results])
-        return sorted((v for v in wanted if self.flow.maker(v) in self.places), key=lambda v: v.id)
+        made = [v for v in wanted if self.flow.maker(v) in self.places]
+        return sorted({*made, *self._second_views(made)}, key=lambda v: v.id)
+
+    def _second_views(self, made: Sequence[Value]) -> Iterator[Value]:
+        """Results that look at one value: each has memory of its own, and is written here rather than copied."""
+        results = dict.fromkeys(self.flow.graph.results)
+        for value in made:
+            several = [r for r in results if self.flow.source(r) == value]
+            yield from several if len(several) > 1 else ()
 
     def crossing_virtual(self) -> list[Value]:
         """The virtual values that its steps hand to each other in memory."""
