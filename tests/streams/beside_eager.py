@@ -84,7 +84,7 @@ def error(found: Tensor, exact: Tensor, least: float = TINY) -> float:
     finite = torch.isfinite(exact)
     if not finite.any():
         return 0.0
-    return float((found - exact)[finite].abs().max() / exact[finite].abs().max().clamp_min(least))
+    return float((found - exact)[finite].abs().max() / exact[finite].abs().max().clamp_min(max(least, TINY)))
 
 
 def _largest(tensor: Tensor) -> float:
