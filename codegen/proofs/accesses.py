@@ -21,11 +21,21 @@ from .bounds import World
 from .claims import Answer, Claim, Fault, Memory, Proof, Subject
 from .overlaps import overlaps
 from .polynomials import ONE, ZERO, Poly, TooLong
-from .reading import RULES, Access, Int, Need, Opaque, Reader, UnreadableText, Value, parse_function
+from .reading import (
+    LARGEST,
+    RULES,
+    Access,
+    Int,
+    Need,
+    Opaque,
+    Reader,
+    UnreadableText,
+    Value,
+    margins,
+    parse_function,
+)
 from .symbols import NoSize, Sizes
 
-LARGEST = 2**31 - 1
-"""The largest integer of 32 bits."""
 GROUP = 16
 """Bytes that are read at once, at a multiple of as many."""
 
@@ -208,13 +218,8 @@ def _fits(subject: Subject, need: Need) -> bool:
     """A value that is computed in 32 bits while these arguments are 32 bits wide."""
     world = subject.world
     passed = [subject.scalars[name] for name in sorted(need.narrow)]
-    facts = (*need.facts, *(margin for p in passed for margin in _margins(p)))
-    if all(world.holds(margin, need.facts) or world.holds(margin, facts) for margin in _margins(need.value)):
+    facts = (*need.facts, *(margin for p in passed for margin in margins(p)))
+    if all(world.holds(margin, need.facts) or world.holds(margin, facts) for margin in margins(need.value)):
         return True
     subject.faults.append(Fault("width", need.line, f"{need.text} in 32 bits"))
     return False
-
-
-def _margins(value: Poly) -> tuple[Poly, Poly]:
-    """Not negative where 32 bits hold the value."""
-    return -value + LARGEST, value + LARGEST + 1

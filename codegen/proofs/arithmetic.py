@@ -11,7 +11,7 @@ from math import gcd
 
 from .atoms import LANES, Case, Division
 from .bounds import World, draw_up_to
-from .polynomials import ONE, ZERO, Poly, Sample, common_atoms, exact_quotient, value_at
+from .polynomials import ONE, ZERO, Poly, Sample, common_atoms, exact_quotient, is_integral, value_at
 
 UPPER_BOUNDS = 12
 """So many expressions that are at least another one are looked at for one that a division leaves nothing of."""
@@ -136,17 +136,23 @@ class Arithmetic:
     def turns(self, name: str, length: Poly, step: Poly) -> Poly:
         """The number of a loop's turn: 0, 1, .. while step times it is below the length.
 
-        Between multiples of the step every turn is a whole one, the last included.
+        Where the step and the length are multiples of a block, the last turn leaves room for one.
         """
         number = self.world.atom(
             name, lambda s, r: draw_up_to(int((value_at(length, s) - 1) // value_at(step, s)), r), 0
         )
-        is_whole = isinstance(n := step.number, int) and is_multiple(self.world, length, n)
-        self.world.bound_above(number.top, step, length - (step if is_whole else 1))
+        self.world.bound_above(number.top, step, length - self._common_block(length, step))
         self._turns.append((number.top, length, step))
         if step != ONE and (turns := self._ceilings.get((length, step))) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)
         return number
+
+    def _common_block(self, length: Poly, step: Poly) -> int:
+        """A number that both are multiples of: the step's largest, or half of it .."""
+        block = gcd(*step.terms.values()) if is_integral(step) else 1  # type: ignore[arg-type]
+        while block > 1 and not is_multiple(self.world, length, block):
+            block = block // 2 if block % 2 == 0 else 1
+        return block
 
     def extremum(self, kind: str, a: Poly, b: Poly) -> Poly:
         """min(a, b), max(a, b)"""

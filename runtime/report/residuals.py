@@ -10,6 +10,7 @@ from typing import Any
 from ...ir import Value
 from ...ir.passes.programs.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import ValueRef
+from ...ir.types import TensorType
 from ...tracer.dtypes import TO_TORCH
 from ..capture.captured import name_at
 from ..specialize.residuals import DerivedResidualPlan, ResidualPlan
@@ -35,7 +36,7 @@ class ResidualRow:
 
     - "saved as written".
     - "saved instead" of other values, because it is smaller.
-    - "saved besides", for a derived backward, which would compute it again.
+    - "saved besides", where backward would compute it again.
     - "computed again" in backward, and not saved.
     """
 
@@ -70,11 +71,13 @@ def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
     choice: Choice = plan.program.attributes[CHOICE]
     users = hidden_values(plan.captured)
     for value in choice.saved:
-        yield _value_row(value, sizes, AS_WRITTEN if value in users else INSTEAD)
+        how = AS_WRITTEN if value in users else INSTEAD if users else BESIDES
+        yield _value_row(value, sizes, how, choice.type_of(value))
     yield from (_value_row(v, sizes, AGAIN) for v in users if v not in choice.saved)
 
 
-def _value_row(value: Value, sizes: Sizes, how: str) -> ResidualRow:
-    shape = ",".join(str(number(n, sizes)) for n in value.shape)
-    name, type_ = value.origin.name or value.prim, f"{value.dtype}[{shape}]"
-    return ResidualRow(name, type_, number(value.aval.nbytes, sizes), how)
+def _value_row(value: Value, sizes: Sizes, how: str, handed_over: TensorType | None = None) -> ResidualRow:
+    aval = handed_over or value.aval
+    shape = ",".join(str(number(n, sizes)) for n in aval.shape)
+    name, type_ = value.origin.name or value.prim, f"{aval.dtype}[{shape}]"
+    return ResidualRow(name, type_, number(aval.nbytes, sizes), how)

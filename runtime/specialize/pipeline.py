@@ -83,7 +83,7 @@ def choose_residuals(
     spec: Specialization, sizes: Mapping[Any, int], target: Callable[[], Target]
 ) -> ResidualPlan | None:
     """Cheaper residuals for the commonest backward; None where the user's own are kept."""
-    backward = predicted_backward(spec)
+    backward = predicted_backward(spec, sizes)
     return None if backward is None else choose(spec.captured, backward, sizes, target)
 
 

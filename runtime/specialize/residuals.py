@@ -26,15 +26,20 @@ from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..execution.aten import reference
 from ..execution.graph_to_kernels import graph_of, optimize
 from ..settings.internal_errors import or_fall_back
-from .streamed_residuals import streamed_program
+from .streamed_residuals import streamed_program, sums_virtual_values
 
 Tensor = torch.Tensor
 
 
-def may_be_exchanged(captured: CapturedFunction) -> bool:
-    """True if forward keeps anything for backward that autograd cannot observe, so that cheaper values may be kept."""
+def may_be_exchanged(captured: CapturedFunction, sizes: Mapping[sympy.Symbol, int]) -> bool:
+    """True if forward keeps anything for backward that autograd cannot observe, so that cheaper values may be kept;
+
+    or might, because backward would sum again what forward has summed and kernels never have in memory.
+    """
     forward = captured.forward
-    if not (forward.hidden_count or captured.is_plain) or forward.tensor_attributes or forward.saved_for_forward:
+    if forward.tensor_attributes or forward.saved_for_forward:
+        return False
+    if not (forward.hidden_count or captured.is_plain or sums_virtual_values(captured, sizes)):
         return False
     return not forward.returns_hidden and not captured.returns_input_memory and is_on(_pass_of(captured))
 

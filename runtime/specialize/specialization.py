@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,10 +99,10 @@ class Specialization:
                 unit.reads = captured.reads
 
 
-def predicted_backward(spec: Specialization) -> BackwardEntry | None:
+def predicted_backward(spec: Specialization, sizes: Mapping[Any, int]) -> BackwardEntry | None:
     """The commonest backward, captured; None where it cannot be, or where nothing may be exchanged for it."""
     captured = spec.captured
-    if not may_be_exchanged(captured):
+    if not may_be_exchanged(captured, sizes):
         return None
     try:
         capture = partial(spec.backward.entry, predicted_kinds(captured))

@@ -15,11 +15,15 @@ import sympy
 from ...codegen import Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph
+from ...ir.errors import LoweringError
 from ...ir.passes.fuse import Fuse
-from ...ir.passes.programs.recompute import Recompute
+from ...ir.passes.programs.streamed import Streamed
 from ...ir.passes.streaming.streams import StreamDecision, Streams
+from ...ir.passes.virtual import sums_of, virtual_values
 from ...ir.program import Program
-from ..execution.graph_to_kernels import generate, optimize
+from ...ir.switches import is_on
+from ..capture.captured import CapturedFunction
+from ..execution.graph_to_kernels import generate, graph_of, optimize
 
 Hints = Mapping[sympy.Symbol, int]
 
@@ -31,13 +35,24 @@ def streamed_program(
 
     usual: with what is saved otherwise.
     """
-    streamed = Recompute(sizes, streams=True)(captured)
+    streamed = Streamed(sizes)(captured)
     if streamed is captured:
         return None
     target = target_of_kernels()
     seconds = [_generated_seconds(g, sizes, target) for g in _graphs(streamed)]
     own = sum(s for s in seconds if s is not None)
     return streamed if None not in seconds and own <= _modelled_seconds(usual, sizes, target) else None
+
+
+def sums_virtual_values(captured: CapturedFunction, sizes: Hints) -> bool:
+    """True where forward sums a product that is larger than its operands."""
+    if not is_on("streams"):
+        return False
+    try:
+        graph = graph_of(captured.forward.trace, f"{captured.name}_forward")
+    except LoweringError:
+        return False
+    return bool(sums_of(graph.order(), virtual_values(graph, sizes)))
 
 
 def _graphs(program: Program) -> Iterator[Graph]:

@@ -413,6 +413,50 @@ PASSED = attention(*window("W"), guards=(*FIT, SHORT, SPAN < FEW))
 PASSED = replace(PASSED, scalars={**SIZES, "W": SPAN})
 LONGEST_FIRST = WIDE.replace("pid %", "tl.cdiv(M, BLOCK_M) - 1 - pid %")
 
+# ------------------------------------------------------------------ other ends
+FROM_THE_END = """
+last_row = tl.minimum(first_row + BLOCK_M, M) - 1
+stop = tl.minimum(last_row + 1 + (N - M), N)
+whole_stop = tl.minimum(tl.maximum(first_row + 1 + (N - M), 0), N) // BLOCK_N * BLOCK_N
+"""
+LATE = two_loops(attend(alive=" & (row + (N - M) >= col + (first_col - first_row))"))
+BOTH_SIDES = """
+last_row = tl.minimum(first_row + BLOCK_M, M) - 1
+start = tl.maximum(first_row - 255, 0) // BLOCK_N * BLOCK_N
+stop = tl.minimum(last_row + 256, N)
+whole_start = (tl.maximum(last_row - 255, 0) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+whole_start = tl.maximum(tl.minimum(whole_start, (stop + BLOCK_N - 1) // BLOCK_N * BLOCK_N), start)
+whole_stop = tl.maximum(tl.minimum(first_row + 256, N) // BLOCK_N * BLOCK_N, whole_start)
+"""
+NEAR = " & (row < col + (first_col - first_row) + 256) & (row + 256 > col + (first_col - first_row))"
+AROUND = three_loops(attend(alive=NEAR), "start", "whole_start", "whole_stop", "stop")
+UP_TO_LENGTH = """
+length = tl.load(length_ptr + rest)
+stop = tl.minimum(tl.maximum(length, 0), N)
+whole_stop = stop // BLOCK_N * BLOCK_N
+"""
+SHORTER = two_loops(ATTEND.replace("< N - first_col", "< stop - first_col"))
+
+
+def lengths(dtype: str) -> Stream:
+    """So many keys of each batch as memory says."""
+    stream = attention(SHORTER, UP_TO_LENGTH)
+    return replace(stream, inputs={**stream.inputs, "length": Tensor(dtype, (Z,))})
+
+
+IN_TURNS = replace(
+    COUNTED,
+    body="""
+pid = tl.program_id(0)
+chunk = tl.cast(pid % chunks, tl.int64)
+rest = tl.cast(pid // chunks, tl.int64)
+first_row = 0
+start = chunk * BLOCK_N
+whole_stop = N // BLOCK_N * BLOCK_N
+""" + LANES + query() + turns("start", "whole_stop", whole(ATTEND), "chunks * BLOCK_N")
+    + turns("whole_stop + start", "N", ATTEND, "chunks * BLOCK_N") + CHUNK_RESULT,
+)  # fmt: skip
+
 # ------------------------------------------------------------------ lanes that get their dimension where they are used
 FLAT = """
 row = first_row + tl.arange(0, BLOCK_M)
@@ -465,6 +509,12 @@ STREAMS: dict[str, Stream] = {
     "cross-entropy, a long depth": CROSS_ENTROPY,
     "chunks": CHUNKS,
     "so many chunks": COUNTED,
+    "chunks of blocks in turns": IN_TURNS,
+    "causal from the end": attention(LATE, FROM_THE_END),
+    "causal from the end in 32 bits": attention(LATE, FROM_THE_END, NARROW),
+    "a window on both sides": attention(AROUND, BOTH_SIDES),
+    "lengths from memory": lengths("i64"),
+    "lengths from memory in 32 bits": lengths("i32"),
     "any strides, heads that share keys": STRIDED,
     "keys in columns": TURNED,
     "a bias from memory": BIASED,
@@ -536,6 +586,12 @@ FAULTS = {
                                           "col_2 * k_step", at={**STEPS, FREE["k_step"]: 128}),
     "heads that share no keys": Planted("any strides, heads that share keys", "range", "head // GROUP", "head",
                                         at={**STEPS, FREE["k_head"]: 4096}),
+    "turns of half a block": Planted("chunks of blocks in turns", "range", "start = chunk * BLOCK_N",
+                                     "start = chunk * (BLOCK_N // 2)", at={M: 1, N: 64, SPAN: 2}),
+    "a block before the stream": Planted("causal from the end", "range", "0), N) // BLOCK_N * BLOCK_N",
+                                         "0), N) // BLOCK_N * BLOCK_N - BLOCK_N", at={M: 30, N: 20}),
+    "a length beyond the stream": Planted("lengths from memory", "range", "tl.minimum(tl.maximum(length, 0), N)",
+                                          "tl.maximum(length, 0)"),
     "rows for columns": Planted("a bias from memory", "range", "row * N + col", "col * N + row"),
     "the stream of the next batch": Planted("plain", "range", "(rest * N + first_col)", "((rest + 1) * N + first_col)"),
     # 32 bits

@@ -16,7 +16,8 @@ from fusegrad.ir import Graph, Program
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.passes.fuse import Fuse, Group, Step
 from fusegrad.ir.passes.products import Machine
-from fusegrad.ir.passes.programs.recompute import Recompute, hidden_values, present
+from fusegrad.ir.passes.programs.recompute import hidden_values, made_in_forward, present, value_at
+from fusegrad.ir.passes.programs.streamed import Streamed
 from fusegrad.ir.passes.streaming.streams import StreamDecision, Streams
 from fusegrad.ir.passes.virtual import sums_of, virtual_values
 from fusegrad.ir.rewrite import extract
@@ -49,7 +50,7 @@ def captured(case: Case) -> tuple[Program, Sizes]:
 def divided(case: Case) -> tuple[Program, Divided, Divided]:
     """The program that saves nothing virtual; its graphs, their steps and what was decided of them."""
     program, sizes = captured(case)
-    program = Recompute(sizes, streams=True)(program)
+    program = Streamed(sizes)(program)
     forward, backward = program.forward, next(iter(program.backward.values()))
     return program, _divided(optimize(forward), sizes), _divided(optimize(backward), sizes)
 
@@ -123,19 +124,35 @@ def test_nothing_virtual_is_saved(case: Case) -> None:
     assert virtual and not [v for v in hidden_values(program) if v.id in virtual]
 
 
-SAVED_INSTEAD = {
-    "SavedProbabilities": ["amax", "sum", "dot"],  # of p; the last is the result, in memory that the caller has not
+SAVED = {
+    "SavedProbabilities": ["amax", "sum", "dot"],  # the last is the result, in memory that the caller has not
     "LogSoftmaxDropout": ["amax", "log", "dot"],
+    "SavedLogSumExp": ["reshape"],
+    "InfoNCE": ["amax", "amax"],  # the sums are of other exponentials: logsumexp looks for infinities
+    **{name: [] for name in ("SigmoidAttention", "DecayingAttention", "SigLIP", "Distances")},
 }
+"""What is handed over besides what the user saves of arguments and results; by default two rows of a softmax."""
 
 
 @each
-def test_two_rows_are_saved_in_the_place_of_a_virtual_value(case: Case) -> None:
-    saved = [v.prim for v in hidden_values(divided(case)[0])]
-    assert saved == SAVED_INSTEAD.get(case.name, [v.prim for v in hidden_values(captured(case)[0])])
+def test_rows_are_saved_whether_the_user_saves_or_computes_again(case: Case) -> None:
+    assert [v.prim for v in hidden_values(divided(case)[0])] == SAVED.get(case.name, ["amax", "sum"])
 
 
-@pytest.mark.parametrize("name", SAVED_INSTEAD)
+@each
+def test_no_row_of_backward_is_computed_again(case: Case) -> None:
+    """Every sum of forward that backward has is handed over."""
+    program, (graph, *_) = divided(case)[0], divided(case)[2]
+    again = made_in_forward(program, graph).values()
+    virtual = virtual_values(program.forward, captured(case)[1])
+    assert not {v.id for v in sums_of(program.forward.order(), virtual)} & {v.id for v in again} - residual_ids(program)
+
+
+def residual_ids(program: Program) -> set[int]:
+    return {v.id for p in present(program) if (v := value_at(program, p)) is not None}
+
+
+@pytest.mark.parametrize("name", ["SavedProbabilities", "LogSoftmaxDropout"])
 def test_the_row_sums_of_backward_are_those_of_the_result(name: str) -> None:
     """(p * dp).sum(-1) is (g * out).sum(-1): no sum of backward reads a virtual value."""
     case = next(c for c in CASES if c.name == name)

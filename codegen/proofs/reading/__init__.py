@@ -3,11 +3,11 @@
 from .expressions import EXPRESSIONS
 from .reader import Reader, Rules, parse_function
 from .statements import STATEMENTS
-from .values import Access, Int, Need, Opaque, Pointer, Read, UnreadableText, Value
+from .values import LARGEST, Access, Int, Need, Opaque, Pointer, Read, UnreadableText, Value, margins
 
 RULES = Rules(STATEMENTS, EXPRESSIONS)
 
 __all__ = [
-    "RULES", "Access", "Int", "Need", "Opaque", "Pointer", "Read", "Reader", "UnreadableText", "Value",
-    "parse_function",
+    "LARGEST", "RULES", "Access", "Int", "Need", "Opaque", "Pointer", "Read", "Reader", "UnreadableText", "Value",
+    "margins", "parse_function",
 ]  # fmt: skip

@@ -31,8 +31,12 @@ from .values import (
     Value,
     atoms_of,
     integer_result,
+    margins,
     names_in,
 )
+
+STEPS = 60
+"""How many goals it may lead to, whether 32 bits hold what memory decides: mostly no, and it is not needed."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +186,17 @@ class Reader:
     def require(self, needs: Iterable[Need]) -> None:
         self.read.needs.update(dict.fromkeys(needs))
 
+    def _is_narrow(self, value: Poly) -> bool:
+        """What memory decides within bounds, so that 32 bits hold it whatever is there."""
+        with self.world.budget.at_most(STEPS):
+            return all(self.world.holds(margin, self.facts) for margin in margins(value))
+
     def checked_result(self, result: Poly, a: Int, b: Int, node: ast.expr) -> Int:
         """The result of an operation that may not fit into 32 bits."""
         both = integer_result(a, b, result)
         if both.width in (0, 64):
             return both
         if self.is_data(result):
-            return Int(self.datum("sum"), 32, both.narrow, both.needs) if both.width == 32 else both
+            may_wrap = both.width == 32 and not self._is_narrow(result)
+            return Int(self.datum("sum"), 32, both.narrow, both.needs) if may_wrap else both
         return Int(result, both.width, both.narrow, (*both.needs, self.need(result, both.narrow, node)))

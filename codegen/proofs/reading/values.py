@@ -138,6 +138,15 @@ class Read:
     program: int | None = None
 
 
+LARGEST = 2**31 - 1
+"""The largest integer of 32 bits."""
+
+
+def margins(value: Poly) -> tuple[Poly, Poly]:
+    """Not negative where 32 bits hold the value."""
+    return -value + LARGEST, value + LARGEST + 1
+
+
 def union_of_needs(*needs: tuple[Need, ...]) -> tuple[Need, ...]:
     return tuple(dict.fromkeys(need for group in needs for need in group))
 

@@ -6,29 +6,25 @@ Candidates are hidden intermediates only. What the user saved among inputs and o
 backward may read it; one that is not saved is never held. Reductions, products and calls are not done twice;
 elementwise work, layout, gathers and random numbers are. Bytes saved never grow: the user's choice is one of the cuts.
 
-    saved: q, k, v, p [n, m]   ->   with `streams` saved: q, k, v, max [n], sum [n]; backward makes p of them again
-
-Where kernels stream products (`passes/streams`), a virtual value costs nothing to make again, and much to save.
-
 On simplified graphs, where equal values are one node; before fusion, which has to know what forward returns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
-from ...graph import Graph, Value, building
+from ...errors import InvalidGraphError
+from ...graph import Graph, Value, building, emit
 from ...prims import PRIMS
 from ...program import Program, ValueRef
 from ...rewrite import copy_into, nodes_between, rebuild, unique_names
-from ...switches import is_on
-from ...types import contiguous_strides
+from ...types import TensorType, contiguous_strides
 from ..cost import Hints, estimate
-from ..virtual import virtual_values
 from .exchange import Bracket, exchanged
 
 Mask = tuple[bool, ...]
@@ -49,61 +45,46 @@ class Choice:
     saved: tuple[Value, ...]
     brackets: tuple[Value, ...] = ()
     """Products of forward that backward has, and that stand for sums of its own (`exchange`)."""
+    rows: tuple[Value, ...] = ()
+    """Values of forward that backward has, and would compute again from what it is given."""
+    exact: tuple[Value, ...] = ()
+    """Those of low floats that are handed over as float32: kernels that round nothing in between lose nothing."""
+
+    def type_of(self, value: Value) -> TensorType:
+        """The type in which a value is handed over."""
+        return value.aval.with_dtype("f32") if value in self.exact else value.aval
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """Program -> the same program with residuals that cost less. `hints`: the sizes to weigh at.
-
-    streams: virtual values are made again, their products as well; a program without any stays as it is.
-    """
+    """Program -> the same program with residuals that cost less. `hints`: the sizes to weigh at."""
 
     hints: Hints = field(default_factory=dict, hash=False)
-    streams: bool = False
 
     def __call__(self, program: Program) -> Program:
         captured = hidden_values(program)
-        virtual = virtual_values(program.forward, self.hints) if self.streams else NONE
-        weighs = captured and program.backward and (virtual or not self.streams)
-        saved = cheapest(program, self.hints, virtual) if weighs else captured
-        used = _useful_brackets(program, saved, virtual) if weighs and virtual and is_on("exchange") else []
-        saved = [*saved, *(v for v in used if v not in saved and v.id not in _saved_by_user(program))]
-        if set(saved) == set(captured) and not used:
-            return program
-        return _chosen(program, Choice(program, tuple(saved), tuple(used)))
+        saved = cheapest(program, self.hints) if captured and program.backward else captured
+        return program if set(saved) == set(captured) else with_choice(program, Choice(program, tuple(saved)))
 
 
-def _chosen(program: Program, choice: Choice) -> Program:
+def with_choice(program: Program, choice: Choice) -> Program:
     """The program with these residuals."""
-    hidden = len(choice.saved)
-    new = Program(program.name, with_hidden(program, choice.saved), _places(program, hidden), program.user_outputs)
+    forward = program.forward.copy()
+    saved = [Value(forward, v.id) for v in choice.saved]
+    with building(forward):
+        handed = [emit("cast", v, dtype="f32") if v.id in {e.id for e in choice.exact} else v for v in saved]
+    shown = with_hidden(replace(program, forward=forward), handed)
+    new = Program(program.name, shown, _places(program, len(handed)), program.user_outputs)
     new.attributes = program.attributes | {CHOICE: choice}
     for mask, backward in program.backward.items():
         apply_choice(new, mask, backward)
     return new
 
 
-def _useful_brackets(program: Program, saved: Sequence[Value], virtual: frozenset[int]) -> list[Value]:
-    """The products over virtual values that backward would read in the place of sums of its own, if it had them."""
-    summing = [v for v in program.forward.order() if v.prim == "dot" and v.id not in virtual]
-    ending = [v for v in summing if any(a.id in virtual for a in v.args)]
-    brackets = tuple(dict.fromkeys(_as_saved(program, v) for v in ending))
-    at_hand = _saved_by_user(program).union(v.id for v in saved)
-    choice = Choice(program, (*saved, *(v for v in brackets if v.id not in at_hand)), brackets)
-    found = [_rebased(program, choice, b)[1] for b in program.backward.values() if brackets]
-    return list(dict.fromkeys(v for used in found for v in used))
-
-
-def _as_saved(program: Program, product: Value) -> Value:
-    """The product, or the user's residual that is the same in another shape."""
-    views = [u for u in product.users if u.prim == "reshape" and u.id in _saved_by_user(program)]
-    return views[0] if views else product
-
-
 def apply_choice(program: Program, mask: Mask, backward: Graph) -> Graph:
     """A backward graph on the captured residuals, made to start from those of `program`, which keeps it."""
     choice: Choice | None = program.attributes.get(CHOICE)
-    program.backward[mask] = backward if choice is None else _rebased(program, choice, backward)[0]
+    program.backward[mask] = backward if choice is None else rebased(choice, backward)[0]
     return program.backward[mask]
 
 
@@ -187,7 +168,7 @@ class _Prices:
 
     def __init__(self, program: Program, hints: Hints, virtual: frozenset[int]) -> None:
         self.hints, self.virtual = hints, virtual
-        self.user_saved, self.read = _saved_by_user(program), _read(program)
+        self.user_saved, self.read = saved_by_user(program), _read(program)
         self.hidden = {v.id for v in hidden_values(program)}
 
     def capacity(self, value: Value) -> dict[str, int]:
@@ -207,7 +188,7 @@ class _Prices:
         return PRIMS[value.prim].family in AGAIN or value.id in self.virtual
 
 
-def _saved_by_user(program: Program) -> set[int]:
+def saved_by_user(program: Program) -> set[int]:
     """Values that the user saved: inputs that forward does not write to, and outputs."""
     places = [p for p in present(program) if p.kind != "hidden"]
     mutated = {("input", i) for i in program.forward.mutations}
@@ -226,7 +207,7 @@ def _read(program: Program) -> set[int]:
 
 
 # -------------------------------------------------------------------------------------------------- the backward
-def _rebased(program: Program, choice: Choice, backward: Graph) -> tuple[Graph, list[Value]]:
+def rebased(choice: Choice, backward: Graph) -> tuple[Graph, list[Value]]:
     """backward on the new residuals, the captured ones computed first; and the brackets that it reads."""
     out = Graph(backward.name)
     captured = choice.captured
@@ -237,20 +218,35 @@ def _rebased(program: Program, choice: Choice, backward: Graph) -> tuple[Graph, 
     with building(out):
         copy_into(nodes_between([value for _, value in hidden if value is not None], at_hand), at_hand)
         env |= {v.id: at_hand[value.id] for v, value in hidden if value is not None}
+        env |= {i: at_hand[v.id] for i, v in made_in_forward(captured, backward).items() if v in choice.rows}
         copy_into(backward.order(), env)
     out.mutations = {i: env[v.id] for i, v in backward.mutations.items()}
     out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
-    made = {_bracket(out, v, at_hand): v for v in choice.brackets}
+    made = {b: v for v in choice.brackets if (b := _bracket(out, v, at_hand)) is not None}
     better, used = exchanged(out, list(made)) if made and not out.mutations else (out, [])
     return better, [made[b] for b in used]
 
 
-def _bracket(out: Graph, value: Value, at_hand: Mapping[int, Value]) -> Bracket:
-    """A value of forward that backward has, and its nodes there."""
+def _bracket(out: Graph, value: Value, at_hand: Mapping[int, Value]) -> Bracket | None:
+    """A value of forward that backward has, and its nodes there; None where these need more than there is."""
     others = {i: v for i, v in at_hand.items() if i != value.id}
-    with building(out):
+    with contextlib.suppress(InvalidGraphError), building(out):
         copy_into(nodes_between([value], others), others)
-    return Bracket(at_hand[value.id], others[value.id])
+        return Bracket(at_hand[value.id], others[value.id])
+    return None
+
+
+def made_in_forward(program: Program, backward: Graph) -> dict[int, Value]:
+    """The nodes of backward that depend on no gradient and are nodes of forward, by their ids."""
+    joint, places = program.forward.copy(), present(program)
+    received = zip(backward.inputs, (value_at(program, p) for p in places), strict=False)
+    values = {v.id: Value(joint, source.id) for v, source in received if source is not None}
+    with building(joint):
+        for node in backward.order():
+            if not PRIMS[node.prim].effect and all(a.id in values for a in node.args):
+                values[node.id] = emit(node.prim, *(values[a.id] for a in node.args), **node.params)
+    own = program.forward.attributes
+    return {i: Value(program.forward, v.id) for i, v in values.items() if v.id in own}
 
 
 def _receive(
@@ -260,7 +256,7 @@ def _receive(
 
     Returned as a map from the old inputs of backward, and as one from the values of forward that are at hand.
     """
-    places, user_saved = present(captured), _saved_by_user(captured)
+    places, user_saved = present(captured), saved_by_user(captured)
     names = iter(unique_names([*backward.inputs, *choice.saved])[len(backward.inputs) :])
     env: dict[int, Value] = {}
     at_hand: dict[int, Value] = {}
@@ -270,7 +266,9 @@ def _receive(
         if place.kind != "hidden" and value is not None:
             env[source.id] = out.input_like(source)
             at_hand |= {value.id: env[source.id]} if value.id in user_saved else {}
-    at_hand |= {v.id: out.input(v.aval, next(names)) for v in choice.saved}
+    received = {v: out.input(choice.type_of(v), next(names)) for v in choice.saved}
+    with building(out):
+        at_hand |= {v.id: emit("cast", r, dtype=v.dtype) if v in choice.exact else r for v, r in received.items()}
     for source in backward.inputs[len(places) :]:
         env[source.id] = out.input_like(source)
     return env, at_hand
