@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from ....ir.types import FLOATS, Size
-from ...program.axes import Axis, Index, Term, terms_below
+from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
 from .accumulators import Accumulator
 from .algebra import Algebra, is_number, is_tile_product
@@ -299,9 +299,11 @@ def _affine_place(place: Index, roles: Roles) -> Affine | None:
 
 
 def whole_bodies(algebra: Algebra, bodies: Iterable[Term], implied: frozenset[Term]) -> list[Term]:
-    """The bodies where all implied conditions hold."""
+    """The bodies where all implied conditions hold; accumulators that they read are what they were."""
 
     def rule(term: Term, args: tuple[Term, ...]) -> Term:
+        if term.op in REDUCTIONS and not is_tile_product(term):
+            return term
         if term.op != "where":
             return algebra.again(term, args)
         left = [c for c in conjuncts(term.args[0]) if c not in implied]
