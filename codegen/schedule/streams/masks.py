@@ -1,6 +1,6 @@
-"""What masks say: where along the stream anything is alive, where everything is, and what silences lanes beyond its end.
+"""Masks along the stream: where anything is alive, where everything is, and what silences lanes beyond its end.
 
-    where(i >= j, s, -inf) below exp      nothing behind j = i counts: whole blocks are skipped, others need no mask
+where(i >= j, s, -inf) below exp      nothing behind j = i counts: whole blocks are skipped, others need no mask
 """
 
 from __future__ import annotations
