@@ -9,9 +9,9 @@ from functools import reduce
 import sympy
 
 from ....ir.switches import is_on
-from ...program.sizes import evaluate_size
+from ...program.sizes import evaluate_size, nonnegative, tidy
 from ...schedule.streams.masks import Bound, Span
-from ..statements import Expr, Scope, binary, call, literal
+from ..statements import Expr, Scope, binary, call, literal, unary
 from .stream import Stream
 
 Join = Callable[[Sequence[Expr]], Expr]
@@ -77,7 +77,9 @@ class StreamBounds:
         highs = [self._high(b, last if b.row > 0 else first, host) for b in span.highs]
         stop = let(host, "stop", _smallest([self.size, *highs])) if highs else self.size
         ends = [self._high(b, first if b.row > 0 else last, host) for b in span.highs]
-        end = self._down(_smallest([self.size, *ends])) if ends or self.ragged else self.size
+        end = _smallest([self.size, *ends])
+        end = end if all(map(_is_never_negative, span.highs)) else call("tl.maximum", end, literal(0))
+        end = self._down(end) if ends or self.ragged else self.size
         if span.lows:
             full = [self._low(b, last if b.row < 0 else first, host) for b in span.lows]
             whole = let(host, "whole_start", self._within(self._up(_largest(full)), start, stop))
@@ -117,7 +119,7 @@ class StreamBounds:
     def _place(self, sign: int, bound: Bound, row: Expr, host: Scope, extra: int) -> Expr:
         """sign * row + what is constant in the bound, towards the stream."""
         towards = -bound.by
-        total = literal(0) if sign == 0 else row if sign > 0 else binary("-", literal(0), row)
+        total = literal(0) if sign == 0 else row if sign > 0 else unary("-", row)
         constant = bound.offset * towards + extra
         for c, term in bound.numbers:
             value = call("tl.cast", self.stream.values.value(term, host), literal("tl.int32"))
@@ -140,6 +142,11 @@ class StreamBounds:
         """Between where the stream begins and the block in which it ends."""
         end = binary("*", call("tl.cdiv", stop, self.block), self.block)
         return call("tl.minimum", call("tl.maximum", place, start), call("tl.maximum", end, start))
+
+
+def _is_never_negative(bound: Bound) -> bool:
+    """One behind the last place is none below zero."""
+    return bound.row >= 0 and not bound.numbers and nonnegative(tidy(bound.offset + 1))
 
 
 def _smallest(places: Sequence[Expr]) -> Expr:

@@ -108,13 +108,16 @@ class StreamPass:
         self.levels.clear()
         self._fix_known()
         bodies = [a.body for a in self.accumulators]
-        changed = bodies if part.masked else whole_bodies(self.stream.algebra, bodies, self.span.implied)
+        changed = bodies if part.masked else self._whole(bodies)
         self.values.silenced = self._silenced(scope) if part.masked else {}
         self.values.uses = uses_of(changed, self.stream.labels)
         self._take_in(changed, scope)
         self.values.silenced = {}
         if part.over is not None:
             host.body.append(For(part.variable, part.over, scope.body))
+
+    def _whole(self, bodies: Sequence[Term]) -> list[Term]:
+        return whole_bodies(self.stream.algebra, bodies, self.span.implied, self.stream.labels)
 
     def _silenced(self, scope: Scope) -> dict[Term, tuple[Expr, str]]:
         mask = self.stream.shapes.mask_of_stream()

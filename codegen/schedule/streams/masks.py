@@ -5,13 +5,13 @@ where(i >= j, s, -inf) below exp      nothing behind j = i counts: whole blocks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
 
 from ....ir.types import FLOATS, Size
-from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
+from ...program.axes import Axis, Index, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
 from .accumulators import Accumulator
 from .algebra import Algebra, is_number, is_tile_product
@@ -300,11 +300,13 @@ def _affine_place(place: Index, roles: Roles) -> Affine | None:
     return found if not place.values else None
 
 
-def whole_bodies(algebra: Algebra, bodies: Iterable[Term], implied: frozenset[Term]) -> list[Term]:
-    """The bodies where all implied conditions hold; accumulators that they read are what they were."""
+def whole_bodies(
+    algebra: Algebra, bodies: Iterable[Term], implied: frozenset[Term], sums: Container[Term]
+) -> list[Term]:
+    """The bodies where all implied conditions hold; `sums` stay what they are."""
 
     def rule(term: Term, args: tuple[Term, ...]) -> Term:
-        if term.op in REDUCTIONS and not is_tile_product(term):
+        if term in sums:
             return term
         if term.op != "where":
             return algebra.again(term, args)
