@@ -1,6 +1,8 @@
-"""A matrix product with its elementwise neighbours as one group, where that beats the library's call between kernels.
+"""Matrix products with their elementwise neighbours as one group, where that beats the library's call between kernels.
 
     dot(x, w) -> memory -> kernel(dot, bias) -> y      becomes      kernel(x, w, bias) -> y
+
+A product may join a group that has others already, if none of them reads it: silu(x @ wg) * (x @ wu) is one kernel.
 
 A kernel of ours reaches at least SHARE of the machine's arithmetic (assumed, not timed). Where even so memory is the
 limit, the bytes decide, and fusing never moves more of them; other products stay with the library, unless a clock has
@@ -12,7 +14,7 @@ The last pass over steps: the neighbours of a product have to be groups before t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..graph import Graph, Value
 from ..prims import PRIMS
@@ -25,7 +27,7 @@ from .node_kinds import is_view
 SHARE = 0.5
 """Of the machine's arithmetic that a generated product is taken to reach."""
 DTYPES = ("f16", "bf16", "f32")
-AROUND = ("elementwise", "layout", "source", "random", "input", "contract")
+AROUND = ("elementwise", "layout", "source", "random", "gather", "input")
 """Families that may be computed on a tile of a product."""
 
 
@@ -49,6 +51,10 @@ class Decision:
     def fused(self) -> bool:
         return self.group is not None
 
+    def moved(self, parts: Sequence[Group], whole: Group) -> Decision:
+        """The same product where its group became a part of another."""
+        return replace(self, group=whole) if any(self.group is p for p in parts) else self
+
     def refused(self, why: str) -> Decision:
         """The same product where no kernel can be generated."""
         return Decision(self.value, None, why)
@@ -70,19 +76,24 @@ class Estimate:
     bandwidth: float
     library_rate: float
     own_rate: float
+    beside: int = 0  # operations of the products that the kernel around the call has, at its own rate
 
     @property
     def library(self) -> float:
         call = max(self.operations / self.library_rate, self.called / self.bandwidth)
-        return call + (self.apart - self.called) / self.bandwidth
+        return call + max(self.beside / (SHARE * self.own_rate), (self.apart - self.called) / self.bandwidth)
 
     @property
     def own(self) -> float:
-        return max(self.operations / (SHARE * self.own_rate), self.fused / self.bandwidth)
+        return max(self._arithmetic, self.fused / self.bandwidth)
 
     @property
     def memory_decides(self) -> bool:
-        return self.operations / (SHARE * self.own_rate) <= self.fused / self.bandwidth
+        return self._arithmetic <= self.fused / self.bandwidth
+
+    @property
+    def _arithmetic(self) -> float:
+        return (self.operations + self.beside) / (SHARE * self.own_rate)
 
     @property
     def pays(self) -> bool:
@@ -91,7 +102,7 @@ class Estimate:
     def __str__(self) -> str:
         limit = SHARE * self.own_rate / self.bandwidth
         return (
-            f"{self.operations / max(1, self.fused):.0f} operations per byte where memory decides up to {limit:.0f}; "
+            f"{(self.operations + self.beside) / max(1, self.fused):.0f} operations per byte where memory decides up to {limit:.0f}; "
             f"fusing moves {self.fused / 1e6:.1f} MB instead of {self.apart / 1e6:.1f}"
         )
 
@@ -111,8 +122,10 @@ class Products:
             if value.id not in self.library and (merged := _Merge.of(graph, steps, value)) is not None:
                 costs = self.estimate(merged)
                 fused = costs.pays or (self.contest and costs.fused < costs.apart)
+                if fused:
+                    steps = merged.steps()
+                    decisions = [d.moved(merged.groups, merged.group) for d in decisions]
                 decisions.append(Decision(value, merged.group if fused else None, str(costs)))
-                steps = merged.steps() if fused else steps
         return steps, decisions
 
     def estimate(self, merged: _Merge) -> Estimate:
@@ -120,11 +133,16 @@ class Products:
         value = merged.value
         called = sum(self._number(v.aval.nbytes) for v in (*value.args, value))
         neighbours = sum(self._number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
-        rates = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
+        library, own = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
+        beside = sum(self._seconds(v) * own for g in merged.groups for v in g.graph.order() if v.prim == "dot")
         return Estimate(
             self._number(_operations(value)), called, called + neighbours,
-            self._number(minimal_bytes(merged.group.graph)), self.machine.bandwidth, *rates,
+            self._number(minimal_bytes(merged.group.graph)), self.machine.bandwidth, library, own, round(beside),
         )  # fmt: skip
+
+    def _seconds(self, value: Value) -> float:
+        """A product at the machine's full rate."""
+        return self._number(_operations(value)) / self.machine.flops[_multiplied_in(value)]
 
     def _number(self, size: Size) -> int:
         return estimate(size, self.hints)
@@ -208,17 +226,26 @@ def _reads(step: Step) -> tuple[Value, ...]:
 
 
 def _epilogue(steps: Sequence[Step], at: int, value: Value) -> Group | None:
-    """The first that reads the product, if all of it can be done on a tile."""
+    """The first that reads the product, if all of it can be done on a tile: around other products, too."""
     place = next((i for i in range(at + 1, len(steps)) if value in _reads(steps[i])), None)
     step = steps[place] if place is not None else None
-    if place is None or not isinstance(step, Group) or not _on_a_tile(step) or _effects(steps[at:place]):
+    if place is None or not isinstance(step, Group) or _effects(steps[at:place]):
         return None
-    return step
+    return step if _on_a_tile(step, products=True) and not _is_multiplied(step, value) else None
 
 
-def _on_a_tile(group: Group) -> bool:
-    """Elementwise, and no other product is in it."""
-    return all(PRIMS[v.prim].family in AROUND[:-1] for v in group.graph.order())
+def _on_a_tile(group: Group, products: bool = False) -> bool:
+    """Elementwise, but for products where the tile may be theirs."""
+    return all(PRIMS[v.prim].family in AROUND or (products and v.prim == "dot") for v in group.graph.order())
+
+
+def _is_multiplied(group: Group, value: Value) -> bool:
+    """True where an input of the group is an operand of its products, as it is or after operations."""
+    depends = {group.graph.inputs[group.inputs.index(value)].id}
+    for v in group.graph.order():
+        if any(a.id in depends for a in v.args):
+            depends.add(v.id)
+    return any(v.prim == "dot" and v.id in depends for v in group.graph.order())
 
 
 def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]:

@@ -116,7 +116,8 @@ def generate(
             kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
         except _Refusal as found:
             why = str(found.error)
-            if (product := next((d for d in decisions if d.group is found.group), None)) is not None:
+            # of several products in one group the last one joined the others: it is the one to leave
+            if (product := next((d for d in decisions[::-1] if d.group is found.group), None)) is not None:
                 called[product.value.id] = product.refused(found.error.reason)
             else:
                 refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
