@@ -18,6 +18,7 @@ from ..kernel import Target
 from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term, terms_below
 from ..program.sizes import Hints, evaluate_size, power_of_two
 from ..schedule.schedule import Schedule
+from .values import count_uses
 
 LEAST = 16
 """The shortest side that a tensor core takes."""
@@ -70,12 +71,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes of all products, for every point of `batch`."""
+    """The axes of all products, for every point of `batch`. `sums`: what accumulators hold, and which products each."""
 
     products: tuple[Product, ...]
     row: Axis
     col: Axis
     batch: tuple[Axis, ...]
+    sums: Mapping[Term, tuple[Term, ...]]
 
     @property
     def itemsize(self) -> int:
@@ -116,7 +118,19 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
     row = max(rows, key=lambda a: evaluate_size(a.size, hints))
     col = max(cols, key=lambda a: (a in close, evaluate_size(a.size, hints)))
     batch = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
-    return Roles(tuple(_product(t, row, col, _node_of(t, node), hints) for t in totals), row, col, batch)
+    products = tuple(_product(t, row, col, _node_of(t, node), hints) for t in totals)
+    return Roles(products, row, col, batch, _sums(program, totals))
+
+
+def _sums(program: Program, totals: Sequence[Term]) -> dict[Term, tuple[Term, ...]]:
+    """The products of each accumulator: those that are only added to each other, in float32, have one together."""
+    uses = count_uses(program)
+    sums = {t: (t,) for t in totals}
+    for term in program.terms:
+        is_sum = term.op == "add" and term.dtype == "f32" and all(a in sums and uses[a] == 1 for a in term.args)
+        if is_sum:
+            sums[term] = tuple(t for a in term.args for t in sums.pop(a))
+    return sums
 
 
 def _check_tile(program: Program, totals: Sequence[Term], node: Value) -> None:
@@ -176,16 +190,19 @@ def schedule_of(roles: Roles, tile: Tile, depths: Mapping[Axis, int], target: Ta
 
 
 def loops_of(roles: Roles) -> list[tuple[Product, ...]]:
-    """The products by loops: those along the same axes that read an operand together have one."""
+    """The products by loops: those along the same axes that read the same memory in each turn have one."""
     loops: list[list[Product]] = []
     for product in roles.products:
-        operands = {product.left, product.right}
-        shared = (x for x in loops if x[0].over == product.over and any(operands & {p.left, p.right} for p in x))
-        if (loop := next(shared, None)) is not None:
+        alike = (x for x in loops if x[0].over == product.over and any(_tiles_read(p) & _tiles_read(product) for p in x))
+        if (loop := next(alike, None)) is not None:
             loop.append(product)
         else:
             loops.append([product])
     return [tuple(loop) for loop in loops]
+
+
+def _tiles_read(product: Product) -> set[Term]:
+    return {t for t in terms_below((product.left, product.right)) if t.op == "load" and product.k in t.axes}
 
 
 def tile_of(roles: Roles, node: Value, target: Target, hints: Hints) -> Tile:
@@ -198,7 +215,7 @@ def tile_of(roles: Roles, node: Value, target: Target, hints: Hints) -> Tile:
     least = _shortest_sides(axes, target)
     sizes = [evaluate_size(a.size, hints) for a in axes]
     points = math.prod(max(1, evaluate_size(a.size, hints)) for a in roles.batch)
-    fitted = [_fit_tile(t, sizes, least) for t in TILES[roles.itemsize] if _holds_sums(t, len(roles.products))]
+    fitted = [_fit_tile(t, sizes, least) for t in TILES[roles.itemsize] if _holds_sums(t, len(roles.sums))]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
     if not fitted:
         refuse(node, "no tile holds the sums of so many")

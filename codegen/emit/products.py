@@ -21,6 +21,7 @@ from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, product
 from ..kernel import Kernel, Kernels, Ref, Target
 from ..program.axes import Axis, Goal, Materialize, Memory, Program, Term, terms_below
+from ..program.short_sums import written_out
 from ..program.sinks import build_sinks
 from ..program.sizes import Hints, cdiv, evaluate_size, tidy
 from ..program.terms import TermTable
@@ -37,6 +38,7 @@ from .product_schedule import (
     Roles,
     Tile,
     depths_of,
+    is_product,
     loops_of,
     refuse,
     roles_of,
@@ -116,21 +118,13 @@ class Accumulator:
 
 
 def accumulators_of(emitter: Emitter, roles: Roles) -> dict[Term, Accumulator]:
-    """An accumulator for each product: one for those that are only added, in float32, to each other."""
-    values, context = emitter.values, emitter.context
-    sums: dict[Term, list[Term]] = {p.total: [p.total] for p in roles.products}
-    for term in context.program.terms:
-        parts = [sums.get(a) for a in term.args]
-        is_sum = term.op == "add" and term.dtype == "f32" and all(values.uses[a] == 1 for a in term.args)
-        if is_sum and parts[0] and parts[1]:
-            sums[term] = parts[0] + parts[1]
-            del sums[term.args[0]], sums[term.args[1]]
+    """An accumulator for each product, several of which may have one; values read it in the place of their sum."""
     accumulators: dict[Term, Accumulator] = {}
-    for term, totals in sums.items():
-        accumulator = Accumulator(context.names.fresh("acc"))
+    for term, totals in roles.sums.items():
+        accumulator = Accumulator(emitter.context.names.fresh("acc"))
         accumulators |= dict.fromkeys(totals, accumulator)
         emitter.levels.fix(term, 0)
-        values.accumulated[term] = name(accumulator.label)
+        emitter.values.accumulated[term] = name(accumulator.label)
     return accumulators
 
 
@@ -306,7 +300,8 @@ def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernel
         if value is not None and strides is not None
     ]
     try:
-        program = Program(unify(terms, build_sinks(terms, {}, goals)))
+        sinks = unify(terms, build_sinks(terms, {}, goals))
     except Materialize:
         refuse(node, "a tile of it does not hold what is made of it")
+    program = Program(written_out(terms, sinks, is_product))
     return Kernels((kernel_of_products(program, node, target, hints, label),))

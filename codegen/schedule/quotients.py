@@ -3,16 +3,19 @@
 Of C * H * W / 32 that is known of the product alone. Where a reshape divides the axis C by 32 and C is a multiple now,
 the kernels are for multiples, by a guard: its axes come apart as whole ones, and no element's index is divided.
 The kernels are given back in the symbols of the graph: an argument c becomes C / 32.
+
+Where what a product sums is divided into K / G groups of a number that is whole now, it stays that number, by a guard.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import networkx as nx
 import sympy
 
 from ...ir import Graph, Value
@@ -23,10 +26,11 @@ from ..program.sizes import Hints
 
 @dataclass(frozen=True)
 class Quotients:
-    """`whole`: {C: 32 c}. `guards`: what of it no size of the graph says."""
+    """`whole`: {C: 32 c}. `guards`: what of it no size of the graph says. `groups`: {K: 128 G} of sizes of the graph."""
 
     whole: Mapping[sympy.Symbol, sympy.Expr]
     guards: tuple[sympy.Basic, ...] = ()
+    groups: Mapping[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: Graph, hints: Hints) -> Quotients:
@@ -37,8 +41,11 @@ class Quotients:
         new = {s: d for s, d in divided.items() if parts.get(s, 1) % d}
         are_whole = {s: hints[s] % d == 0 for s, d in new.items()}
         whole = _least_multiples([*parts.items(), *((s, d) for s, d in new.items() if are_whole[s])])
-        guards = tuple((sympy.Eq if are_whole[s] else sympy.Ne)(sympy.Mod(s, d), 0) for s, d in new.items())
-        return Quotients({s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in whole.items()}, guards)
+        guards = [(sympy.Eq if are_whole[s] else sympy.Ne)(sympy.Mod(s, d), 0) for s, d in new.items()]
+        parted = {s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in whole.items()}
+        groups = {k: n for k, n in _groups_of_sums(graph, hints) if not {k, *n.free_symbols} & parted.keys()}
+        guards += [sympy.Eq(k, n) for k, n in groups.items()]
+        return Quotients({**parted, **groups}, tuple(guards), groups)
 
     def hints(self, hints: Hints) -> dict[sympy.Symbol, int]:
         """The current values, those of the parts too; rounded up where they were made up."""
@@ -50,7 +57,8 @@ class Quotients:
 
     def restored(self, kernels: Kernels) -> Kernels:
         """The kernels in the symbols of the graph."""
-        back = _Back({part: s / d for s, m in self.whole.items() for d, part in [m.as_coeff_Mul()]})
+        parted = {s: m for s, m in self.whole.items() if s not in self.groups}
+        back = _Back({part: s / d for s, m in parted.items() for d, part in [m.as_coeff_Mul()]})
         each = map(back.kernel, kernels.kernels) if self.whole else kernels.kernels
         guarded = tuple(replace(k, guards=(*k.guards, *self.guards)) for k in each)
         return Kernels(guarded, tuple(map(back.buffer, kernels.temporaries)) if self.whole else kernels.temporaries)
@@ -79,6 +87,27 @@ def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:
             a, b = next(before, None), 1 / ratio
         else:
             return
+
+
+def _groups_of_sums(graph: Graph, hints: Hints) -> Iterator[tuple[sympy.Symbol, sympy.Expr]]:
+    """[.., K] -> [.., K / G, G] in front of a product that sums along K: (K, n G), as it is now."""
+    for dot in (v for v in graph.order() if v.prim == "dot"):
+        for operand, axes in zip(dot.args, (dot.params["x_axes"], dot.params["y_axes"]), strict=True):
+            summed = [n for n, label in zip(operand.shape, axes, strict=True) if label not in dot.params["out_axes"]]
+            before = nx.ancestors(graph.nx, operand.id)
+            sizes = dict.fromkeys(n for i in sorted(before) for n in Value(graph, i).shape if not isinstance(n, int))
+            divided = (n for n in sizes if any(_is_size(_ratio(sympy.sympify(k), n)) for k in summed))
+            yield from (group for n in divided if (group := _group(n, hints)) is not None)
+
+
+def _group(size: sympy.Expr, hints: Hints) -> tuple[sympy.Symbol, sympy.Expr] | None:
+    """8 K / G, which is 128 now  ->  (K, 16 G)"""
+    coefficient, ratio = size.as_coeff_Mul()
+    over, under = ratio.as_numer_denom()
+    if not (over.is_Symbol and under.is_Symbol):
+        return None
+    times = sympy.Rational(hints[over], max(1, hints[under]))
+    return (over, times * under) if times.is_Integer and (coefficient * times).is_Integer else None
 
 
 @lru_cache(maxsize=65536)
