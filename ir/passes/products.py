@@ -5,8 +5,8 @@
 A product may join a group that has others already, if none of them reads it: silu(x @ wg) * (x @ wu) is one kernel.
 
 A kernel of ours reaches at least SHARE of the machine's arithmetic (assumed, not timed). Where even so memory is the
-limit, the bytes decide, and fusing never moves more of them; other products stay with the library, unless a clock has
-the last word (`contest`). The rule, as data: `Estimate`. Reductions over the product stay kernels of their own.
+limit, the bytes decide, and fusing never moves more of them; where arithmetic is, a kernel has to be MARGIN times as
+fast. Other products stay with the library, unless a clock has the last word (`contest`). The rule, as data: `Estimate`. Reductions over the product stay kernels of their own.
 
 The last pass over steps: the neighbours of a product have to be groups before they can be joined to it.
 """
@@ -26,6 +26,8 @@ from .node_kinds import is_view
 
 SHARE = 0.5
 """Of the machine's arithmetic that a generated product is taken to reach."""
+MARGIN = 2.0
+"""What is won where arithmetic is the limit: it would still pay with half of that share."""
 DTYPES = ("f16", "bf16", "f32")
 AROUND = ("elementwise", "layout", "source", "random", "gather", "input")
 """Families that may be computed on a tile of a product."""
@@ -97,13 +99,17 @@ class Estimate:
 
     @property
     def pays(self) -> bool:
-        return self.own < self.library and (self.memory_decides or self.own_rate > self.library_rate)
+        is_sure = self.memory_decides or self.own_rate > self.library_rate or MARGIN * self.own <= self.library
+        return self.own < self.library and is_sure
 
     def __str__(self) -> str:
         limit = SHARE * self.own_rate / self.bandwidth
+        intensity = (self.operations + self.beside) / max(1, self.fused)
+        times = f"; {self.own * 1e6:.1f} us by a kernel, {self.library * 1e6:.1f} us by the library and what is around it"
         return (
-            f"{(self.operations + self.beside) / max(1, self.fused):.0f} operations per byte where memory decides up to {limit:.0f}; "
+            f"{intensity:.0f} operations per byte where memory decides up to {limit:.0f}; "
             f"fusing moves {self.fused / 1e6:.1f} MB instead of {self.apart / 1e6:.1f}"
+            f"{'' if self.memory_decides else times}"
         )
 
 
