@@ -26,8 +26,9 @@ OPEN = (64, 64, 32)
 """The shortest rows, columns and depth of a tile along sizes that are no constants."""
 
 
-ACCUMULATORS = 128
-"""Registers of a thread, at most, that hold sums."""
+MOST_HELD = 128
+"""Registers of a thread, at most, that hold the sums of several products, and what is made of them for several results."""
+MOST_WARPS = 8
 
 
 class Tile(NamedTuple):
@@ -78,6 +79,7 @@ class Roles:
     col: Axis
     batch: tuple[Axis, ...]
     sums: Mapping[Term, tuple[Term, ...]]
+    results: int
 
     @property
     def itemsize(self) -> int:
@@ -119,7 +121,7 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
     col = max(cols, key=lambda a: (a in close, evaluate_size(a.size, hints)))
     batch = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
     products = tuple(_product(t, row, col, _node_of(t, node), hints) for t in totals)
-    return Roles(products, row, col, batch, _sums(program, totals))
+    return Roles(products, row, col, batch, _sums(program, totals), len(program.sinks))
 
 
 def _sums(program: Program, totals: Sequence[Term]) -> dict[Term, tuple[Term, ...]]:
@@ -215,7 +217,8 @@ def tile_of(roles: Roles, node: Value, target: Target, hints: Hints) -> Tile:
     least = _shortest_sides(axes, target)
     sizes = [evaluate_size(a.size, hints) for a in axes]
     points = math.prod(max(1, evaluate_size(a.size, hints)) for a in roles.batch)
-    fitted = [_fit_tile(t, sizes, least) for t in TILES[roles.itemsize] if _holds_sums(t, len(roles.sums))]
+    roomy = [t for tile in TILES[roles.itemsize] if (t := _with_room(tile, roles)) is not None]
+    fitted = [_fit_tile(t, sizes, least) for t in roomy]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
     if not fitted:
         refuse(node, "no tile holds the sums of so many")
@@ -239,9 +242,13 @@ def _shortest_sides(axes: Sequence[Axis], target: Target) -> list[int]:
     return [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
 
 
-def _holds_sums(tile: Tile, count: int) -> bool:
-    """True where the registers of a tile's threads hold so many sums of each of its elements; one always fits."""
-    return count == 1 or count * tile.rows * tile.cols <= ACCUMULATORS * tile.warps * 32
+def _with_room(tile: Tile, roles: Roles) -> Tile | None:
+    """The tile with as many warps as hold the sums of several products; None where not even the most do."""
+    if len(roles.sums) == 1:
+        return tile
+    held = (len(roles.sums) + roles.results - 1) * tile.rows * tile.cols
+    counts = (w for w in (tile.warps, 2 * tile.warps) if w <= MOST_WARPS and held <= MOST_HELD * w * 32)
+    return next((tile._replace(warps=w) for w in counts), None)
 
 
 def _fit_tile(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:

@@ -29,6 +29,8 @@ SHARE = 0.5
 MARGIN = 2.0
 """What is won where arithmetic is the limit: it would still pay with half of that share."""
 DTYPES = ("f16", "bf16", "f32")
+ONCE, AGAIN = 2.0, 1.25
+"""Bytes that may be read for each byte of an operand: made for one product, or again for each of several."""
 AROUND = ("elementwise", "layout", "source", "random", "gather", "input")
 """Families that may be computed on a tile of a product."""
 
@@ -257,7 +259,7 @@ def _is_multiplied(group: Group, value: Value) -> bool:
 def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]:
     """Groups that make an operand of products and of nothing else: once, of at most twice the bytes that it has, or
 
-    for several products, each of which makes it again, of no more bytes than it has.
+    for several products, each of which makes it again, of hardly more bytes than it has.
     """
     bases = [_base(a) for a in value.args]
     single = [s for s in steps if isinstance(s, Group) and len(s.outputs) == 1]
@@ -266,7 +268,7 @@ def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]
 
 def _may_repeat(graph: Graph, steps: Sequence[Step], group: Group) -> bool:
     readers = _products_reading(graph, steps, group.outputs[0])
-    return readers > 0 and _bytes_read(group) <= (2 if readers == 1 else 1) * _output_bytes(group)
+    return readers > 0 and _bytes_read(group) <= (ONCE if readers == 1 else AGAIN) * _output_bytes(group)
 
 
 def _base(value: Value) -> Value:
