@@ -41,8 +41,8 @@ def written_out(terms: TermTable, sinks: Sequence[Sink], is_product: Callable[[T
 
 
 def _short_axes(total: Term) -> tuple[Axis, ...]:
-    """Axes of so few places that their sums are written out; one stays that is longer."""
-    sizes = [(a, a.size) for a in sorted(total.param, key=lambda a: a.order)]
+    """Axes of so few places that their sums are written out, parts of others first; one stays that is longer."""
+    sizes = [(a, a.size) for a in sorted(total.param, key=lambda a: -a.order)]
     short: list[Axis] = []
     places = 1
     for axis, size in sizes:
