@@ -27,7 +27,7 @@ OPEN = (64, 64, 32)
 
 
 MOST_HELD = 128
-"""Registers of a thread, at most, that hold the sums of several products, and what is made of them for several results."""
+"""Registers of a thread, at most, that hold the sums of several products and several results that are made of them."""
 MOST_WARPS = 8
 
 
@@ -127,7 +127,7 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
 def _sums(program: Program, totals: Sequence[Term]) -> dict[Term, tuple[Term, ...]]:
     """The products of each accumulator: those that are only added to each other, in float32, have one together."""
     uses = count_uses(program)
-    sums = {t: (t,) for t in totals}
+    sums: dict[Term, tuple[Term, ...]] = {t: (t,) for t in totals}
     for term in program.terms:
         is_sum = term.op == "add" and term.dtype == "f32" and all(a in sums and uses[a] == 1 for a in term.args)
         if is_sum:
@@ -195,7 +195,8 @@ def loops_of(roles: Roles) -> list[tuple[Product, ...]]:
     """The products by loops: those along the same axes that read the same memory in each turn have one."""
     loops: list[list[Product]] = []
     for product in roles.products:
-        alike = (x for x in loops if x[0].over == product.over and any(_tiles_read(p) & _tiles_read(product) for p in x))
+        along = [x for x in loops if x[0].over == product.over]
+        alike = (x for x in along if any(_tiles_read(p) & _tiles_read(product) for p in x))
         if (loop := next(alike, None)) is not None:
             loop.append(product)
         else:

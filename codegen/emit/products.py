@@ -1,4 +1,4 @@
-"""Matrix products and what surrounds them, as one kernel: a tile of the result per program, a loop along what is summed.
+"""Matrix products and what surrounds them, as one kernel: a tile of the result per program, loops along the sums.
 
     for k: acc = tl.dot(prologue of x[row, k], prologue of y[k, col], acc)     sums in float32
            acc_2 = tl.dot(the same tile of x, prologue of z[k, col], acc_2)     products that share an operand
@@ -148,8 +148,8 @@ class ProductLoop:
         row, col, k = self.roles.row, self.roles.col, self.k
         lefts = self._operands([(p, p.left) for p in self.products], (row, k), first, turn)
         rights = self._operands([(p, p.right) for p in self.products], (k, col), first, turn)
-        for product, left, right in zip(self.products, lefts, rights, strict=True):
-            self._emit_dot(product, left, right, turn)
+        for product_, left, right in zip(self.products, lefts, rights, strict=True):
+            self._emit_dot(product_, left, right, turn)
         self.context.top.body += turn.body if self.is_one_turn else [*self._zeros(), self._loop(turn)]
 
     # ------------------------------------------------------------------ turns

@@ -26,7 +26,7 @@ from ..program.sizes import Hints
 
 @dataclass(frozen=True)
 class Quotients:
-    """`whole`: {C: 32 c}. `guards`: what of it no size of the graph says. `groups`: {K: 128 G} of sizes of the graph."""
+    """`whole`: {C: 32 c}. `guards`: what of it no size of the graph says. `groups`: {K: 128 G}, sizes of the graph."""
 
     whole: Mapping[sympy.Symbol, sympy.Expr]
     guards: tuple[sympy.Basic, ...] = ()

@@ -6,7 +6,8 @@ A product may join a group that has others already, if none of them reads it: si
 
 A kernel of ours reaches at least SHARE of the machine's arithmetic (assumed, not timed). Where even so memory is the
 limit, the bytes decide, and fusing never moves more of them; where arithmetic is, a kernel has to be MARGIN times as
-fast. Other products stay with the library, unless a clock has the last word (`contest`). The rule, as data: `Estimate`. Reductions over the product stay kernels of their own.
+fast. Other products stay with the library, unless a clock has the last word (`contest`). The rule, as data: `Estimate`.
+Reductions over the product stay kernels of their own.
 
 The last pass over steps: the neighbours of a product have to be groups before they can be joined to it.
 """
@@ -107,7 +108,7 @@ class Estimate:
     def __str__(self) -> str:
         limit = SHARE * self.own_rate / self.bandwidth
         intensity = (self.operations + self.beside) / max(1, self.fused)
-        times = f"; {self.own * 1e6:.1f} us by a kernel, {self.library * 1e6:.1f} us by the library and what is around it"
+        times = f"; {self.own * 1e6:.1f} us by a kernel, {self.library * 1e6:.1f} us by the library and its neighbours"
         return (
             f"{intensity:.0f} operations per byte where memory decides up to {limit:.0f}; "
             f"fusing moves {self.fused / 1e6:.1f} MB instead of {self.apart / 1e6:.1f}"

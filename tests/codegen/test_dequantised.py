@@ -1,4 +1,4 @@
-"""Products by weights of few bits: scales by channel or group, two nibbles in a byte or eight in a word, gathered ones."""
+"""Products by weights of few bits, scaled by channel or group, nibbles in bytes or words; and by gathered weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from harness import INTERPRET, Input, K, M, N, T, agree, cat, full, gather, graph_of, iota, op, symbol
+from harness import INTERPRET, Input, K, M, N, T, agree, cat, gather, graph_of, iota, op, symbol
 from test_matrix_products import B, dot
 
 from fusegrad.codegen import TARGETS, generate
@@ -78,8 +78,9 @@ def of(dtype: str) -> dict[str, tuple[Any, dict[str, Input]]]:
     }
 
 
-WHOLE = {"words": {"packed": torch.randint(-(2**31), 2**31, (20, 35), dtype=torch.int32)},
-         **{n: {"packed": torch.randint(0, 256, (35, 42), dtype=torch.uint8)} for n in ("neighbours", "halves")}}  # fmt: skip
+BYTES = {"packed": torch.randint(0, 256, (35, 42), dtype=torch.uint8)}
+WHOLE = {"neighbours": BYTES, "halves": BYTES,
+         "words": {"packed": torch.randint(-(2**31), 2**31, (20, 35), dtype=torch.int32)}}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
