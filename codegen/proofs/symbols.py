@@ -12,7 +12,7 @@ import sympy
 
 from ...ir.types import Size
 from .arithmetic import Arithmetic
-from .polynomials import ONE, ZERO, Poly, Sample, divide_terms, is_integral, value_at
+from .polynomials import ONE, ZERO, Poly, Sample, divide_terms, exact_quotient, is_integral, value_at
 
 
 class NoSize(Exception):
@@ -20,7 +20,7 @@ class NoSize(Exception):
 
 
 class Sizes:
-    """Reads sympy expressions. A symbol of which a part is a size, C / 32, is 32 times an atom."""
+    """Reads sympy expressions. A symbol of which a part is a size, C / 32 or C / G, is 32 or G times an atom."""
 
     def __init__(
         self,
@@ -34,6 +34,8 @@ class Sizes:
         self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
         dimensions = [*dimensions]
         self._divisors = _divisors(dimensions, guards)
+        shares = dict(share for n in dimensions if (share := _share(n)) is not None)
+        self._shares = {size: of for size, of in shares.items() if of not in shares}
         self._natural = {n for n in dimensions if isinstance(n, sympy.Symbol)}  # sizes of tensors, whatever is said
         self._polynomials: dict[sympy.Basic, Poly] = {}
         self._wholes: dict[Poly, Poly] = {}
@@ -69,16 +71,26 @@ class Sizes:
             return self._symbol(size)
         if size.is_Add:
             return reduce(lambda a, b: a + b, map(self, size.args), ZERO)
+        if size.is_Mul and (quotient := self._quotient(size)) is not None:
+            return quotient
         if size.is_Mul:
             return reduce(lambda a, b: a * b, map(self, size.args), ONE)
         if size.is_Pow and size.exp.is_Integer and size.exp > 0:
             return reduce(lambda a, b: a * b, [self(size.base)] * int(size.exp), ONE)
         return self._function(size)
 
+    def _quotient(self, size: sympy.Expr) -> Poly | None:
+        """A quotient by other sizes, where it is exact."""
+        over, under = size.as_numer_denom()
+        return exact_quotient(self(over), self(under)) if under.free_symbols else None
+
     def _symbol(self, symbol: sympy.Symbol) -> Poly:
         if symbol in self.pinned:
             return Poly.of(self.pinned[symbol])
         divisor, remainder = self._divisors.get(symbol, (1, 0))
+        if symbol in self._shares and divisor == 1:
+            share = self.world.atom(f"{symbol}/{self._shares[symbol]}", _draw_size, 1 if symbol.is_positive else 0)
+            return self(self._shares[symbol]) * share
         base = f"({symbol}-{remainder})" if remainder else str(symbol)
         name = str(symbol) if divisor == 1 else f"{base}/{divisor}"
         least = None
@@ -133,6 +145,12 @@ class Sizes:
 
     def is_multiple(self, size: Poly, of: int) -> bool:
         return any(size == x and n % of == 0 for x, n in self.multiples)
+
+
+def _share(size: Size) -> tuple[sympy.Symbol, sympy.Symbol] | None:
+    """C / G  ->  (C, G)"""
+    over, under = sympy.sympify(size).as_numer_denom()
+    return (over, under) if over.is_Symbol and under.is_Symbol else None
 
 
 def _divisors(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, tuple[int, int]]:

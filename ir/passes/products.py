@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from ..graph import Graph, Value
 from ..prims import PRIMS
-from ..rewrite import extract
+from ..rewrite import extract, nodes_between
 from ..types import LOW_FLOATS, Size, contiguous_strides, product
 from .cost import Hints, estimate, minimal_bytes
 from .fuse import Extern, Group, Step, View
@@ -141,9 +141,9 @@ class Products:
         """The model of both ways, at the hints."""
         value = merged.value
         called = sum(self._number(v.aval.nbytes) for v in (*value.args, value))
-        neighbours = sum(self._number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
+        neighbours = sum(self._number(merged.moved(g)) // merged.readers(g) for g in merged.groups)
         library, own = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
-        beside = sum(self._seconds(v) * own for g in merged.groups for v in g.graph.order() if v.prim == "dot")
+        beside = sum(self._seconds(v) * own for g in merged.groups for v in _products_in(g))
         return Estimate(
             self._number(_operations(value)), called, called + neighbours,
             self._number(minimal_bytes(merged.group.graph)), self.machine.bandwidth, library, own, round(beside),
@@ -207,6 +207,12 @@ class _Merge:
     def groups(self) -> tuple[Group, ...]:
         return (*self.prologues, *([self.epilogue] if self.epilogue else []))
 
+    def moved(self, group: Group) -> Size:
+        """The bytes that are moved for a group alone, not for what else is computed with it."""
+        host = _host(self.before, group)
+        others = [o for o in host.outputs if o not in group.outputs]
+        return minimal_bytes(host.graph) - (minimal_bytes(_part(host, others, self.before).graph) if others else 0)
+
     def readers(self, group: Group) -> int:
         """Products among which the cost of making an operand is divided."""
         return max(1, _products_reading(self.graph, self.before, group.outputs[0])) if group in self.prologues else 1
@@ -254,7 +260,11 @@ def _is_multiplied(group: Group, value: Value) -> bool:
     for v in group.graph.order():
         if any(a.id in depends for a in v.args):
             depends.add(v.id)
-    return any(v.prim == "dot" and v.id in depends for v in group.graph.order())
+    return any(v.id in depends for v in _products_in(group))
+
+
+def _products_in(group: Group) -> list[Value]:
+    return [v for v in group.graph.order() if v.prim == "dot"]
 
 
 def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]:
@@ -263,8 +273,26 @@ def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]
     for several products, each of which makes it again, of hardly more bytes than it has.
     """
     bases = [_base(a) for a in value.args]
-    single = [s for s in steps if isinstance(s, Group) and len(s.outputs) == 1]
-    return [s for s in single if s.outputs[0] in bases and _on_a_tile(s) and _may_repeat(graph, steps, s)]
+    groups = [s for s in steps if isinstance(s, Group)]
+    makers = [_part(s, [o], steps) for s in groups for o in s.outputs if o in bases]
+    return [m for m in makers if _on_a_tile(m) and _may_repeat(graph, steps, m)]
+
+
+def _part(group: Group, outputs: Sequence[Value], steps: Sequence[Step]) -> Group:
+    """The part of a group that computes some of its outputs."""
+    if len(outputs) == len(group.outputs):
+        return group
+    strides = [group.graph.output_strides[group.outputs.index(o)] for o in outputs]
+    nodes = nodes_between(outputs, {v.id for v in group.inputs})
+    read = {a for v in nodes for a in v.args}
+    inputs = tuple(v for v in group.inputs if v in read)
+    part = extract(outputs, inputs, name=group.graph.name, strides=strides, layouts=_layouts(steps))
+    return Group(part, inputs, tuple(outputs))
+
+
+def _host(steps: Sequence[Step], group: Group) -> Group:
+    """The step that a group is, or is a part of."""
+    return next(s for s in steps if isinstance(s, Group) and group.outputs[0] in s.outputs)
 
 
 def _may_repeat(graph: Graph, steps: Sequence[Step], group: Group) -> bool:
@@ -299,7 +327,7 @@ def _effects(steps: Iterable[Step]) -> bool:
 
 
 def _effect_between(steps: Sequence[Step], group: Group, end: int) -> bool:
-    return _effects(steps[steps.index(group) : end])
+    return _effects(steps[steps.index(_host(steps, group)) : end])
 
 
 def _joined(
@@ -330,12 +358,14 @@ def _layouts(steps: Sequence[Step]) -> dict[int, tuple[Size, ...] | None]:
 
 
 def _without_unread(graph: Graph, steps: Sequence[Step]) -> list[Step]:
-    """Without views and groups of which nothing is read, and that are no results."""
+    """Without views, groups and outputs of groups of which nothing is read, and that are no results."""
     needed_steps: list[Step] = []
     needed = set(graph.results)
     for step in reversed(steps):
         results = step.outputs if isinstance(step, Group) else (step.value,)
-        if isinstance(step, Extern) or needed.intersection(results):
+        read = [o for o in results if o in needed]
+        if isinstance(step, Extern) or read:
+            step = _part(step, read, steps) if isinstance(step, Group) and not _products_in(step) else step
             needed.update(_reads(step))
             needed_steps.append(step)
     return needed_steps[::-1]

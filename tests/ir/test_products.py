@@ -152,6 +152,18 @@ def test_an_operand_for_two_products_may_read_a_little_more_than_it_has() -> Non
     assert kinds(decided(body, *shapes[:2], (M, 64), *shapes[3:])[0]) == ["G", "P"], "twice the bytes, twice"
 
 
+def test_one_result_of_several_may_be_an_operand() -> None:
+    """The others stay in the group, which no longer writes it."""
+
+    def body(x: Value, w: Value) -> tuple[Value, ...]:
+        return product(emit("exp", x), w), emit("sigmoid", x)
+
+    steps, (decision,) = decided(body, (M, 4096), (4096, 64))
+    assert sorted(kinds(steps)) == ["G", "P"] and decision.fused
+    (others,) = [s for s in steps if s is not decision.group]
+    assert [v.prim for v in others.outputs] == ["sigmoid"]
+
+
 def test_what_is_gathered_may_be_an_operand() -> None:
     def body(x: Value, w: Value) -> Value:
         expert = emit("iota", size=512, dtype="i64")

@@ -97,8 +97,9 @@ class Experts(Function):
     """Tokens in blocks of one expert each, sorted before."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, token: Any, expert: Any, w: Any) -> Any:
-        return F.relu(x[token] @ w[expert])
+    def forward(ctx: Any, x: Any, token: Any, expert: Any, gate: Any, up: Any) -> Any:
+        blocks = x[token].view(expert.shape[0], -1, x.shape[1])
+        return F.silu(blocks @ gate[expert]) * (blocks @ up[expert])
 
 
 SPECS = ("bf16[64,1024,64]", "bf16[64,1024,64]", "bf16[1024,1024]")
@@ -145,7 +146,7 @@ EXACT = {
     "dropout": (Residual, lambda: [some(3, 11, 40), some(21, 40), some(21), some(3, 11, 21), 7]),
     "end": (MLPEnd, lambda: [some(3, 5, 40), some(40, 21)]),
     "nibbles": (Nibbles, lambda: [some(5, 256), indices(256, 35, 128).byte(), some(35, 2), some(35, 2)]),
-    "experts": (Experts, lambda: [some(30, 40), indices(30, 5, 16), indices(3, 5), some(3, 40, 21)]),
+    "experts": (Experts, lambda: [some(30, 40), indices(30, 80), indices(3, 5), some(3, 40, 21), some(3, 40, 22)[..., 1:]]),
 }
 
 
@@ -184,7 +185,7 @@ def test_they_are_right_beside_eager(case: str, dtype: torch.dtype) -> None:
      (GatedMLP, ("bf16[8192,4096]", "bf16[4096,11008]", "bf16[4096,11008]"), (3, 8)),
      (LoRA, ("bf16[8192,128]", "bf16[128,4096]", "bf16[128,16]", "bf16[16,4096]"), (2, 0)),
      (Nibbles, ("bf16[16,4096]", "u8[4096,2048]", "bf16[4096,32]", "bf16[4096,32]"), (1, 0)),
-     (Experts, ("bf16[8192,128]", "i64[64,64]", "i64[64]", "bf16[8,128,512]"), (1, 0))],
+     (Experts, ("bf16[8192,128]", "i64[4096]", "i64[64]", "bf16[8,128,512]", "bf16[8,128,512]"), (1, 0))],
 )  # fmt: skip
 def test_the_model_of_the_device_decides(cls: Any, specs: tuple[str, ...], launches: tuple[int, int]) -> None:
     found = fusegrad.explain(cls, *specs, target="cuda:90")
