@@ -103,14 +103,14 @@ def source_of(term: Term) -> Term:
     return term.args[0] if widens else term
 
 
-def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
+def roles_of(program: Program, node: Value, target: Target, hints: Hints) -> Roles:
     """The roles of a program's axes around its products; raises Unfusible where one tile cannot hold them."""
     totals = [t for t in program.terms if is_product(t)]
     if not totals or any(t.args[0].op != "mul" for t in totals):
         refuse(node, "nothing is left of it")
     _check_tile(program, totals, node)
     total = totals[0]
-    close = {a for s in program.sinks[:1] for a, c in s.place.terms if c == 1}
+    close = _close(program)
     left, right = total.args[0].args
     if close & (left.axes - right.axes):  # stores are along the columns
         left, right = right, left
@@ -121,15 +121,21 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
     col = max(cols, key=lambda a: (a in close, evaluate_size(a.size, hints)))
     batch = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
     products = tuple(_product(t, row, col, _node_of(t, node), hints) for t in totals)
-    return Roles(products, row, col, batch, _sums(program, totals), len(program.sinks))
+    return Roles(products, row, col, batch, _sums(program, totals, target), len(program.sinks))
 
 
-def _sums(program: Program, totals: Sequence[Term]) -> dict[Term, tuple[Term, ...]]:
-    """The products of each accumulator: those that are only added to each other, in float32, have one together."""
-    uses = count_uses(program)
+def _close(program: Program) -> set[Axis]:
+    """The axis of neighbours in memory: that of the least step."""
+    steps = [(c, a) for s in program.sinks[:1] for a, c in s.place.terms if isinstance(c, int) and c > 0]
+    return {a for c, a in steps if c == min(step for step, _ in steps)}
+
+
+def _sums(program: Program, totals: Sequence[Term], target: Target) -> dict[Term, tuple[Term, ...]]:
+    """The products of each accumulator: those that are only added to each other, unrounded, have one together."""
+    uses, unrounded = count_uses(program), ("f32", *(LOW_FLOATS if target.fast else ()))
     sums: dict[Term, tuple[Term, ...]] = {t: (t,) for t in totals}
     for term in program.terms:
-        is_sum = term.op == "add" and term.dtype == "f32" and all(a in sums and uses[a] == 1 for a in term.args)
+        is_sum = term.op == "add" and term.dtype in unrounded and all(a in sums and uses[a] == 1 for a in term.args)
         if is_sum:
             sums[term] = tuple(t for a in term.args for t in sums.pop(a))
     return sums

@@ -279,7 +279,7 @@ def traffic_of_product(emitter: Emitter, roles: Roles, tile: Tile) -> Traffic:
 
 def kernel_of_products(program: Program, node: Value, target: Target, hints: Hints, label: str) -> Kernel:
     """One kernel around its products."""
-    roles = roles_of(program, node, hints)
+    roles = roles_of(program, node, target, hints)
     tile = tile_of(roles, node, target, hints)
     depths = depths_of(roles, tile, target, hints)
     plan = schedule_of(roles, tile, depths, target, hints)

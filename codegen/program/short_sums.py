@@ -1,7 +1,10 @@
-"""Sums of products along several axes, one of them short: place by place, what depends on the place decided beforehand.
+"""Short axes of products, of what is summed and of columns: place by place, what depends on the place decided beforehand.
 
     sum over k, j of x[k, j] * where(j < 1, w[k] & 15, w[k] >> 4)
         ->  sum over k of x[k, 0] * (w[k] & 15)  +  sum over k of x[k, 1] * (w[k] >> 4)
+
+    y[2 * n + j] = sum over k of x[k] * where(j < 1, w[k, n] & 15, w[k, n] >> 4)
+        ->  y[2 * n] = sum over k of x[k] * (w[k, n] & 15);  y[2 * n + 1] = sum over k of x[k] * (w[k, n] >> 4)
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from .axes import Axis, Index, Sink, Term, terms_below
 from .terms import TermTable
 
 PLACES = 8
-"""Sums are written out for at most so many places: the nibbles of an int32."""
+"""Axes are written out for at most so many places: the nibbles of an int32."""
 Places = Mapping[Axis, int]
 
 NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -30,7 +33,28 @@ NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def written_out(terms: TermTable, sinks: Sequence[Sink], is_product: Callable[[Term], bool]) -> list[Sink]:
-    """The sinks with short axes of sums of products gone; the parts are added in float32, and rounded once."""
+    """The sinks without short columns, and with short axes of sums gone: their parts are rounded once, added."""
+    while (column := _short_column(sinks, is_product)) is not None:
+        sinks = [_at_column(terms, s, column, place) for s in sinks for place in range(int(column.size))]
+    return _sums_written_out(terms, sinks, is_product)
+
+
+def _short_column(sinks: Sequence[Sink], is_product: Callable[[Term], bool]) -> Axis | None:
+    """The axis of neighbours in memory, where it is short, and the columns of a product have another beside it."""
+    close = {a for s in sinks for a, step in s.place.terms if step == 1 and isinstance(a.size, int) and a.size <= PLACES}
+    shared = close.intersection(*(s.axes for s in sinks))
+    factors = [t.args[0].args for t in terms_below(t for s in sinks for t in s.terms) if is_product(t)]
+    sides = [one.axes - other.axes for pair in factors for one, other in itertools.permutations(pair, 2)]
+    return next((a for side in sides for a in sorted(side & shared, key=lambda a: a.order) if len(side) > 1), None)
+
+
+def _at_column(terms: TermTable, sink: Sink, column: Axis, place: int) -> Sink:
+    at = _At(terms, {column: place})
+    axes = tuple(a for a in sink.axes if a is not column)
+    return replace(sink, value=at.of(sink.value), place=sink.place.renamed(at.to), axes=axes)
+
+
+def _sums_written_out(terms: TermTable, sinks: Sequence[Sink], is_product: Callable[[Term], bool]) -> list[Sink]:
     new: dict[Term, Term] = {}
     for term in terms_below(t for s in sinks for t in s.terms):
         args = tuple(new[a] for a in term.args)

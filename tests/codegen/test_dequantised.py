@@ -42,6 +42,13 @@ def halves(x: T, packed: T, scale: T) -> T:
     return dot(x, w * scale, "ik,jk->ij")
 
 
+def columns(x: T, packed: T, scale: T) -> T:
+    """Nibbles of one byte are neighbours along the columns of the result."""
+    low, high = (n.reshape(*packed.shape, 1) for n in (packed & 15, op("shr", packed, 4)))
+    w = cat([low, high], 2).reshape(packed.shape[0], scale.shape[1]).to(x.dtype) - 8.0
+    return dot(x, w * scale, "ik,kj->ij").sigmoid()
+
+
 def words(x: T, packed: T, scale: T) -> T:
     """Eight nibbles of a word, by groups of 32."""
     shifts = (iota(8) * 4).to("i32").reshape(1, 8, 1)
@@ -71,6 +78,7 @@ def of(dtype: str) -> dict[str, tuple[Any, dict[str, Input]]]:
         "groups of 24": (by_group(24), {"x": i(dtype, (M, 24 * G)), "w": i("i8", (N, 24 * G)), "s": i(dtype, (N, G))}),
         "neighbours": (neighbours, {"x": i(dtype, (M, 2 * K)), "packed": i("u8", (N, K)), "scale": i(dtype, (N, 1))}),
         "halves": (halves, {"x": i(dtype, (M, 2 * K)), "packed": i("u8", (N, K)), "scale": i(dtype, (N, 1))}),
+        "columns": (columns, {"x": i(dtype, (M, K)), "packed": i("u8", (K, N)), "scale": i(dtype, (1, 2 * N))}),
         "words": (words, {"x": i(dtype, (M, 32 * G)), "packed": i("i32", (4 * G, N)), "scale": i(dtype, (G, N))}),
         "beside": (beside, {"x": i(dtype, (M, K)), "y": i(dtype, (M, K)), "w": i(dtype, (2 * K, N))}),
         "experts": (experts, {"x": i(dtype, (B, M, K)), "w": i(dtype, (7, K, N)), "expert": i("i64", (B,))}),
@@ -79,7 +87,7 @@ def of(dtype: str) -> dict[str, tuple[Any, dict[str, Input]]]:
 
 
 BYTES = {"packed": torch.randint(0, 256, (35, 42), dtype=torch.uint8)}
-WHOLE = {"neighbours": BYTES, "halves": BYTES,
+WHOLE = {"neighbours": BYTES, "halves": BYTES, "columns": {"packed": BYTES["packed"].reshape(42, 35)},
          "words": {"packed": torch.randint(-(2**31), 2**31, (20, 35), dtype=torch.int32)}}  # fmt: skip
 
 
@@ -94,7 +102,7 @@ def test_they_are_one_kernel_that_agrees_with_the_library(case: str) -> None:
     assert kernel.source.count("tl.range(") == (2 if "beside" in case else 1)
 
 
-@pytest.mark.parametrize("case", ["neighbours", "halves", "words"])
+@pytest.mark.parametrize("case", ["neighbours", "halves", "columns", "words"])
 def test_packed_numbers_are_read_once(case: str) -> None:
     body, inputs = of("bf16")[case]
     graph = graph_of(body, **inputs)
@@ -102,6 +110,7 @@ def test_packed_numbers_are_read_once(case: str) -> None:
     packed = next(v for v in graph.inputs if v.params["name"] == "packed")
     assert sympy.expand(kernel.reads["packed_ptr"] - packed.aval.nbytes) == 0
     assert kernel.source.count("tl.load(packed_ptr") == 1
+    assert kernel.source.count("tl.store(") == 1 and ("tl.interleave(" in kernel.source) is (case == "columns")
 
 
 def test_a_group_that_is_a_quotient_of_sizes_is_a_number_by_a_guard() -> None:

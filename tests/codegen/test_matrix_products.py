@@ -87,8 +87,8 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Input]]] = {
     "widened": (widened, {"x": matrix("bf16", M, K), "y": matrix("bf16", K, N)}),
     **{f"gated {d}": (gated, {"x": matrix(d, M, K), "w": matrix(d, K, N), "v": matrix(d, K, N)})
        for d in ("bf16", "f32")},
-    "added": (added, {"x": matrix("f32", M, K), "w": matrix("f32", K, N), "y": matrix("f32", 21, M),
-                      "v": matrix("f32", 21, N)}),
+    **{name: (added, {"x": matrix(d, M, K), "w": matrix(d, K, N), "y": matrix(d, 40, M), "v": matrix(d, 40, N)})
+       for name, d in (("added", "f32"), ("added bf16", "bf16"))},
     "beside a scaled one": (beside_a_scaled_one, {"x": matrix("f16", M, K), "w": matrix("f16", K, N),
                                                   "y": matrix("f16", M, B), "v": matrix("f16", B, N)}),
     "padded rows": (linear, {"x": matrix("f32", M, K, strides=(K + 24, 1)), "b": matrix("f32", N, strides=(2,)),
@@ -132,6 +132,8 @@ def test_products_that_share_an_operand_share_a_loop() -> None:
     loops = lambda case: errors(case, {**SIZES, B: 40}, TILED)[2].source.count("tl.range(")  # noqa: E731
     assert loops("gated f32") == 1 and errors("gated f32", SIZES, TILED)[2].source.count("tl.load(x_ptr") == 1
     assert errors("added", SIZES, TILED)[2].source.count("tl.zeros(") == 1
+    apart = lambda target: "acc_2 = " in errors("added bf16", SIZES, target)[2].source  # noqa: E731
+    assert apart(TILED) and not apart(replace(TILED, fast=True)), "a sum is rounded before it is added to another"
     assert loops("beside a scaled one") == 2
 
 
