@@ -21,7 +21,7 @@ from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, product
 from ..kernel import Kernel, Kernels, Ref, Target
 from ..program.axes import Axis, Goal, Materialize, Memory, Program, Term, terms_below
-from ..program.short_sums import written_out
+from ..program.short_axes import written_out
 from ..program.sinks import build_sinks
 from ..program.sizes import Hints, cdiv, evaluate_size, tidy
 from ..program.terms import TermTable

@@ -146,7 +146,7 @@ EXACT = {
     "dropout": (Residual, lambda: [some(3, 11, 40), some(21, 40), some(21), some(3, 11, 21), 7]),
     "end": (MLPEnd, lambda: [some(3, 5, 40), some(40, 21)]),
     "nibbles": (Nibbles, lambda: [some(5, 256), indices(256, 35, 128).byte(), some(35, 2), some(35, 2)]),
-    "experts": (Experts, lambda: [some(30, 40), indices(30, 80), indices(3, 5), some(3, 40, 21), some(3, 40, 22)[..., 1:]]),
+    "experts": (Experts, lambda: [some(30, 40), indices(30, 80), indices(3, 5), *some(2, 3, 40, 22)[..., 1:]]),
 }
 
 

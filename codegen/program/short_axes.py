@@ -1,4 +1,4 @@
-"""Short axes of products, of what is summed and of columns: place by place, what depends on the place decided beforehand.
+"""Short axes of products, of what is summed and of columns, place by place: what the place decides, is decided.
 
     sum over k, j of x[k, j] * where(j < 1, w[k] & 15, w[k] >> 4)
         ->  sum over k of x[k, 0] * (w[k] & 15)  +  sum over k of x[k, 1] * (w[k] >> 4)
@@ -41,8 +41,8 @@ def written_out(terms: TermTable, sinks: Sequence[Sink], is_product: Callable[[T
 
 def _short_column(sinks: Sequence[Sink], is_product: Callable[[Term], bool]) -> Axis | None:
     """The axis of neighbours in memory, where it is short, and the columns of a product have another beside it."""
-    close = {a for s in sinks for a, step in s.place.terms if step == 1 and isinstance(a.size, int) and a.size <= PLACES}
-    shared = close.intersection(*(s.axes for s in sinks))
+    close = {a for s in sinks for a, step in s.place.terms if step == 1}
+    shared = {a for a in close.intersection(*(s.axes for s in sinks)) if isinstance(a.size, int) and a.size <= PLACES}
     factors = [t.args[0].args for t in terms_below(t for s in sinks for t in s.terms) if is_product(t)]
     sides = [one.axes - other.axes for pair in factors for one, other in itertools.permutations(pair, 2)]
     return next((a for side in sides for a in sorted(side & shared, key=lambda a: a.order) if len(side) > 1), None)
