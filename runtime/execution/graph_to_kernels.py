@@ -124,7 +124,8 @@ def generate(
             why = str(found.error)
             if (stream := next((d for d in streamed if d.group is found.group), None)) is not None:
                 unstreamed.append(stream.refused(found.error.reason))
-            elif (product := next((d for d in decisions if d.group is found.group), None)) is not None:
+            # of several products in one group the last one joined the others: it is the one to leave
+            elif (product := next((d for d in decisions[::-1] if d.group is found.group), None)) is not None:
                 called[product.value.id] = product.refused(found.error.reason)
             else:
                 refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
