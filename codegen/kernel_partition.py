@@ -29,7 +29,8 @@ from .emit.emit import kernel_of
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .program.axes import Axis, Goal, Materialize, Memory, Program, Sink, terms_below
+from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, terms_below
+from .program.concatenations import stored_pieces
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
@@ -141,6 +142,15 @@ def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
 
 
 # ---------------------------------------------------------------------- the search for kernels
+def _add_goals(goals: dict[int, list[Goal]], whole: Goal, ready: Mapping[int, int], stage: int) -> None:
+    """A value in its stage; of a concatenation of many, each piece in the stage in which it is computed."""
+    parts = stored_pieces(whole.node) if ready else []
+    for piece, part in zip(whole.node.args, parts, strict=False):
+        goals[ready[piece.id]].append(replace(whole, part=part))
+    if not parts:
+        goals[stage].append(whole)
+
+
 class _Group:
     """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
 
@@ -228,14 +238,15 @@ class _Group:
                 stage = max(stage, base + 1)
                 goals[stage].append(Goal(v, memory[v.id], scatter=True))
             elif v.id in self.cut:
-                goals[stage].append(Goal(v, memory[v.id]))
+                _add_goals(goals, Goal(v, memory[v.id]), ready, stage)
             ready[v.id] = stage + 1 if v.id in self.cut else stage
         for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
             if value is None or strides is None:
                 continue
             ref = Ref("output", position)
             if value.id not in memory or memory[value.id].ref != ref:
-                goals[ready[value.id]].append(Goal(value, Memory(ref, strides, value.dtype)))
+                goal, is_loaded = Goal(value, Memory(ref, strides, value.dtype)), value.id in memory
+                _add_goals(goals, goal, {} if is_loaded else ready, ready[value.id])
         stages = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
         return [part for part in stages if part]
 
@@ -255,7 +266,7 @@ class _Group:
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
         """Goals that may share a kernel; scatters and values in `alone` get their own."""
         single = [g for g in goals if g.scatter or g.node.id in self.alone]
-        together = [g for g in goals if g not in single]
+        together = [g for g in goals if not (g.scatter or g.node.id in self.alone)]
         return [*([together] if together else []), *([g] for g in single)]
 
     # ------------------------------------------------------------------ one stage
@@ -277,7 +288,7 @@ class _Group:
         """A kernel for the goals, or the goals in parts that have to be kernels of their own."""
         graph = _substituted(self.graph, pins) if pins else self.graph
         # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
-        own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
+        own = [_pinned_goal(g, graph, pins) for g in goals]
         terms = TermTable()
         sinks = unify(terms, build_sinks(terms, {k: _pinned(m, pins) for k, m in memory.items()}, own))
         # after axes have been unified: only then is it seen which sinks walk the same space
@@ -307,6 +318,11 @@ def _with_name(kernel: Kernel, label: str) -> Kernel:
 
 def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:
     return Memory(memory.ref, _substitute_param(memory.strides, pins), memory.dtype) if pins else memory
+
+
+def _pinned_goal(goal: Goal, graph: Graph, pins: Mapping[sympy.Symbol, int]) -> Goal:
+    part = goal.part and Part(*(_substitute_param(n, pins) for n in goal.part))
+    return Goal(Value(graph, goal.node.id), _pinned(goal.memory, pins), goal.scatter, part)
 
 
 def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:
