@@ -110,16 +110,24 @@ def generate(
             fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
-        # A refusal in any group changes the division itself, so all of it is made again without that node.
-        try:
-            groups = [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]
-            kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
-        except _Refusal as found:
-            why = str(found.error)
-            if (product := next((d for d in decisions if d.group is found.group), None)) is not None:
-                called[product.value.id] = product.refused(found.error.reason)
-            else:
-                refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
+        # A refusal in any group changes the division itself, so all of it is made again without that node; of products
+        # without all that were refused.
+        product_of = {id(d.group): d for d in decisions if d.group is not None}
+        kernels: dict[int, Kernels] = {}
+        refusals: list[_Refusal] = []
+        for at in [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]:
+            try:
+                kernels[at] = _kernels_at(steps, at, target, hints, names[at])
+            except _Refusal as found:
+                refusals.append(found)
+                if id(refusals[0].group) not in product_of:
+                    break
+        if refusals:
+            left_out = [(product_of[id(r.group)], r.error.reason) for r in refusals if id(r.group) in product_of]
+            called |= {product.value.id: product.refused(reason) for product, reason in left_out}
+            if not left_out:
+                why = str(refusals[0].error)
+                refused |= dict.fromkeys(sorted(_refused_alike(graph, refusals[0].error.value, frozenset(refused))), why)
                 reasons.append(why)
             continue
         generated = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
