@@ -29,7 +29,7 @@ from .emit.emit import kernel_of
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, terms_below
+from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import stored_pieces
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
@@ -327,18 +327,26 @@ def _pinned_goal(goal: Goal, graph: Graph, pins: Mapping[sympy.Symbol, int]) -> 
 
 def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:
     """Sinks whose axes nest: one kernel walks the largest set."""
-    walked = [(s, _axes_below(s)) for s in sinks]
+    below = _axes_below(terms_below(t for s in sinks for t in s.terms))
+    walked = [(s, frozenset(s.axes).union(*(below[t] for t in s.terms))) for s in sinks]
     groups: list[tuple[list[Sink], frozenset[Axis]]] = []
+    stored: list[set[Ref]] = []
     for sink, axes in sorted(walked, key=lambda w: -len(w[1])):
         for place, (members, own) in enumerate(groups):
-            same_memory = any(m.ref == sink.ref for m in members)
-            if axes <= own or own <= axes or same_memory:
-                groups[place] = ([*members, sink], own | axes)
+            if axes <= own or own <= axes or sink.ref in stored[place]:
+                members.append(sink)
+                stored[place].add(sink.ref)
+                groups[place] = (members, own | axes)
                 break
         else:
             groups.append(([sink], axes))
+            stored.append({sink.ref})
     return [members for members, _ in groups]
 
 
-def _axes_below(sink: Sink) -> frozenset[Axis]:
-    return frozenset(sink.axes).union(*(t.axes for t in terms_below(sink.terms)))
+def _axes_below(terms: Iterable[Term]) -> dict[Term, frozenset[Axis]]:
+    """The axes of each term and of all below it; arguments come first."""
+    below: dict[Term, frozenset[Axis]] = {}
+    for term in terms:
+        below[term] = term.axes.union(*(below[a] for a in term.args))
+    return below

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from ..text.text import symbols_of
 from ..types import Size, product
 from .cost import Hints, estimate
 from .node_kinds import NodeKinds
+
+
+MANY_DETOURS = 16
 
 
 class Clusters:
@@ -98,10 +102,27 @@ class TopologicalOrder:
         self.dag = dag
         self.line: list[int | None] = list(nx.topological_sort(dag))
         self.place = {node: at for at, node in enumerate(self.line) if node is not None}
+        self._detours = 0  # found since the last contraction
+        self._led_to: dict[int, int] = {}
 
     def between(self, a: int, b: int) -> set[int] | None:
         """The nodes up to the later one that the earlier one leads to; None where they lead to the later one."""
         first, last = sorted((a, b), key=self.place.__getitem__)
+        if self._detours > MANY_DETOURS and self._has_detour(first, last):
+            return None
+        reached = self._reached(first, last)
+        self._detours += reached is None
+        return reached
+
+    def _has_detour(self, first: int, last: int) -> bool:
+        """Asked of what every node leads to, as bits by its place: found once, where many ask between contractions."""
+        if not self._led_to:
+            for node in reversed([n for n in self.line if n is not None]):
+                followers = [(self._led_to[s], self.place[s]) for s in self.dag.successors(node)]
+                self._led_to[node] = functools.reduce(lambda bits, f: bits | f[0] | 1 << f[1], followers, 0)
+        return any(self._led_to[s] >> self.place[last] & 1 for s in self.dag.successors(first) if s != last)
+
+    def _reached(self, first: int, last: int) -> set[int] | None:
         end = self.place[last]
         reached = {s for s in self.dag.successors(first) if self.place[s] < end}
         todo = list(reached)
@@ -116,6 +137,7 @@ class TopologicalOrder:
 
     def contract(self, leader: int, joined: int, between: set[int]) -> None:
         """One node in place of two: before what the earlier one leads to, behind all else in between."""
+        self._detours, self._led_to = 0, {}
         start, end = sorted((self.place[leader], self.place.pop(joined)))
         inner = [node for node in self.line[start + 1 : end] if node is not None]
         moved = [*(n for n in inner if n not in between), leader, *(n for n in inner if n in between)]
