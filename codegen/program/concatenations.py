@@ -11,12 +11,11 @@ from itertools import accumulate
 
 from ...ir import Value
 from ...ir.prims import PRIMS
-from ...ir.types import Size
 from .axes import Index, Part
 from .sizes import same, tidy
 
 MAX_PIECES = 16
-"""A concatenation of more computed pieces is stored piece by piece: a choice among them would compute all, everywhere."""
+"""A concatenation of more computed pieces is stored piece by piece: to choose among them, all would be computed."""
 
 
 def pieces(value: Value) -> list[Part]:

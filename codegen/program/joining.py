@@ -78,7 +78,8 @@ class Joined:
                 continue
             if not all(self.beside[x].isdisjoint(self.beside[y]) for x in mine for y in other):
                 return False
-            classes |= dict.fromkeys([*mine, *other], [*mine, *other])
+            both = [*mine, *other]
+            classes |= {axis: both for axis in both}
         return True
 
     def _join(self, a: Axis, b: Axis) -> None:

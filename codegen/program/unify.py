@@ -54,7 +54,7 @@ def _refinement(axes: AxisTable, sinks: Sequence[Sink]) -> dict[Axis, Index] | N
 
 
 def _places_of_one_buffer(terms: Iterable[Term], scanned: set[Axis]) -> Iterator[tuple[Index, Index]]:
-    """Pairs of places of which a buffer is read, in order; of places alike in sizes and strides, which say the same, one."""
+    """Pairs of places of which a buffer is read, in order; of places alike in sizes and strides, one says all."""
     kinds: dict[Ref, dict[Hashable, list[tuple[int, Index]]]] = {}
     for number, access in enumerate(t.param for t in terms if t.op == "load"):
         kind = tuple((a.size, stride, a in scanned) for a, stride in access.place.terms)

@@ -19,8 +19,8 @@ from ..types import Size, product
 from .cost import Hints, estimate
 from .node_kinds import NodeKinds
 
-
 MANY_DETOURS = 16
+"""Pairs that may not be joined, in a row, from which on what leads where is found for all nodes at once."""
 
 
 class Clusters:
@@ -96,7 +96,7 @@ class Clusters:
 
 
 class TopologicalOrder:
-    """An order of a graph whose nodes are contracted: what lies on a way between two of them has a place between theirs."""
+    """An order of a graph whose nodes are contracted: what is on a way between two has a place between theirs."""
 
     def __init__(self, dag: nx.DiGraph) -> None:
         self.dag = dag
@@ -142,7 +142,7 @@ class TopologicalOrder:
         inner = [node for node in self.line[start + 1 : end] if node is not None]
         moved = [*(n for n in inner if n not in between), leader, *(n for n in inner if n in between)]
         # gaps stay behind: the next node to be joined is near
-        self.line[start : end + 1] = [None] * (end + 1 - start - len(moved)) + moved
+        self.line[start : end + 1] = [*[None] * (end + 1 - start - len(moved)), *moved]
         self.place |= {node: at for at, node in enumerate(moved, start=end + 1 - len(moved))}
 
 

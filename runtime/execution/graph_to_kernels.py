@@ -126,9 +126,9 @@ def generate(
             left_out = [(product_of[id(r.group)], r.error.reason) for r in refusals if id(r.group) in product_of]
             called |= {product.value.id: product.refused(reason) for product, reason in left_out}
             if not left_out:
-                why = str(refusals[0].error)
-                refused |= dict.fromkeys(sorted(_refused_alike(graph, refusals[0].error.value, frozenset(refused))), why)
-                reasons.append(why)
+                error = refusals[0].error
+                refused |= dict.fromkeys(sorted(_refused_alike(graph, error.value, frozenset(refused))), str(error))
+                reasons.append(str(error))
             continue
         generated = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
         log_division(graph, generated)

@@ -1,9 +1,10 @@
-"""Work on large graphs grows with their nodes: lines that run for n steps and for 2 n, where a pass over pairs runs 4 x."""
+"""Work on large graphs grows with their nodes: lines run for n steps and for 2 n, where a pass over pairs runs 4 x."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -122,7 +123,7 @@ def test_generate(name: str) -> None:
 
 def test_steps_between_products_are_not_searched_for_every_pair() -> None:
     """All steps read x, and none may join another: pairs are asked for, but each is answered at once."""
-    few, many = (lines_run(lambda graph=built(products, n): Fuse()(graph)) for n in (64, 128))
+    few, many = (lines_run(partial(Fuse(), built(products, n))) for n in (64, 128))
     assert many < 4 * few
 
 
