@@ -118,7 +118,7 @@ def generate(
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
         # A refusal in any group changes the division itself, so all of it is made again without that node; of products
-        # without all that were refused. Of several products in one group the last one joined the others: it is left out.
+        # without all that were refused. Of several products in one group the last one joined the others: it leaves.
         stream_of = {id(d.group): d for d in streamed if d.group is not None}
         product_of = {id(d.group): d for d in decisions if d.group is not None}
         kernels, refusals = _made(steps, names, product_of, target, hints)
