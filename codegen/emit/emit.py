@@ -89,11 +89,12 @@ class Emitter:
         self.loads = Loads(context, self.buffers, self.tile, self.coords, self.addresses, padding_of(program))
         self.pairs = StridedPairs(context, self.tile, self.coords, self.levels, self.addresses, self.loads)
         # What it computes and stores
-        checks = IndexChecks(context, self.coords)
+        self.checks = IndexChecks(context, self.coords)
         self.folding = Folding(context, self.tile, self.coords, self.loads)
         self.values = Values(
-            context, self.buffers, self.tile, self.levels, self.addresses, self.loads, checks, self.pairs, self.folding
-        )
+            context, self.buffers, self.tile, self.levels, self.addresses, self.loads, self.checks, self.pairs,
+            self.folding,
+        )  # fmt: skip
         self.stores = Stores(context, self.tile, self.coords, self.levels, self.addresses, self.pairs, self.values)
         # Loops, and what is summed over them
         self.nests = LoopNests(context, self.tile, self.coords, self.rows)

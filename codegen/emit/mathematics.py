@@ -241,6 +241,7 @@ rules: dict[str, Rule] = {
     "isinf": lambda d, x: _infinite(d, x) if d in FLOATING else binary("!=", x, x),
     "signbit": _helper("sign_bit"),
     "reciprocal": lambda d, x: _divided(d, literal("1.0"), x),
+    "fma": lambda d, x, y, z: call("tl.fma", x, y, z),
     "sqrt": _root,
     "sigmoid": _helper("sigmoid"),
     "floor": _floats_only("tl.floor"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import reduce
 from random import Random
@@ -20,7 +20,7 @@ class NoSize(Exception):
 
 
 class Sizes:
-    """Reads sympy expressions. A symbol of which a part is a size, C / 32, is 32 times an atom."""
+    """Reads sympy expressions. A symbol of which a part is a size, C / 32, is 32 times an atom; H is K times H / K."""
 
     def __init__(
         self,
@@ -32,11 +32,13 @@ class Sizes:
         self.arithmetic, self.world = arithmetic, arithmetic.world
         self.pinned = dict(pinned)
         self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
-        dimensions = [*dimensions]
+        dimensions, guards = [*dimensions], [*guards]
+        self._shares = {h: k for g in guards for h, k in _share(g) if h not in self.pinned}
         self._divisors = _divisors(dimensions, guards)
         self._natural = {n for n in dimensions if isinstance(n, sympy.Symbol)}  # sizes of tensors, whatever is said
         self._polynomials: dict[sympy.Basic, Poly] = {}
         self._wholes: dict[Poly, Poly] = {}
+        self._parts: dict[sympy.Symbol, Poly] = {}
 
     def __call__(self, size: Size) -> Poly:
         if isinstance(size, int):
@@ -69,15 +71,32 @@ class Sizes:
             return self._symbol(size)
         if size.is_Add:
             return reduce(lambda a, b: a + b, map(self, size.args), ZERO)
+        if size.is_Mul and (share := self._quotient(size)) is not None:
+            return share
         if size.is_Mul:
             return reduce(lambda a, b: a * b, map(self, size.args), ONE)
         if size.is_Pow and size.exp.is_Integer and size.exp > 0:
             return reduce(lambda a, b: a * b, [self(size.base)] * int(size.exp), ONE)
         return self._function(size)
 
+    def _quotient(self, size: sympy.Expr) -> Poly | None:
+        """2 * H / K, where K divides H."""
+        top, bottom = sympy.fraction(size)
+        whole = next((h for h in top.free_symbols if bottom.is_Symbol and self._shares.get(h) == bottom), None)
+        return None if whole is None else self(sympy.cancel(top / whole)) * self._part(whole)
+
+    def _part(self, symbol: sympy.Symbol) -> Poly:
+        """H / K"""
+        if symbol not in self._parts:
+            least = 1 if symbol.is_positive else 0
+            self._parts[symbol] = self.world.atom(f"{symbol}/{self._shares[symbol]}", _draw_size, least)
+        return self._parts[symbol]
+
     def _symbol(self, symbol: sympy.Symbol) -> Poly:
         if symbol in self.pinned:
             return Poly.of(self.pinned[symbol])
+        if symbol in self._shares:
+            return self(self._shares[symbol]) * self._part(symbol)
         divisor, remainder = self._divisors.get(symbol, (1, 0))
         base = f"({symbol}-{remainder})" if remainder else str(symbol)
         name = str(symbol) if divisor == 1 else f"{base}/{divisor}"
@@ -180,6 +199,14 @@ def _multiple(guard: sympy.Basic) -> tuple[sympy.Expr, int] | None:
         return None
     _, mod = guard.lhs.as_coeff_Mul()
     return (mod.args[0], int(mod.args[1])) if isinstance(mod, sympy.Mod) and mod.args[1].is_Integer else None
+
+
+def _share(guard: sympy.Basic) -> Iterator[tuple[sympy.Symbol, sympy.Symbol]]:
+    """Mod(H, K) == 0  ->  (H, K)"""
+    if isinstance(guard, sympy.Eq) and guard.rhs == 0 and isinstance(guard.lhs, sympy.Mod):
+        h, k = guard.lhs.args
+        if h.is_Symbol and k.is_Symbol:
+            yield h, k
 
 
 def _draw_size(sample: Sample, random: Random) -> int:

@@ -41,7 +41,9 @@ class Quotients:
         are_whole = {s: hints[s] % d == 0 for s, d in new.items()}
         whole = _least_multiples([*parts.items(), *((s, d) for s, d in new.items() if are_whole[s])])
         guards = tuple((sympy.Eq if are_whole[s] else sympy.Ne)(sympy.Mod(s, d), 0) for s, d in new.items())
-        divisors = {**whole, **_shares((n for shape in shapes for n in shape), whole)}
+        shares = _shares((n for shape in shapes for n in shape), whole)
+        guards += tuple(sympy.Eq(sympy.Mod(h, k), 0) for h, k in shares.items())
+        divisors = {**whole, **shares}
         new_symbols = {s: sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in divisors.items()}
         return Quotients(
             {s: d * new_symbols[s] for s, d in divisors.items()},

@@ -52,19 +52,48 @@ def sums_of(nodes: Sequence[Value], virtual: Collection[int]) -> list[Value]:
 
 
 def directions(nodes: Sequence[Value], virtual: Collection[int]) -> list[list[Value]]:
-    """For each direction in which virtual values are summed, the nodes that such sums need, operands first.
+    """For each walk over virtual values that sums them, the nodes that its sums need, operands first.
 
-    What another direction sums to is at hand. A sum over rows and columns goes with either.
+    One for each direction, and one more before it for what another direction reads. What another walk sums to is at
+    hand. A sum over rows and columns goes with either.
     """
+    walks = _without_both(_by_direction(nodes, virtual))
+    every = {v.id for ends in walks for v in ends}
+    needed = [_needed(nodes, ends, every - {v.id for v in ends}) for ends in walks]
+    # what another direction reads has to be complete before it begins
+    read = [{a.id for other in needed if other is not own for v in other for a in v.args} for own in needed]
+    parts = [
+        part
+        for ends, others in zip(walks, read, strict=True)
+        for part in ([v for v in ends if v.id in others], [v for v in ends if v.id not in others])
+        if part
+    ]
+    return [_needed(nodes, ends, every - {v.id for v in ends}) for ends in parts]
+
+
+def _by_direction(nodes: Sequence[Value], virtual: Collection[int]) -> dict[frozenset[Axis], list[Value]]:
     axes = _Axes(nodes, virtual)
     ends: defaultdict[frozenset[Axis], list[Value]] = defaultdict(list)
     for value in sums_of(nodes, virtual):
         ends[axes.summed(value)].append(value)
-    single = [d for d in ends if len(d) < 2]
-    for both in [d for d in ends if len(d) > 1 and single]:
-        ends[next((d for d in single if d <= both), single[0])] += ends.pop(both)
-    every = {v.id for found in ends.values() for v in found}
-    return [_needed(nodes, found, every - {v.id for v in found}) for found in ends.values()]
+    return ends
+
+
+def _without_both(ends: dict[frozenset[Axis], list[Value]]) -> list[list[Value]]:
+    """Sums over rows and columns are among those of one direction."""
+    single = {d: list(values) for d, values in ends.items() if len(d) < 2}
+    if not single:
+        return list(ends.values())
+    for both, values in ends.items():
+        if both not in single:
+            single[next((d for d in single if d <= both), next(iter(single)))] += values
+    return list(single.values())
+
+
+def sides_of(nodes: Sequence[Value], virtual: Collection[int]) -> dict[Axis, bool]:
+    """The axes of virtual values that are rows or columns: True where a product has them from its right operand."""
+    axes = _Axes(nodes, virtual)
+    return {axis: axes.sides[name] for axis, name in axes.names.items() if name in axes.sides}
 
 
 def _needed(nodes: Sequence[Value], ends: Sequence[Value], at_hand: Collection[int]) -> list[Value]:
@@ -87,18 +116,20 @@ class _Axes:
                 ((a.id, i), (value.id, j)) for a in value.args if a.id in virtual for i, j in _kept(a, value)
             )
         self.names = {axis: min(found) for found in nx.connected_components(same) for axis in found}
-        self.sides = {self.names[side] for v in nodes if v.id in virtual and v.prim == "dot" for side in _sides(v)}
+        products = [v for v in nodes if v.id in virtual and v.prim == "dot"]
+        self.sides = {self.names[axis]: right for v in reversed(products) for axis, right in _sides(v)}
 
     def summed(self, value: Value) -> frozenset[Axis]:
         """The rows or columns that a sum walks."""
         operands = [(a, i) for at, a in enumerate(value.args) if a.id in self.virtual for i in _gone(value, at)]
-        return frozenset(self.names[a.id, i] for a, i in operands) & self.sides
+        return frozenset(name for a, i in operands if (name := self.names[a.id, i]) in self.sides)
 
 
-def _sides(dot: Value) -> Iterator[Axis]:
-    """The axes of a product that one operand alone has."""
+def _sides(dot: Value) -> Iterator[tuple[Axis, bool]]:
+    """The axes of a product that one operand alone has, and whether it is the right one."""
     x, y = set(dot.params["x_axes"]), set(dot.params["y_axes"])
-    return ((dot.id, at) for at, label in enumerate(dot.params["out_axes"]) if (label in x) != (label in y))
+    places = enumerate(dot.params["out_axes"])
+    return (((dot.id, at), label in y) for at, label in places if (label in x) != (label in y))
 
 
 def _gone(value: Value, operand: int) -> list[int]:

@@ -60,7 +60,8 @@ def counterpart_sizes(
     An axis that a reshape takes apart stays a multiple of its parts, as the guards of the kernels say. None where every
     size is compiled in, so that there is no counterpart.
     """
-    free = {s: n for s, n in sizes.items() if s not in pinned and n > 0}
+    shared = set().union(*(m.free_symbols for m in _remainders(guards) if not m.args[1].is_Integer))
+    free = {s: n for s, n in sizes.items() if s not in pinned and s not in shared and n > 0}
     units = _parts_of_axes(guards)
     hints = {s: _beside(n, units.get(s, 1), aligned) for s, n in free.items()}
     return {**sizes, **hints} if free else None
@@ -73,8 +74,13 @@ def _beside(size: int, unit: int, aligned: bool) -> int:
 
 def _parts_of_axes(guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, int]:
     """{C: 32} of Mod(C, 32) == 0; what asks for a multiple of ALIGNED is there for wide accesses."""
-    mods = [g.lhs for g in guards if isinstance(g, sympy.Eq) and isinstance(g.lhs, sympy.Mod)]
-    return {m.args[0]: int(m.args[1]) for m in mods if m.args[0].is_Symbol and ALIGNED % int(m.args[1])}
+    numbers = [m for m in _remainders(guards) if m.args[0].is_Symbol and m.args[1].is_Integer]
+    return {m.args[0]: int(m.args[1]) for m in numbers if ALIGNED % int(m.args[1])}
+
+
+def _remainders(guards: Iterable[sympy.Basic]) -> list[sympy.Mod]:
+    """Mod(C, 32) of Mod(C, 32) == 0."""
+    return [g.lhs for g in guards if isinstance(g, sympy.Eq) and isinstance(g.lhs, sympy.Mod)]
 
 
 class Variants:

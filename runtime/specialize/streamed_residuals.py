@@ -40,8 +40,10 @@ def streamed_program(
         return None
     target = target_of_kernels()
     seconds = [_generated_seconds(g, sizes, target) for g in _graphs(streamed)]
+    if None in seconds:
+        return None
     own = sum(s for s in seconds if s is not None)
-    return streamed if None not in seconds and own <= _modelled_seconds(usual, sizes, target) else None
+    return streamed if own <= sum(_modelled(g, sizes, target) for g in _graphs(usual)) else None
 
 
 def sums_virtual_values(captured: CapturedFunction, sizes: Hints) -> bool:
@@ -68,6 +70,7 @@ def _generated_seconds(graph: Graph, sizes: Hints, target: Target) -> float | No
     return Streams(machine_of(target), sizes).seconds(generated.steps, decisions)
 
 
-def _modelled_seconds(program: Program, sizes: Hints, target: Target) -> float:
+def _modelled(graph: Graph, sizes: Hints, target: Target) -> float:
+    """The same without kernels."""
     streams = Streams(machine_of(target), sizes)
-    return sum(streams.seconds(*streams(g, Fuse()(g))) for g in _graphs(program))
+    return streams.seconds(*streams(graph, Fuse()(graph)))

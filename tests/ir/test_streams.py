@@ -88,11 +88,11 @@ def test_wide_heads_go_to_the_library() -> None:
 
 
 def test_an_estimate_is_limited_by_the_slowest_of_three() -> None:
-    plain = StreamEstimate(1000, 0, 0, 0, library=3.0, rate=1000.0, special_rate=10.0, bandwidth=1.0)
+    plain = StreamEstimate(1000, 0, 0, 0, 1, library=3.0, rate=1000.0, special_rate=10.0, bandwidth=1.0)
     assert plain.own == 2.0 and plain.pays
-    assert StreamEstimate(1000, 50, 0, 0, 3.0, 1000.0, 10.0, 1.0).own == 5.0
-    assert StreamEstimate(1000, 0, 7, 0, 3.0, 1000.0, 10.0, 1.0).own == 7.0
-    assert not StreamEstimate(1500, 0, 0, 0, 3.0, 1000.0, 10.0, 1.0).pays, "no gain, no change"
+    assert StreamEstimate(1000, 50, 0, 0, 1, 3.0, 1000.0, 10.0, 1.0).own == 5.0
+    assert StreamEstimate(1000, 0, 7, 0, 1, 3.0, 1000.0, 10.0, 1.0).own == 7.0
+    assert not StreamEstimate(1500, 0, 0, 0, 1, 3.0, 1000.0, 10.0, 1.0).pays, "no gain, no change"
 
 
 def test_what_is_summed_by_rows_and_by_columns_is_made_for_both() -> None:
@@ -103,6 +103,25 @@ def test_what_is_summed_by_rows_and_by_columns_is_made_for_both() -> None:
     graph = graph_of(body, (N, 64), (M, 64))
     found = directions(graph.order(), virtual_values(graph, SIZES))
     assert [[v.prim for v in nodes] for nodes in found] == [["dot", "exp", "sum", "sum"], ["dot", "exp", "sum"]]
+
+
+def test_rows_that_the_other_direction_reads_are_a_walk_before_it() -> None:
+    """Backward of a softmax that computes its rows again: for them, for dq, for dv."""
+
+    def body(q: Value, k: Value, v: Value) -> list[Value]:
+        s = scores(q, k)
+        e = emit("exp", emit("sub", s, spread(emit("amax", s, axes=(1,)), s, 0)))
+        p = emit("div", e, spread(emit("sum", e, axes=(1,)), s, 0))
+        return [times(p, v), emit("dot", p, q, x_axes=(0, 1), y_axes=(0, 2), out_axes=(1, 2))]
+
+    graph = graph_of(body, *HEAD)
+    found = directions(graph.order(), virtual_values(graph, SIZES))
+    assert [[v.prim for v in nodes if v.prim in ("dot", "amax", "sum")] for nodes in found] == [
+        ["dot", "amax", "sum"], ["dot", "dot"], ["dot", "dot"],
+    ]  # fmt: skip
+    forward = graph_of(attention, *HEAD)
+    (alone,) = directions(forward.order(), virtual_values(forward, SIZES))
+    assert [v.prim for v in alone if v.prim in ("dot", "amax", "sum")] == ["dot", "amax", "sum", "dot"]
 
 
 def test_directions_are_seen_through_transposes_and_heads() -> None:

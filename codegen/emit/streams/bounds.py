@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import sympy
 
 from ....ir.switches import is_on
-from ...program.sizes import evaluate_size
+from ...program.sizes import evaluate_size, nonnegative, tidy
 from ...schedule.streams.masks import Bound, Span
-from ..statements import Expr, Scope, binary, call, literal
-
-if TYPE_CHECKING:
-    from .kernel import StreamKernel
+from ..statements import Expr, Scope, binary, call, literal, unary
+from .stream import Stream
 
 Join = Callable[[Sequence[Expr]], Expr]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A loop along the stream: its variable, what it is over (None: one block, no loop), and whether masks are needed."""
+    """A loop along the stream: its variable, what it is over (None: one block), and whether masks are needed."""
 
     variable: str
     over: Expr | None
@@ -32,11 +29,11 @@ class Part:
 class StreamBounds:
     """The loops of one pass."""
 
-    def __init__(self, kernel: StreamKernel, span: Span) -> None:
-        self.kernel, self.span, self.context, self.roles = kernel, span, kernel.context, kernel.roles
+    def __init__(self, stream: Stream, span: Span) -> None:
+        self.stream, self.span, self.context, self.roles = stream, span, stream.context, stream.roles
         self.axis = self.roles.stream
         self.size = self.context.sizes.text(self.axis.size)
-        self.block = kernel.emitter.tile.block(self.axis)
+        self.block = stream.emitter.tile.block(self.axis)
         self.ragged = not self._is_multiple()
 
     def parts(self, host: Scope) -> list[Part]:
@@ -49,7 +46,7 @@ class StreamBounds:
         return self._bounded(host)
 
     def _is_multiple(self) -> bool:
-        size, block = self.axis.size, self.kernel.emitter.tile.block_sizes[self.axis]
+        size, block = self.axis.size, self.stream.emitter.tile.block_sizes[self.axis]
         if evaluate_size(size, self.context.hints) % block or (not isinstance(size, int) and not is_on("multiples")):
             return False
         if not isinstance(size, int):
@@ -80,7 +77,9 @@ class StreamBounds:
         highs = [self._high(b, last if b.row > 0 else first, host) for b in span.highs]
         stop = let(host, "stop", _smallest([self.size, *highs])) if highs else self.size
         ends = [self._high(b, first if b.row > 0 else last, host) for b in span.highs]
-        end = self._down(_smallest([self.size, *ends])) if ends or self.ragged else self.size
+        end = _smallest([self.size, *ends])
+        end = end if all(map(_is_never_negative, span.highs)) else call("tl.maximum", end, literal(0))
+        end = self._down(end) if ends or self.ragged else self.size
         if span.lows:
             full = [self._low(b, last if b.row < 0 else first, host) for b in span.lows]
             whole = let(host, "whole_start", self._within(self._up(_largest(full)), start, stop))
@@ -92,7 +91,7 @@ class StreamBounds:
     # ------------------------------------------------------------------ the rows of the block
     def _rows(self, host: Scope) -> tuple[Expr, Expr]:
         """The first and the last row of the program, in 32 bits."""
-        row, coords, tile = self.roles.row, self.kernel.emitter.coords, self.kernel.emitter.tile
+        row, coords, tile = self.roles.row, self.stream.emitter.coords, self.stream.emitter.tile
         size, let = self.context.sizes.text(row.size), self.context.let
         base = coords[row].base
         if base is None:
@@ -120,11 +119,13 @@ class StreamBounds:
     def _place(self, sign: int, bound: Bound, row: Expr, host: Scope, extra: int) -> Expr:
         """sign * row + what is constant in the bound, towards the stream."""
         towards = -bound.by
-        total = literal(0) if sign == 0 else row if sign > 0 else binary("-", literal(0), row)
+        total = literal(0) if sign == 0 else row if sign > 0 else unary("-", row)
         constant = bound.offset * towards + extra
         for c, term in bound.numbers:
-            value = call("tl.cast", self.kernel.emitter.values.value(term, host), literal("tl.int32"))
-            total = binary("+" if c * towards > 0 else "-", total, value if abs(c) == 1 else binary("*", value, literal(abs(c))))
+            value = call("tl.cast", self.stream.values.value(term, host), literal("tl.int32"))
+            total = binary(
+                "+" if c * towards > 0 else "-", total, value if abs(c) == 1 else binary("*", value, literal(abs(c)))
+            )
         if isinstance(constant, int):
             return total if constant == 0 else binary("+" if constant > 0 else "-", total, literal(abs(constant)))
         return binary("+", total, self.context.sizes.text(constant, "offset"))
@@ -143,10 +144,14 @@ class StreamBounds:
         return call("tl.minimum", call("tl.maximum", place, start), call("tl.maximum", end, start))
 
 
+def _is_never_negative(bound: Bound) -> bool:
+    """One behind the last place is none below zero."""
+    return bound.row >= 0 and not bound.numbers and nonnegative(tidy(bound.offset + 1))
+
+
 def _smallest(places: Sequence[Expr]) -> Expr:
     return reduce(lambda a, b: call("tl.minimum", a, b), places)
 
 
 def _largest(places: Sequence[Expr]) -> Expr:
     return reduce(lambda a, b: call("tl.maximum", a, b), places)
-

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ...program.axes import REDUCTIONS, Term, terms_below
 from ...schedule.streams.accumulators import Accumulator, operands_of
@@ -12,12 +12,10 @@ from ...schedule.streams.algebra import is_tile_product
 from ...schedule.streams.masks import Span, whole_bodies
 from ..access.coordinates import Coord
 from ..mathematics import number
-from ..reductions.folds import take_in
+from ..reductions.folds import fold_function, take_in
 from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
 from .bounds import Part, StreamBounds
-
-if TYPE_CHECKING:
-    from .kernel import StreamKernel
+from .stream import Stream
 
 LARGEST = 3.4028234663852886e38
 """The largest finite float32."""
@@ -35,11 +33,12 @@ class _Turn:
 class StreamPass:
     """The accumulators of one pass, and its loops."""
 
-    def __init__(self, kernel: StreamKernel, accumulators: Sequence[Accumulator], span: Span) -> None:
-        self.kernel, self.accumulators, self.span = kernel, accumulators, span
-        self.context, self.roles, self.emitter = kernel.context, kernel.roles, kernel.emitter
-        self.values, self.levels = kernel.emitter.values, kernel.emitter.levels
+    def __init__(self, stream: Stream, accumulators: Sequence[Accumulator], span: Span) -> None:
+        self.stream, self.accumulators, self.span = stream, accumulators, span
+        self.context, self.roles, self.emitter = stream.context, stream.roles, stream.emitter
+        self.values, self.levels = stream.values, stream.emitter.levels
         self.labels = {a.term: self._label(a) for a in accumulators}
+        stream.labels |= self.labels
         self.followed = {r for a in accumulators for r in a.running}
 
     def emit(self) -> None:
@@ -47,7 +46,7 @@ class StreamPass:
         for a in self.accumulators:
             self._begin(a, top)
         host, nest = self._open_outer(top)
-        for part in StreamBounds(self.kernel, self.span).parts(host):
+        for part in StreamBounds(self.stream, self.span).parts(host):
             self._emit_part(part, host)
         self._close_outer(nest, top)
         # Complete from here on
@@ -62,11 +61,19 @@ class StreamPass:
         return self.context.names.fresh(wish)
 
     def _begin(self, a: Accumulator, scope: Scope) -> None:
-        axes, second = set(a.term.axes), self.roles.stream
-        if a.kind == "product":
-            second = next(d for d in self.roles.depth if d in axes)
-        with self.kernel.shapes.of(self.roles.row, second):
-            scope.body.append(self.emitter.folding.accumulator(a.term, self.labels[a.term], axes))
+        with self.stream.shapes.of(*self.stream.shapes.dims(a.term)):
+            accumulator = self.emitter.folding.accumulator(a.term, self.labels[a.term], a.term.axes)
+        scope.body.append(accumulator)
+
+    def _folded(self, a: Accumulator, body: Term, scope: Scope) -> Expr:
+        """What a turn adds: a tile without its columns."""
+        value = self.values.value(body, scope)
+        if self.roles.keeps_stream:
+            return value
+        tile = (self.roles.row, self.roles.stream)
+        with self.stream.shapes.of(*tile):
+            value = self.stream.shapes.spread(value, self.stream.shapes.dims(body))
+        return call(fold_function(a.term), value, literal(1))
 
     # ------------------------------------------------------------------ loops
     def _open_outer(self, top: Scope) -> tuple[Scope, list[tuple[str, Expr, Scope]]]:
@@ -75,7 +82,9 @@ class StreamPass:
         for axis in self.roles.outer:
             scope = Scope(1, host)
             variable = self.context.names.fresh(f"{axis.name}_at")
-            place = scope.define(self.context.names.fresh(axis.name), call("tl.cast", name(variable), literal("tl.int64")))
+            place = scope.define(
+                self.context.names.fresh(axis.name), call("tl.cast", name(variable), literal("tl.int64"))
+            )
             self.emitter.coords[axis] = Coord(place, None, None, 1)
             nest.append((variable, call("tl.range", literal(0), self.context.sizes.text(axis.size)), scope))
             host = scope
@@ -96,22 +105,25 @@ class StreamPass:
 
     def _emit_part(self, part: Part, host: Scope) -> None:
         """One loop along the stream, or its only block."""
-        kernel, roles = self.kernel, self.roles
         scope = Scope(2, host) if part.over is not None else host
         if part.over is not None:
-            kernel.shapes.set_stream(name(part.variable), scope, 2, part.masked)
+            self.stream.shapes.set_stream(name(part.variable), scope, 2, part.masked)
         self.levels.clear()
         self._fix_known()
         bodies = [a.body for a in self.accumulators]
-        changed = bodies if part.masked else whole_bodies(kernel.algebra, bodies, self.span.implied)
+        changed = bodies if part.masked else self._whole(bodies)
         self.values.silenced = self._silenced(scope) if part.masked else {}
+        self.values.uses = uses_of(changed, self.stream.labels)
         self._take_in(changed, scope)
         self.values.silenced = {}
         if part.over is not None:
             host.body.append(For(part.variable, part.over, scope.body))
 
+    def _whole(self, bodies: Sequence[Term]) -> list[Term]:
+        return whole_bodies(self.stream.algebra, bodies, self.span.implied, self.stream.labels)
+
     def _silenced(self, scope: Scope) -> dict[Term, tuple[Expr, str]]:
-        mask = self.emitter.coords[self.roles.stream].mask
+        mask = self.stream.shapes.mask_of_stream()
         return {} if mask is None else {t: (mask, number(v, t.dtype)) for t, v in self.span.silenced.items()}
 
     # ------------------------------------------------------------------ one turn
@@ -134,11 +146,11 @@ class StreamPass:
             if term in made or term in self.labels:
                 continue
             if is_tile_product(term) and self._is_tile(term):
-                self.kernel.products.emit(term, scope)
+                self.stream.products.emit(term, scope)
                 made.add(term)
             elif term.op in REDUCTIONS and set(term.param) <= set(self.roles.depth):
                 if term not in self.values.accumulated:
-                    self.kernel.reduce_row(term)
+                    self.stream.reduce_row(term)
 
     def _is_tile(self, term: Term) -> bool:
         return {self.roles.row, self.roles.stream} <= term.axes
@@ -146,9 +158,7 @@ class StreamPass:
     def _extreme(self, a: Accumulator, body: Term, scope: Scope) -> tuple[str, Expr]:
         """The extreme so far; what is relative to it reads it without an infinity of nothing."""
         label, context = self.labels[a.term], self.context
-        value = self.values.value(body, scope)
-        folded = value if self.roles.keeps_stream else self.emitter.folding.fold(a.term, value)
-        taken = take_in(a.term, label, folded)
+        taken = take_in(a.term, label, self._folded(a, body, scope))
         highest = context.let(scope, "highest" if a.kind == "amax" else "lowest", taken.value)
         if a.term not in self.followed:
             return label, highest
@@ -177,12 +187,12 @@ class StreamPass:
             key = (a.scale, a.base)
             if key not in ratios:
                 ratios[key] = self._ratio(a, scope)
-            so_far = binary("*", so_far, ratios[key])
+            with self.stream.shapes.of(*self.stream.shapes.dims(a.term)):
+                so_far = binary("*", so_far, self.stream.shapes.spread(ratios[key], (self.roles.row,)))
         if a.kind == "product":
             scope.body.append(Accumulate(label, "=", self._product(a, body, so_far, scope), comment))
             return
-        value = self.values.value(body, scope)
-        added = value if self.roles.keeps_stream else self.emitter.folding.fold(a.term, value)
+        added = self._folded(a, body, scope)
         if a.scale is None:
             scope.body.append(replace(take_in(a.term, label, added), comment=comment))
         else:
@@ -192,15 +202,14 @@ class StreamPass:
         pair = operands_of(body, self.roles)
         assert pair is not None
         x, y = pair
-        dtype = self.kernel.products.multiplied_in(x, y, a.term)
-        depth = next(d for d in self.roles.depth if d in a.term.axes)
-        left = self.kernel.products.operand(x, (self.roles.row, self.roles.stream), dtype, scope)
-        right = self.kernel.products.operand(y, (self.roles.stream, depth), dtype, scope)
-        return call("tl.dot", left, right, so_far, **self.kernel.products.precision(dtype))
+        dtype = self.stream.products.multiplied_in(x, y, a.term)
+        left = self.stream.products.operand(x, dtype, scope)
+        right = self.stream.products.operand(y, dtype, scope)
+        return call("tl.dot", left, right, so_far, **self.stream.products.precision(dtype))
 
     def _ratio(self, a: Accumulator, scope: Scope) -> Expr:
         """exp(G(now) - G(before)): by what a sum moves."""
-        algebra, table = self.kernel.algebra, self.kernel.algebra.table
+        algebra, table = self.stream.algebra, self.stream.algebra.table
         assert a.scale is not None
         before: dict[Term, Term] = {}
         for term in a.running:
@@ -211,8 +220,22 @@ class StreamPass:
         now, then = a.scale, algebra.replaced(a.scale, before)
         is_negative = now.op == then.op == "neg"
         now, then = (then.args[0], now.args[0]) if is_negative else (now, then)
-        ratio = self.values.value(algebra.make(a.base, algebra.make("sub", now, then)), scope)
+        with self.stream.shapes.of(self.roles.row):
+            ratio = self.values.value(algebra.make(a.base, algebra.make("sub", now, then)), scope)
         # from a base of nothing so far to a low one: times a sum of zeros that is zero, and infinity would be NaN
         return self.context.let(scope, "ratio", call("tl.minimum", ratio, literal(str(LARGEST))))
 
 
+def uses_of(roots: Sequence[Term], complete: Container[Term]) -> dict[Term, int]:
+    """How often each term is read below the roots, as far down as sums that a loop makes."""
+    uses: dict[Term, int] = dict(Counter(roots))
+    todo, seen = list(roots), set[Term]()
+    while todo:
+        term = todo.pop()
+        if term in seen or term in complete:
+            continue
+        seen.add(term)
+        for arg in term.args:
+            uses[arg] = uses.get(arg, 0) + 1
+        todo += term.args
+    return uses

@@ -1,6 +1,9 @@
-"""Tiles of two axes at a time: rows lie along the first, depths along the second, the stream along either.
+"""Vectors and tiles of a streamed kernel: what a term has lanes along is known of the term, in one order.
 
-    [row, stream]   what is never in memory         [row, depth]   operands, sums         [stream, depth]   operands
+    [row]   [stream]   [depth]   [row, stream]   [row, depth]   [stream, depth]
+
+A vector is of one dimension, and is spread where a tile reads it: in the layouts of matrix products a column of one
+element would be held by every thread as often as the tile has columns.
 """
 
 from __future__ import annotations
@@ -9,65 +12,102 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ...program.axes import Axis
+from ....ir.errors import Unfusible
+from ...program.axes import Axis, Term
 from ...schedule.streams.roles import Roles
 from ..access.coordinates import Coord, Coordinates
 from ..access.tile_axes import TileAxes
 from ..context import Context
-from ..statements import Expr, Scope, binary, call, literal
+from ..statements import ATOM, Expr, Scope, binary, call, literal
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the program is along an axis: its first element, how many are left (None: no mask), set in this block."""
+
+    base: Expr | None
+    left: Expr | None
+    scope: Scope
+    level: int
 
 
 @dataclass(eq=False)
 class Shapes:
-    """Which two axes the text that is emitted now has lanes along."""
+    """The dimensions of what is emitted now, and the coordinates that go with them."""
 
     context: Context
     tile: TileAxes
     coords: Coordinates
     roles: Roles
-    streams: dict[str, Coord] = field(default_factory=dict)
+    _places: dict[Axis, _Place] = field(default_factory=dict)
+    _made: dict[tuple[Axis, int, int], Coord] = field(default_factory=dict)
 
-    def set_depths(self) -> None:
-        """Depths are whole in every tile."""
+    # ------------------------------------------------------------------ where the program is
+    def take_over(self) -> None:
+        """The rows, and a stream that is kept, are where the grid has set them; depths are whole."""
+        kept = (self.roles.row, *((self.roles.stream,) if self.roles.keeps_stream else ()))
+        for axis in kept:
+            coord, size = self.coords[axis], self.context.sizes.text(axis.size)
+            left = size if coord.base is None else binary("-", size, coord.base)
+            self._set(axis, _Place(coord.base, left if coord.mask else None, self.context.top, coord.level))
         for axis in self.roles.depth:
-            with self.of(self.roles.row, axis):
-                self.coords.set_whole(axis)
+            is_full = axis.size == self.tile.block_sizes[axis]
+            whole = None if is_full else self.context.sizes.text(axis.size)
+            self._set(axis, _Place(None, whole, self.context.top, 0))
+
+    def set_stream(self, at: Expr, scope: Scope, level: int, masked: bool) -> None:
+        """The stream's block begins at `at`, of 32 bits."""
+        axis = self.roles.stream
+        first = scope.define(self.context.names.fresh(f"first_{axis.name}"), call("tl.cast", at, literal("tl.int64")))
+        left = binary("-", self.context.sizes.text(axis.size), at) if masked else None
+        self._set(axis, _Place(first, left, scope, level))
+
+    def _set(self, axis: Axis, place: _Place) -> None:
+        self._places[axis] = place
+        self._made = {key: coord for key, coord in self._made.items() if key[0] is not axis}
+        self.coords[axis] = Coord(place.base, None, None, place.level)
+
+    # ------------------------------------------------------------------ the dimensions at hand
+    def dims(self, term: Term) -> tuple[Axis, ...]:
+        """The axes that a term has lanes along, in order."""
+        found = tuple(a for a in (self.roles.row, self.roles.stream, *self.roles.depth) if a in term.axes)
+        if len(found) > 2 and term.node is not None:
+            raise Unfusible(term.node, "a tile of three axes")
+        return found
 
     @contextmanager
-    def of(self, first: Axis, second: Axis) -> Iterator[None]:
-        """Tiles of these two axes, for a while."""
-        before = self.tile.dims, self.coords.get(self.roles.stream)
-        self.tile.dims = (first, second)
-        if first is self.roles.stream and "first" in self.streams:
-            self.coords[first] = self.streams["first"]
+    def of(self, *dims: Axis) -> Iterator[None]:
+        """Values with lanes along these axes, for a while."""
+        before, self.tile.dims = self.tile.dims, dims
+        self._orient(dims)
         yield
-        self.tile.dims = before[0]
-        if before[1] is not None:
-            self.coords[self.roles.stream] = before[1]
+        self.tile.dims = before
+        self._orient(before)
 
-    def set_stream(self, at: Expr, scope: Scope, level: int, masked: bool) -> Expr | None:
-        """The stream's block begins at `at`, of 32 bits; returns the mask of the tile's columns, where one is asked."""
-        axis, names = self.roles.stream, self.context.names
-        first = scope.define(names.fresh(f"first_{axis.name}"), call("tl.cast", at, literal("tl.int64")))
-        size = self.context.sizes.text(axis.size)
-        self.streams = {}
-        for place, dims in (("first", (axis, self.roles.row)), ("second", (self.roles.row, axis))):
-            self.tile.dims = dims
-            lane, mask = self.tile.lane(axis), None
-            if masked:
-                mask = scope.define(names.fresh(f"inside_{axis.name}"), binary("<", lane, binary("-", size, at)))
-            self.streams[place] = Coord(first, lane, mask, level)
-        self.coords[axis] = self.streams["second"]
-        return self.streams["second"].mask
+    def _orient(self, dims: tuple[Axis, ...]) -> None:
+        for place, axis in enumerate(dims):
+            if axis in self._places:
+                self.coords[axis] = self._coord(axis, place, len(dims))
 
-    def set_kept_stream(self) -> None:
-        """The program's block of a stream that its sinks keep, along the first axis of a tile too."""
-        axis, top = self.roles.stream, self.context.top
-        second = self.coords[axis]
-        with self.of(axis, self.roles.row):
-            lane, mask = self.tile.lane(axis), None
-            if second.mask is not None:
-                size = self.context.sizes.text(axis.size)
-                left = size if second.base is None else binary("-", size, second.base)
-                mask = top.define(self.context.names.fresh(f"inside_{axis.name}"), binary("<", lane, left))
-        self.streams = {"first": Coord(second.base, lane, mask, second.level), "second": second}
+    def _coord(self, axis: Axis, at: int, count: int) -> Coord:
+        if (axis, at, count) not in self._made:
+            place, lane, mask = self._places[axis], self.tile.lane(axis), None
+            if place.left is not None:
+                mask = place.scope.define(
+                    self.context.names.fresh(f"inside_{axis.name}"), binary("<", lane, place.left)
+                )
+            self._made[axis, at, count] = Coord(place.base, lane, mask, place.level)
+        return self._made[axis, at, count]
+
+    def mask_of_stream(self) -> Expr | None:
+        """The mask of a tile's columns."""
+        with self.of(self.roles.row, self.roles.stream):
+            return self.coords[self.roles.stream].mask
+
+    def spread(self, value: Expr, have: tuple[Axis, ...]) -> Expr:
+        """A vector as a tile of the dimensions at hand reads it."""
+        dims = self.tile.dims
+        if len(have) != 1 or len(dims) != 2 or have[0] not in dims:
+            return value
+        index = ", ".join(":" if a is have[0] else "None" for a in dims)
+        return Expr(f"{value.inside(ATOM)}[{index}]", names=value.names)

@@ -54,23 +54,27 @@ def accumulation_of(table: TermTable, sinks: Sequence[Sink], roles: Roles, fast:
 
 
 class _Plain:
-    """Terms in the form that separation reads: float32 where a running value is below, quotients by rows as products."""
+    """Terms as separation reads them: float32 between running sums, quotients by rows as products."""
 
     def __init__(self, table: TermTable, roles: Roles, fast: bool) -> None:
         self.algebra, self.roles, self.fast = Algebra(table, roles.is_fixed), roles, fast
-        self.relative: set[Term] = set()
+        self.between: set[Term] = set()
 
     def sinks(self, sinks: Sequence[Sink]) -> list[Sink]:
-        new = self.algebra.rewritten([t for s in sinks for t in s.terms], self._rule)
+        roots = [t for s in sinks for t in s.terms]
+        self.between = self._between(roots)
+        new = self.algebra.rewritten(roots, self._rule)
         return [s.of_terms(new) for s in sinks]
 
+    def _between(self, roots: Sequence[Term]) -> set[Term]:
+        """What is made of one running sum, and goes into another."""
+        sums = [t for t in terms_below(roots) if _reduces(t, self.roles)]
+        return {t for s in sums for t in terms_below(s.args) if depends(t, sums)}
+
     def _rule(self, term: Term, args: tuple[Term, ...]) -> Term:
-        is_relative = any(a in self.relative for a in args) or _reduces(term, self.roles)
-        new = self.algebra.widened(term, args) if is_relative or self.fast else self.algebra.again(term, args)
-        new = self._in_order(self._without_quotient(new))
-        if is_relative:
-            self.relative.add(new)
-        return new
+        is_wide = self.fast or term in self.between
+        new = self.algebra.widened(term, args) if is_wide else self.algebra.again(term, args)
+        return self._in_order(self._without_quotient(new))
 
     def _without_quotient(self, term: Term) -> Term:
         """A quotient of a tile by a row: the row is inverted once."""
@@ -128,14 +132,16 @@ class _Accumulators:
         """outside * accumulator"""
         (argument,) = again.args
         if term.op in ("amax", "amin"):
-            return self._accumulator(term, argument, term.param)
+            extreme = self._accumulator(term, argument, term.param)
+            return self.algebra.table.cast(extreme, term.dtype, term.node)
         if term.op != "sum":
             raise Unfusible(_node(term), f"{term.op} along what is streamed")
         outside, inside = self.algebra.split(argument)
         if inside is None:  # a sum of what does not vary
             raise Materialize([_node(term)])
         total = self._sum(term, inside)
-        return total if outside is None else self.algebra.make("mul", outside, total)
+        total = total if outside is None else self.algebra.make("mul", outside, total)
+        return self.algebra.table.cast(total, term.dtype, term.node)
 
     def _sum(self, term: Term, inside: Term) -> Term:
         """The sum of sums is one sum over all their axes."""
@@ -155,7 +161,7 @@ class _Accumulators:
         return new
 
     def _placed(self, term: Term, body: Term) -> Accumulator:
-        """In the pass of the last reduction that it reads, if it separates from those of this pass; else in the next."""
+        """In the pass of the last reduction that it reads, if it separates from those; else in the next."""
         kind = self._kind(term, body)
         below = set(terms_below([body]))
         read = [a for a in self.found.values() if a.term in below]

@@ -51,6 +51,12 @@ def is_infinite(term: Term) -> bool:
     return is_number(term) and math.isinf(term.param)
 
 
+def source_of(term: Term) -> Term:
+    """cast(x: bf16, f32)  ->  x: registers hold the same"""
+    widens = term.op == "cast" and term.dtype == "f32" and term.args[0].dtype in LOW_FLOATS
+    return term.args[0] if widens else term
+
+
 def is_tile_product(term: Term) -> bool:
     """sum(x * y) of a matrix product."""
     return term.op == "sum" and term.node is not None and term.node.prim == "dot" and term.args[0].op == "mul"
@@ -105,6 +111,7 @@ class Algebra:
     # ------------------------------------------------------------------ in float32
     def widened(self, term: Term, args: tuple[Term, ...]) -> Term:
         """The operation in float32: what a running sum is made of is not rounded on the way."""
+        args = tuple(source_of(a) for a in args)
         if term.op == "cast" and term.dtype in FLOATS and args[0].dtype in FLOATS and term.dtype != "f64":
             return args[0]
         dtype = "f32" if term.dtype in LOW_FLOATS and term.op not in ("load", "const") else term.dtype

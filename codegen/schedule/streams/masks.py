@@ -1,11 +1,11 @@
-"""What masks say: where along the stream anything is alive, where everything is, and what silences lanes beyond its end.
+"""Masks along the stream: where anything is alive, where everything is, and what silences lanes beyond its end.
 
-    where(i >= j, s, -inf) below exp      nothing behind j = i counts: whole blocks are skipped, others need no mask
+where(i >= j, s, -inf) below exp      nothing behind j = i counts: whole blocks are skipped, others need no mask
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -298,10 +298,14 @@ def _affine_place(place: Index, roles: Roles) -> Affine | None:
     return found if not place.values else None
 
 
-def whole_bodies(algebra: Algebra, bodies: Iterable[Term], implied: frozenset[Term]) -> list[Term]:
-    """The bodies where all implied conditions hold."""
+def whole_bodies(
+    algebra: Algebra, bodies: Iterable[Term], implied: frozenset[Term], sums: Container[Term]
+) -> list[Term]:
+    """The bodies where all implied conditions hold; `sums` stay what they are."""
 
     def rule(term: Term, args: tuple[Term, ...]) -> Term:
+        if term in sums:
+            return term
         if term.op != "where":
             return algebra.again(term, args)
         left = [c for c in conjuncts(term.args[0]) if c not in implied]

@@ -1,10 +1,10 @@
 """Which axis a streamed kernel has rows of, which it walks, and what every other axis is to it.
 
-    row      the longest axis of what the sink keeps, on one side of the products that never reach memory
-    stream   the longest of the other side; or, where the sink keeps both sides, a second axis of its tiles
-    outer    further axes that are summed over, one place at a time: the heads of a group
-    depth    contracted axes, and the columns of what is accumulated: whole in a tile
-    grid     the rest
+row      the longest axis of what the sink keeps, on one side of the products that never reach memory
+stream   the longest of the other side; or, where the sink keeps both sides, a second axis of its tiles
+outer    further axes that are summed over, one place at a time: the heads of a group
+depth    contracted axes, and the columns of what is accumulated: whole in a tile
+grid     the rest
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEEPEST = 256
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes of one streamed kernel. keeps_stream: each program has one block of the stream, and sums over `outer`."""
+    """The axes of one streamed kernel. keeps_stream: a program has one block of the stream, and sums over `outer`."""
 
     row: Axis
     stream: Axis
@@ -157,7 +157,7 @@ def _columns(terms: Sequence[Term], roles: Roles) -> set[Axis]:
 
 
 def _small(terms: Sequence[Term], roles: Roles, contracted: set[Axis]) -> set[Axis]:
-    """Axes of reductions along what a tile holds whole: sum(g * out) of each row. Of the stream they are made before."""
+    """Axes of reductions along what a tile holds whole, sum(g * out) of rows; of the stream they are made before."""
     found: set[Axis] = set()
     for term in terms:
         if term.op not in REDUCTIONS or set(term.param) & roles.over or is_tile_product(term):

@@ -1,4 +1,4 @@
-"""Blocks of rows and of the stream, warps and stages: the largest whose sums and tiles are sure to fit the registers."""
+"""Blocks of rows and of the stream, warps and stages: the largest whose sums and tiles fit the registers."""
 
 from __future__ import annotations
 

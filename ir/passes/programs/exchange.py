@@ -27,7 +27,7 @@ Powers = Counter[Value]
 
 
 class Bracket(NamedTuple):
-    """A value that backward has, and its nodes in the same graph."""
+    """An input of backward that holds a value, in some shape, and the value's nodes in the same graph."""
 
     known: Value
     made: Value

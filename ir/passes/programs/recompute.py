@@ -51,8 +51,10 @@ class Choice:
     """Those of low floats that are handed over as float32: kernels that round nothing in between lose nothing."""
 
     def type_of(self, value: Value) -> TensorType:
-        """The type in which a value is handed over."""
-        return value.aval.with_dtype("f32") if value in self.exact else value.aval
+        """The type in which a value is handed over; a bracket that is a result has one more axis: another value."""
+        aval = value.aval.with_dtype("f32") if value in self.exact else value.aval
+        results = self.captured.forward.outputs[: self.captured.user_outputs]
+        return aval.with_shape((1, *aval.shape)) if value in self.brackets and value in results else aval
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,18 @@ def with_choice(program: Program, choice: Choice) -> Program:
     forward = program.forward.copy()
     saved = [Value(forward, v.id) for v in choice.saved]
     with building(forward):
-        handed = [emit("cast", v, dtype="f32") if v.id in {e.id for e in choice.exact} else v for v in saved]
+        handed = [_as_type(v, choice.type_of(own)) for v, own in zip(saved, choice.saved, strict=True)]
     shown = with_hidden(replace(program, forward=forward), handed)
     new = Program(program.name, shown, _places(program, len(handed)), program.user_outputs)
     new.attributes = program.attributes | {CHOICE: choice}
     for mask, backward in program.backward.items():
         apply_choice(new, mask, backward)
     return new
+
+
+def _as_type(value: Value, aval: TensorType) -> Value:
+    cast = emit("cast", value, dtype=aval.dtype) if value.dtype != aval.dtype else value
+    return emit("reshape", cast, shape=aval.shape) if cast.shape != aval.shape else cast
 
 
 def apply_choice(program: Program, mask: Mask, backward: Graph) -> Graph:
@@ -232,8 +239,14 @@ def _bracket(out: Graph, value: Value, at_hand: Mapping[int, Value]) -> Bracket 
     others = {i: v for i, v in at_hand.items() if i != value.id}
     with contextlib.suppress(InvalidGraphError), building(out):
         copy_into(nodes_between([value], others), others)
-        return Bracket(at_hand[value.id], others[value.id])
+        return Bracket(_below_reshapes(at_hand[value.id]), others[value.id])
     return None
+
+
+def _below_reshapes(value: Value) -> Value:
+    while value.prim == "reshape":
+        (value,) = value.args
+    return value
 
 
 def made_in_forward(program: Program, backward: Graph) -> dict[int, Value]:
@@ -268,7 +281,7 @@ def _receive(
             at_hand |= {value.id: env[source.id]} if value.id in user_saved else {}
     received = {v: out.input(choice.type_of(v), next(names)) for v in choice.saved}
     with building(out):
-        at_hand |= {v.id: emit("cast", r, dtype=v.dtype) if v in choice.exact else r for v, r in received.items()}
+        at_hand |= {v.id: _as_type(r, v.aval) for v, r in received.items()}
     for source in backward.inputs[len(places) :]:
         env[source.id] = out.input_like(source)
     return env, at_hand

@@ -15,8 +15,9 @@ from ..cost import Hints, estimate
 from ..fuse import Extern, Group, Step, View
 from ..node_kinds import SOURCES, is_view
 from ..products import DTYPES
-from ..virtual import sums_of
+from ..virtual import sums_of, virtual_values
 from .dot_axes import plain_dots
+from .split_sums import split_sums
 
 FINISH = ("elementwise", "layout", "source", "reduce")
 """Families of groups that may be part of a region because they only read what it sums to."""
@@ -109,7 +110,15 @@ class Region:
         """The values that it makes and that a step outside reads, or the graph returns."""
         outside = [s for at, s in enumerate(self.flow.work) if at not in self.places]
         wanted = self.flow.sources([*(v for s in outside for v in s.reads), *self.flow.graph.results])
-        return sorted((v for v in wanted if self.flow.maker(v) in self.places), key=lambda v: v.id)
+        made = [v for v in wanted if self.flow.maker(v) in self.places]
+        return sorted({*made, *self._second_views(made)}, key=lambda v: v.id)
+
+    def _second_views(self, made: Sequence[Value]) -> Iterator[Value]:
+        """Results that look at one value: each has memory of its own, and is written here rather than copied."""
+        results = dict.fromkeys(self.flow.graph.results)
+        for value in made:
+            several = [r for r in results if self.flow.source(r) == value]
+            yield from several if len(several) > 1 else ()
 
     def crossing_virtual(self) -> list[Value]:
         """The virtual values that its steps hand to each other in memory."""
@@ -194,7 +203,9 @@ class Region:
         layouts = _layouts(self.flow.work)
         strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
         graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
-        return Group(plain_dots(graph), tuple(inputs), tuple(outputs))
+        plain = plain_dots(graph)
+        split = split_sums(plain, virtual_values(plain, self.hints))
+        return Group(split, tuple(inputs), tuple(outputs))
 
     def _strides(self, value: Value) -> tuple[Size, ...]:
         """The layout of what a product made until now."""

@@ -27,6 +27,8 @@ LIBRARY_SHARE = 0.75
 """Of the machine's arithmetic that a product of the library is taken to reach."""
 EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "sin", "cos", "erf")
 """Primitives that are left to the unit for special functions."""
+LAUNCH = 2e-6
+"""Seconds that one launch more takes, where two ways differ in nothing else."""
 SPECIAL = 16
 """Additions and multiplications of a multiprocessor in the time of one special function."""
 
@@ -63,6 +65,7 @@ class StreamEstimate:
     exponentials: int  # likewise
     moved: int  # bytes that the kernels move
     virtual: int  # bytes of the virtual values that are in memory without them
+    kernels: int
     library: float  # seconds of the steps as they are
     rate: float
     special_rate: float
@@ -131,26 +134,28 @@ class Streams:
 
     def estimate(self, region: Region, group: Group) -> StreamEstimate:
         """The model of both ways, at the hints."""
-        made = [v for nodes in directions(region.nodes(), region.virtual) for v in nodes]
+        walks = directions(region.nodes(), region.virtual)
+        made = [v for nodes in walks for v in nodes]
         rate = self.machine.flops[region.products[0].dtype]
         return StreamEstimate(
             sum(self._number(operations(v)) for v in made if v.prim == "dot"),
             sum(self._number(v.aval.numel) for v in made if v.prim in EXPONENTIAL),
             self._number(minimal_bytes(group.graph)),
             sum(self._number(v.aval.nbytes) for v in region.crossing_virtual()),
+            len(walks),
             sum(self._seconds(s) for s in region.members),
             rate, self.machine.flops["f32"] / SPECIAL, self.machine.bandwidth,
         )  # fmt: skip
 
     def seconds(self, steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> float:
-        """The model of a whole division."""
-        streamed = {id(d.group): d.costs.own for d in decisions if d.group is not None and d.costs is not None}
-        return sum(streamed[id(s)] if id(s) in streamed else self._seconds(s) for s in steps)
+        """The model of a whole division, its launches as well."""
+        streamed = {id(d.group): d.costs for d in decisions if d.group is not None and d.costs is not None}
+        launched = [s for s in steps if not isinstance(s, View)]
+        launches = sum(streamed[id(s)].kernels if id(s) in streamed else 1 for s in launched)
+        return launches * LAUNCH + sum(streamed[id(s)].own if id(s) in streamed else self._seconds(s) for s in launched)
 
     def _seconds(self, step: Step) -> float:
         """A step as it is."""
-        if isinstance(step, View):
-            return 0.0
         if isinstance(step, Group):
             return self._number(minimal_bytes(step.graph)) / self.machine.bandwidth
         moved = sum(self._number(t.nbytes) for v in (*step.reads, *step.results) for t in v.avals)

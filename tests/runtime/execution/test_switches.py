@@ -115,11 +115,29 @@ class Picked(Function):
         return g * 2
 
 
+class Softmax(Function):
+    """Attention that saves what is larger than all its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = torch.softmax(q @ k.mT, -1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, p = ctx.saved_tensors
+        dp = g @ v.mT
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        return ds @ k, ds.mT @ q, p.mT @ g
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
 
 SQUARE, TALL = ((6, 6),), ((16, 8), (8, 48))
+HEADS = ((2, 40, 16),) * 3
 WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     **dict.fromkeys(("cse", "constants", "algebra", "numbers", "layout", "fuse"), (Scaled, SQUARE)),
     "contract": (Outer, ((5, 4), (3, 4))),
@@ -128,6 +146,8 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "siblings": (Two, SQUARE),
     "duplicate": (Around, SQUARE),
     "lifetimes": (Loss, ((16, 8), (8, 8))),
+    "streams": (Softmax, HEADS),
+    "exchange": (Softmax, HEADS),
     "products": (product, TALL),
     "index_checks": (Picked, SQUARE),
     "place": (Chunks, ((16, 8), (8, 8))),

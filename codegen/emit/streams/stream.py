@@ -1,0 +1,56 @@
+"""A streamed kernel under construction: its emitter, the roles of its axes, its shapes and products."""
+
+from __future__ import annotations
+
+from ...program.axes import Sink, Term
+from ...program.terms import TermTable
+from ...schedule.streams.accumulators import Accumulation
+from ...schedule.streams.algebra import Algebra
+from ...schedule.streams.roles import Roles
+from ..context import name_of
+from ..emit import Emitter
+from ..reductions.folds import as_result, fold_function
+from ..statements import call, literal
+from .products import TileProducts
+from .shapes import Shapes
+from .values import StreamValues
+
+
+class Stream:
+    """What the passes and bounds of one kernel ask. `labels`: the names of all accumulators so far."""
+
+    def __init__(self, emitter: Emitter, table: TermTable, roles: Roles, sums: Accumulation) -> None:
+        self.emitter, self.context, self.roles, self.sums = emitter, emitter.context, roles, sums
+        self.labels: dict[Term, str] = {}
+        self.algebra = Algebra(table, roles.is_fixed)
+        self.shapes = Shapes(self.context, emitter.tile, emitter.coords, roles)
+        self.values = StreamValues(emitter, self.shapes)
+        emitter.stores.values = self.values
+        self.products = TileProducts(self.context, self.values, roles)
+
+    def set_coordinates(self) -> None:
+        """The program's number as a block of rows, and the coordinates of the grid."""
+        context, coords = self.context, self.emitter.coords
+        grid = context.plan.grid
+        if any(set(grid) - set(s.axes) for s in context.program.sinks):
+            self.emitter.walk.require_nonzero(a.size for a in grid)
+        axes = [a for a in grid if not coords.is_one_block(a)]
+        if axes:
+            self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
+        self.shapes.take_over()
+
+    def reduce_row(self, term: Term) -> None:
+        """A reduction along a depth, once for the rows of the program."""
+        top = self.context.top
+        value = self.values.value(term.args[0], top)
+        with self.shapes.of(self.roles.row, term.param[0]):
+            value = self.shapes.spread(value, self.shapes.dims(term.args[0]))
+        folded = as_result(term, call(fold_function(term), value, literal(1)))
+        self.values.accumulated[term] = self.context.let(top, name_of(term) or "total", folded)
+        self.emitter.levels.fix(term, 0)
+
+    def store(self, sink: Sink) -> None:
+        """What is made of complete sums."""
+        order = (self.roles.row, self.roles.stream, *self.roles.depth)
+        with self.shapes.of(*(a for a in order if a in sink.axes)):
+            self.emitter.stores.store(sink, self.context.top)

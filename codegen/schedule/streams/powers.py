@@ -1,0 +1,69 @@
+"""exp(a - r), r the same along a row or a column of the tile:  exp2(fma(a, log2 e, -r log2 e)), two instructions.
+
+Only where operands are low floats: the row is rounded at its own size. And not where a finite number may be so large
+that a power of two of it is none, such as the least float that stands for -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....ir.types import FLOATS, LOW_FLOATS
+from ...program.axes import Term, terms_below
+from .accumulators import Accumulation
+from .algebra import Algebra, is_number, is_tile_product
+from .roles import Roles
+
+LOG2E = math.log2(math.e)
+LARGE = 1e30
+
+
+def with_powers_of_two(algebra: Algebra, sums: Accumulation, roles: Roles) -> Accumulation:
+    """The same sums; nothing is changed where operands are float32."""
+    loads = [t for a in sums.accumulators for t in terms_below([a.body]) if t.op == "load" and t.dtype in FLOATS]
+    if not any(t.dtype in LOW_FLOATS for t in loads):
+        return sums
+    known = {a.term for a in sums.accumulators}
+
+    def rule(term: Term, args: tuple[Term, ...]) -> Term:
+        if term in known:
+            return term
+        return _power(algebra, term, args, roles) or algebra.again(term, args)
+
+    new = algebra.rewritten([a.body for a in sums.accumulators], rule)
+    return replace(sums, accumulators=tuple(replace(a, body=new[a.body]) for a in sums.accumulators))
+
+
+def _power(algebra: Algebra, term: Term, args: tuple[Term, ...], roles: Roles) -> Term | None:
+    if term.op != "exp" or term.dtype != "f32" or args[0].op != "sub":
+        return None
+    tile, row = args[0].args
+    both = {roles.row, roles.stream}
+    if not both <= tile.axes or both <= row.axes or not _is_moderate(tile):
+        return None
+    scale, tile = _scaled(tile)
+    power = algebra.number(scale * LOG2E, tile)
+    moved = algebra.make("mul", row, algebra.number(-LOG2E, row))
+    return algebra.make("exp2", algebra.make("fma", tile, power, moved))
+
+
+def _scaled(term: Term) -> tuple[float, Term]:
+    """x * 0.125 in float32  ->  (0.125, x)"""
+    is_product = term.op == "mul" and term.dtype == "f32" and is_number(term.args[1]) and term.args[0].dtype == "f32"
+    return (float(term.args[1].param), term.args[0]) if is_product else (1.0, term)
+
+
+def _is_moderate(tile: Term) -> bool:
+    """Made of products, places and numbers of moderate size: no float that was loaded for it."""
+    todo, seen = [tile], set[Term]()
+    while todo:
+        term = todo.pop()
+        if term in seen or is_tile_product(term):
+            continue
+        seen.add(term)
+        is_wild = term.op == "const" and is_number(term) and LARGE < abs(term.param) < math.inf
+        if is_wild or (term.op == "load" and term.dtype in FLOATS):
+            return False
+        todo += term.args
+    return True
