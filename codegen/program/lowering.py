@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 from ...ir import Value
@@ -106,15 +107,24 @@ def _cat(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
 def _cat_chain(b: Builder, node: Value, index: Place, guards: Guards, starts: list[Size]) -> Term:
     axis = node.params["axis"]
     value: Term | None = None
+    number, bounds = _piece_of_sum(b, index[axis], starts) or (index[axis], starts)
     for k in reversed(range(len(node.args))):
-        low = b.terms.test("ge", b.terms.index(index[axis]), b.terms.const(starts[k], "i64"))
-        high = b.terms.test("lt", b.terms.index(index[axis]), b.terms.const(starts[k + 1], "i64"))
+        low = b.terms.test("ge", b.terms.index(number), b.terms.const(bounds[k], "i64"))
+        high = b.terms.test("lt", b.terms.index(number), b.terms.const(bounds[k + 1], "i64"))
         tests = ((low,) if k else ()) + ((high,) if k < len(node.args) - 1 else ())
         place = (*index[:axis], index[axis] + tidy(-starts[k]), *index[axis + 1 :])
         piece = b.at(node.args[k], place, (*guards, *tests))
         value = piece if value is None else b.terms.make("where", high, piece, value, dtype=node.dtype, node=node)
     assert value is not None
     return value
+
+
+def _piece_of_sum(b: Builder, place: Index, starts: list[Size]) -> tuple[Index, list[Size]] | None:
+    """The number of the piece, where a product sums along each of several equal ones; and the numbers."""
+    sizes = [tidy(end - start) for start, end in itertools.pairwise(starts)]
+    is_alike = b.in_product and all(same(n, sizes[0]) for n in sizes[1:]) and not place.values
+    exact = b.axes.settled(place).divmod(sizes[0]) if is_alike else None
+    return (exact[0], list(range(len(starts)))) if exact is not None else None
 
 
 def _reshape(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
@@ -199,7 +209,7 @@ def _dot(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     sizes = dict(zip((*x_axes, *y_axes), (*x.shape, *y.shape), strict=True))
     summed = [label for label in sizes if label not in place]
     place |= {label: _reduced(b, node, label, sizes[label]) for label in summed}
-    factors = [b.operand(v, [place[label] for label in axes]) for v, axes in ((x, x_axes), (y, y_axes))]
+    factors = [b.factor(v, [place[label] for label in axes]) for v, axes in ((x, x_axes), (y, y_axes))]
     over = sorted({a for label in summed for a in b.axes.settled(place[label]).walked}, key=lambda a: a.order)
     product_ = b.terms.make("mul", *factors, dtype=node.dtype, node=node)
     return b.terms.make("sum", product_, dtype=node.dtype, param=tuple(over), node=node)

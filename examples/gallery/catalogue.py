@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .add_rms_norm import AddRMSNorm
+from .attention import Attention
 from .burgers_residual import BurgersResidual
 from .clipped_policy_loss import ClippedPolicyLoss
 from .cross_entropy import CrossEntropy
@@ -33,6 +34,7 @@ from .gelu import GELU
 from .gradient_reversal import GradientReversal
 from .group_norm import GroupNorm
 from .hard_choice import HardChoice
+from .info_nce import InfoNCE
 from .int8_rows import Int8Rows
 from .js_divergence import JSDivergence
 from .kl_divergence import KLDivergence
@@ -176,7 +178,9 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry("dpo_loss", DPOLoss, _dpo),
     Entry("clipped_policy_loss", ClippedPolicyLoss, _policy),
     Entry("tversky_loss", TverskyLoss, lambda draw: (draw(8, 16), draw.mask(8, 16).float(), 0.3, 0.7, 1.0)),
+    Entry("info_nce", InfoNCE, lambda draw: (draw(8, 16), draw(8, 16), 0.5)),
     # attention
+    Entry("attention", Attention, lambda draw: (draw(8, 4, 6, 16), draw(8, 2, 6, 16), draw(8, 2, 6, 16), 0.25, True)),
     Entry("rope", RoPE, lambda draw: (draw(8, 2, 4, 16), *angles(4, 16)), shared=(1, 2)),
     Entry("masked_softmax", MaskedSoftmax, lambda draw: (draw(8, 2, 6, 6), _causal(6)), shared=(1,)),
     Entry("sink_softmax", SinkSoftmax, lambda draw: (draw(8, 2, 4, 6), draw(2)), weights=(1,)),

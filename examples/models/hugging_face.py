@@ -5,8 +5,8 @@
     with fusegrad.swap(model, replacements(model)):
         train(model)
 
-Norms, the gated MLP, rotary positions and the loss become Functions of the gallery; what they read, save and return is
-what transformers has. Attention and the matrix products stay.
+Norms, the gated MLP, rotary positions, the decoders' attention and the loss become Functions of the gallery; what they
+read, save and return is what transformers has. The other matrix products, and BERT's attention, stay.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..gallery.attention import Attention
 from ..gallery.cross_entropy import CrossEntropy
 from ..gallery.gelu import GELU
 from ..gallery.layer_norm import LayerNorm
@@ -61,6 +62,53 @@ class RowNorm:
 def gelu(self: Any, input: torch.Tensor) -> torch.Tensor:
     """In the place of transformers' GELUActivation.forward."""
     return GELU.apply(input)  # type: ignore[no-any-return]
+
+
+class CausalAttention:
+    """Rotary positions, and softmax attention as one Function; under a mask from memory, or dropout, the module's own."""
+
+    @staticmethod
+    def refuses(module: Any) -> str | None:
+        if getattr(module, "sliding_window", None) is not None:
+            return "its window slides"
+        kind = module.config._attn_implementation
+        return None if kind in ("sdpa", "eager") else f"its implementation is {kind}, not sdpa or eager"
+
+    def heads(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, [batch, heads, length, width]."""
+        projected = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (t.transpose(1, 2) for t in projected)
+        return q, k, v
+
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        position_embeddings: Any = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        drops = self.training and self.attention_dropout > 0
+        if attention_mask is not None or drops or kwargs.get("is_causal") is False:
+            return super().forward(  # type: ignore[misc, no-any-return]
+                hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
+            )
+        q, k, v = self.heads(hidden_states)
+        q, k = rotary(q, k, *position_embeddings)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        if (length := q.shape[2]) > 1:  # as in sdpa, without a mask what lies behind the queries is room to grow
+            k, v = k[:, :, :length], v[:, :, :length]
+        mixed = Attention.apply(q, k, v, self.scaling, length > 1)
+        return self.o_proj(mixed.transpose(1, 2).flatten(-2)), None
+
+
+class NormedCausalAttention(CausalAttention):
+    """The same, where queries and keys are normalised."""
+
+    def heads(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        q, k, v = super().heads(x)
+        return self.q_norm(q), self.k_norm(k), v
 
 
 # ------------------------------------------------------------------ functions
@@ -142,11 +190,12 @@ def _is_named(key: Any, cls: Any) -> bool:
     return not isinstance(key, type)
 
 
-def decoder(prefix: str) -> Callable[[Any], dict[Any, Any]]:
+def decoder(prefix: str, attention: type = CausalAttention) -> Callable[[Any], dict[Any, Any]]:
     """For the models that are built as Llama is."""
 
     def of(source: Any) -> dict[Any, Any]:
         return {
+            getattr(source, f"{prefix}Attention"): attention,
             getattr(source, f"{prefix}RMSNorm"): rms_norm,
             getattr(source, f"{prefix}MLP"): GatedMLP,
             getattr(source, f"{prefix}ForCausalLM"): CausalLM,
@@ -166,6 +215,6 @@ def encoder(source: Any) -> dict[Any, Any]:
 FAMILIES: dict[str, Callable[[Any], dict[Any, Any]]] = {
     "llama": decoder("Llama"),
     "qwen2": decoder("Qwen2"),
-    "qwen3": decoder("Qwen3"),
+    "qwen3": decoder("Qwen3", NormedCausalAttention),
     "bert": encoder,
 }

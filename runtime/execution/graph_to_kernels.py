@@ -32,6 +32,7 @@ from ..kernels import proofs
 from ..settings import logs
 from ..settings.config import settings
 from ..settings.counters import count
+from ..settings.internal_errors import is_internal
 from .generated import Generated
 
 ProductsBy = Literal["model", "clock", "library"]
@@ -124,7 +125,8 @@ def generate(
             why = str(found.error)
             if (stream := next((d for d in streamed if d.group is found.group), None)) is not None:
                 unstreamed.append(stream.refused(found.error.reason))
-            elif (product := next((d for d in decisions if d.group is found.group), None)) is not None:
+            # of several products in one group the last one joined the others: it is the one to leave
+            elif (product := next((d for d in decisions[::-1] if d.group is found.group), None)) is not None:
                 called[product.value.id] = product.refused(found.error.reason)
             else:
                 refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
@@ -171,6 +173,13 @@ def _kernels_at(
         return kernels_of(group, target, hints, name)
     except Unfusible as error:
         raise _Refusal(group, error) from error
+    except Exception as error:
+        # a mistake of ours with products costs their kernels and no more: the library has them, and it is on record
+        if not is_internal(error) or settings().debug or all(v.prim != "dot" for v in group.graph.order()):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0]
+        why = f"internal error: {type(error).__name__}: {first} (please report it)"
+        raise _Refusal(group, Unfusible(group.outputs[0], why)) from error
 
 
 def _refused_alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:

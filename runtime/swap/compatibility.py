@@ -91,7 +91,7 @@ def _with_parameters(module: nn.Module) -> Iterator[str]:
 def attributes_read(method: FunctionType, *classes: type) -> tuple[list[str], bool]:
     """The attributes that a method reads of its first argument, through other methods too; and whether that is all.
 
-    It is not where the method passes that argument on, or closes over it: what is read there is not known.
+    It is not where the method passes that argument on, closes over it, or calls `super()`: what is read there is not known.
     """
     names: dict[str, None] = {}
     is_all, todo, visited = True, [method], []
@@ -111,7 +111,7 @@ def _reads(method: FunctionType) -> Iterator[str | None]:
     """The names of `self.name`; None where self is used in another way. Read from the code object."""
     code = method.__code__
     first = code.co_varnames[0] if code.co_argcount else None
-    if first in code.co_cellvars:
+    if first in code.co_cellvars or "__class__" in code.co_freevars:
         yield None
     steps = list(dis.get_instructions(code))
     for step, after in pairwise(steps):

@@ -18,10 +18,11 @@ from fusegrad.examples.models.convergence import FAMILIES, TOLERANCE, difference
 from fusegrad.examples.models.hugging_face import replacements  # noqa: E402
 from fusegrad.runtime.swap.swap import SwapError  # noqa: E402
 
+DECODER = {f"{name}Backward" for name in ("RMSNorm", "SwiGLU", "RoPE", "CrossEntropy", "Attention")}
 NAMED = {
-    "llama": {"RMSNormBackward", "SwiGLUBackward", "RoPEBackward", "CrossEntropyBackward"},
-    "qwen2": {"RMSNormBackward", "SwiGLUBackward", "RoPEBackward", "CrossEntropyBackward"},
-    "qwen3": {"RMSNormBackward", "SwiGLUBackward", "RoPEBackward", "CrossEntropyBackward"},
+    "llama": DECODER,
+    "qwen2": DECODER,
+    "qwen3": DECODER,
     "bert": {"LayerNormBackward", "GELUBackward", "CrossEntropyBackward"},
 }
 """The nodes of the autograd graph that are of Functions of the gallery."""

@@ -163,6 +163,8 @@ def _silent_parts(term: Term, nothing: float, strict: bool) -> list[tuple[Term, 
     if nothing == -INFINITY:
         if term.op == "add":
             return [(a, nothing) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
+        if term.op == "fma" and is_number(args[1]) and args[1].param > 0:
+            return [(args[0], nothing)] if not strict or is_tame(args[2]) else []
         if term.op == "cast" or (term.op == "sub" and (not strict or is_tame(args[1]))) or _is_scaled(term):
             return [(args[0], nothing)]
     return []

@@ -255,6 +255,11 @@ def closes_over(self: Any, x: Any) -> Any:
     return lambda: self.weight
 
 
+class Louder(FastNorm):
+    def forward(self: Any, x: Any) -> Any:
+        return super().forward(x) * self.eps
+
+
 @pytest.mark.parametrize(
     ("method", "read", "is_all"),
     [
@@ -262,6 +267,7 @@ def closes_over(self: Any, x: Any) -> Any:
         (FastGate.forward, ["down", "gated", "up", "gate"], True),  # through another method
         (passes_on, ["weight"], False),
         (closes_over, [], False),
+        (Louder.forward, ["eps"], False),
     ],
 )
 def test_what_a_method_reads(method: Any, read: list[str], is_all: bool) -> None:

@@ -1,0 +1,48 @@
+"""Rows that walk several blocks of the stream: those at a mask's edge, and those between where no mask is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import fusegrad
+from fusegrad.examples.gallery.attention import Attention
+
+LENGTH, WIDTH = 330, 16  # blocks of 128 under the interpreter: the last rows walk two without a mask, then one with it
+
+
+def found(function: Any, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The result and the gradients, for the same random output gradient."""
+    own = [a.detach().requires_grad_() for a in arguments]
+    result = function.apply(*own, 0.7, True)
+    draw = torch.Generator().manual_seed(1)
+    result.backward(torch.randn(result.shape, generator=draw).to(result.dtype))
+    return [result.detach(), *(a.grad for a in own if a.grad is not None)]
+
+
+@pytest.mark.filterwarnings("error::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("largest", ["first", "last", "anywhere"])
+def test_blocks_without_a_mask_follow_the_same_extreme(largest: str) -> None:
+    """The maximum of a row is in its first block, in its last, or in any."""
+    draw = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(1, 2, LENGTH, WIDTH, generator=draw) for _ in range(3))
+    place = torch.arange(LENGTH)[:, None] / LENGTH
+    grown = {"first": k.abs() * (2 - place), "last": k.abs() * (1 + place), "anywhere": k}[largest]
+    arguments = [q if largest == "anywhere" else q.abs(), grown, v]
+    exact = found(Attention.__base__, [a.double() for a in arguments])
+    with fusegrad.config.patch(backend="interpret"):
+        got = found(Attention, arguments)
+    for ours, theirs in zip(got, exact, strict=True):
+        assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_blocks_that_are_masked_out_are_not_walked(dtype: str) -> None:
+    """Of whatever the exponentials are made: those of low floats are powers of two."""
+    for causal in (True, False):
+        explained = fusegrad.explain(Attention, *[f"{dtype}[4,32,4096,16]"] * 3, 0.25, causal, target="cuda:90")
+        walks = [k.source for k in explained.kernels if "for col_at in" in k.source]
+        assert len(walks) == 3
+        assert ["tl.range(0, N, BLOCK_N" in text for text in walks] == [not causal] * 3
