@@ -337,7 +337,8 @@ MASKS: tuple[Callable[[_Chain], str], ...] = (
 
 # -------------------------------------------------------------------------------------- p of scores, and back to them
 def _softmax(c: _Chain) -> tuple[list[str], list[str]]:
-    c.masked(c.rng.choice(("-INF", "-INF", "-INF", "-1e30", "torch.finfo(s.dtype).min", "-1e4")))
+    number = c.rng.choice(("-INF", "-INF", "-INF", "-1e30", "torch.finfo(s.dtype).min", "-1e4"))
+    c.masked(number)
     axis = c.rng.choice((-1, -1, -1, -2))
     s = c.at
     ways = (
@@ -350,7 +351,8 @@ def _softmax(c: _Chain) -> tuple[list[str], list[str]]:
         [f"top = {s}.amax({axis}, keepdim=True)", f"z = torch.exp2(1.5 * ({s} - top))",
          f"p = z / z.sum({axis}, keepdim=True)"],
     )  # fmt: skip
-    way = c.rng.choice(ways)
+    # the logarithm is lost beside a great number, so that eager has 1 in the place of 1 / n
+    way = c.rng.choice([w for w in ways if number == "-INF" or not w[0].startswith("lse")])
     rate = " * 1.5 * 0.6931471805599453" if "exp2" in way[1 % len(way)] else ""
     if any(line.startswith("lse") for line in way) and c.rng.random() < 0.4:
         c.p.saved.append("lse")
