@@ -4,6 +4,7 @@
     make bench ARGS=--write-docs                     .. into benchmarks/results and docs/benchmarks.md, to be committed
     make bench ARGS="--quick"                        one shape per Function
     make bench ARGS="--only host,latency"            some parts; the others' last results stay
+    make bench ARGS="--only streams --peer FILE"     kernels with matrix products, and a file's own beside them
     python -m fusegrad.benchmarks limits             tighten limits.json to what has become better
     python -m fusegrad.benchmarks needs              write needs.json from the last results
 
@@ -29,7 +30,9 @@ from typing import Any
 
 from ..__main__ import Parser
 from . import cpu, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
+from . import stream_kernels as products
 from .peer_instructions import peer_instructions
+from .stream_functions import STREAMS, WIDTHS
 from .suite import CASES, Case, chosen
 
 Rows = Iterator[dict[str, Any]]
@@ -63,6 +66,14 @@ def _latencies(quick: bool) -> Rows:
     return each(latency.latency, names, jobs=1)  # alone: what runs beside it would be timed, too
 
 
+def _streams(options: argparse.Namespace) -> Rows:
+    """Ours, then those of the file that `--peer` names."""
+    few = len(STREAMS) // len(WIDTHS) if options.quick else None
+    names = [name for name in list(STREAMS)[:few] if options.match in name]
+    yield from each(products.streams, names, options.jobs, kernels.one_compiler)
+    yield from products.peers(options.peer) if options.peer else ()
+
+
 PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "host": lambda cases, options: each(overhead.overhead, ["RMSNorm", "styles"], jobs=1),
     "latency": lambda cases, options: _latencies(options.quick),
@@ -73,16 +84,17 @@ PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "instructions": lambda cases, options: each(instructions.instructions, cases, options.jobs, kernels.one_compiler),
     "peers": lambda cases, options: each(peer_instructions, chosen(options.match, True),
                                          options.jobs, inductor.pretend_gpu),
+    "streams": lambda cases, options: _streams(options),
 }
 """What is timed comes first, while nothing else runs."""
+ALL = tuple(PARTS)
 
 
 # ------------------------------------------------------------------ running them
 def bench(options: argparse.Namespace) -> int:
     """Run the parts asked for, write each result as it comes, print the tables."""
     cases = chosen(options.match, options.quick)
-    file = options.out / "cpu.json"
-    results = json.loads(file.read_text()) if file.exists() else {}
+    results = read(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.only:
         began, label = time.monotonic(), {"date": today(), "machine": machine()}
@@ -90,8 +102,24 @@ def bench(options: argparse.Namespace) -> int:
         for row in PARTS[name](cases, options):
             rows = merged(rows, [row])
             results[name] = {**label, "seconds": round(time.monotonic() - began), "rows": rows}
-            file.write_text(written(results))
+            write(results, options.out)
     return show(results, options)
+
+
+def file_of(part: str) -> str:
+    return "streams.json" if part == "streams" else "cpu.json"
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The results in a folder, of all its files; {} where there are none."""
+    files = [folder / name for name in dict.fromkeys(map(file_of, ALL))]
+    return {part: rows for f in files if f.exists() for part, rows in json.loads(f.read_text()).items()}
+
+
+def write(results: dict[str, Any], folder: Path) -> None:
+    """Each part into its file."""
+    for name in dict.fromkeys(map(file_of, results)):
+        (folder / name).write_text(written({p: rows for p, rows in results.items() if file_of(p) == name}))
 
 
 def kept(part: dict[str, Any], label: dict[str, Any]) -> list[dict[str, Any]]:
@@ -187,6 +215,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--match", default="", help="only cases whose names contain this")
     parser.add_argument("--quick", action="store_true", help="one shape per Function")
+    parser.add_argument("--peer", type=Path, metavar="FILE", help="streams: kernels to compile beside, KERNELS in it")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     add_outputs(parser)
     parser.add_argument("--raise", action="store_true", dest="raise_", help="limits: numbers may become larger, too")
@@ -228,9 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _last(options: argparse.Namespace) -> dict[str, Any]:
     """The results in the folder; those that are committed where it has none."""
-    files = [folder / "cpu.json" for folder in (options.out, OUT)]
-    results: dict[str, Any] = json.loads(next(f for f in files if f.exists()).read_text())
-    return results
+    return read(options.out) or read(OUT)
 
 
 if __name__ == "__main__":

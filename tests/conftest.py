@@ -22,6 +22,7 @@ ONE_IN = {
     "benchmarks/test_limits.py": 11,
     "benchmarks/test_correctness.py": 9,
     "benchmarks/test_needs.py": 69,
+    "benchmarks/test_streams.py": 8,
     "compose/test_hessian.py": 12,
     "compose/test_grad_grad_grad.py": 12,
     "compose/test_jvp_grad.py": 10,

@@ -1,0 +1,95 @@
+"""The tables of kernels with matrix products inside: what is planned for each case, and what each kernel needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .kernels import TARGETS
+from .plans import TARGET
+
+Row = Sequence[str]
+
+PLANS = "Matrix products that are never in memory"
+PLANS_HEAD = (
+    "case", "", "launches", "by the library", "bytes / minimal", "eager", "scores, MB", "saved, MB", "asked, MB",
+)  # fmt: skip
+KERNELS = "Their kernels"
+KERNELS_HEAD = (
+    "case", "kernel", "registers 80 90 100 942", "spills", "shared, kB", "for tensor cores", "instructions / 32 scores",
+)  # fmt: skip
+NOTES = {
+    PLANS: "Nothing was run or timed: plans for an H100, in bfloat16 (`benchmarks/stream_functions.py`). Such a class "
+    "multiplies matrices into one that is larger than either, the scores, and uses it up in the next product or sum; "
+    "kernels hold a tile of it at a time. Forward, then backward. Launches of generated kernels, and those by the "
+    "library. Bytes that the plan moves, over every input read once and every output written once; a tile that is read "
+    "again comes out of the L2 cache and is counted once. Eager: the same for the class's own operations, one by one. "
+    "Scores: the size of the matrix of scores in bfloat16, which eager has in memory at least once. Saved: what forward"
+    " saves for backward; asked: what the class itself would. The peak of memory was not measured.",
+    KERNELS: "Machine code that was compiled, not run, for sm_80, sm_90, sm_100 and gfx942. Registers of a thread, "
+    "and the bytes of it that are spilled. Shared memory of a program, in kB. For tensor cores: instructions in the "
+    "kernel's text, not how often they run (`mma.sync`, `wgmma`, `tcgen05.mma`, `v_mfma`): one of them does as much as "
+    "many of another architecture. Instructions: those that warps issue on sm_90 for 32 scores, masked ones included, "
+    "by the model of an H100 described below; `+` where the end of a loop hangs on data and it counts once, `-` where "
+    "the machine code cannot be followed, as with descriptors (TMA). No such number is a time: products that are "
+    "issued together overlap, and waiting is not counted. Rows without a direction's name are beside them: "
+    "kernels from a file outside of this repository (`--peer`), compiled in the same run for sm_90, with one tile "
+    "(rows x columns of scores) and its warps in their names; a better one was not searched for.",
+}
+
+
+# ------------------------------------------------------------------ cases
+def plan_rows(results: Mapping[str, Any]) -> list[Row]:
+    """One a case, without the kernels from outside."""
+    return [list(_planned(row)) for row in results["streams"]["rows"] if "launches" in row]
+
+
+def _planned(row: Mapping[str, Any]) -> Iterator[str]:
+    yield from (row["case"], row["what"])
+    yield from (" + ".join(map(str, row[name])) for name in ("launches", "library"))
+    yield from ("  ".join(map(_over, row[moved], row["minimal"])) for moved in ("bytes", "eager"))
+    yield from (f"{n / 1e6:.1f}" for n in (2 * row["scores"], row["saved"], row["asked"]))
+
+
+def _over(moved: int | None, minimal: int) -> str:
+    return "-" if moved is None else f"{moved / max(1, minimal):.2f}"
+
+
+# ------------------------------------------------------------------ kernels
+def kernel_rows(results: Mapping[str, Any]) -> list[Row]:
+    """One for each kernel of sm_90; what another target has in its place stands beside it."""
+    return [list(_kernel(row, place)) for row in results["streams"]["rows"] for place in range(_most(row))]
+
+
+def _most(row: Mapping[str, Any]) -> int:
+    return max(map(len, row["targets"].values()), default=0)
+
+
+def _kernel(row: Mapping[str, Any], place: int) -> Iterator[str]:
+    found = [_at(row["targets"].get(target, {}), place) for target in TARGETS]
+    yield from (row["case"], next(need["name"] for need in (found[TARGETS.index(TARGET)], *found) if need))
+    for name, text in (("registers", str), ("spills", str), ("shared", _kilobytes), ("products", str)):
+        yield " ".join(_cell(need, name, text) for need in found)
+    yield _issued(found[TARGETS.index(TARGET)])
+
+
+def _at(needs: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """The kernel at a place in the order of launches; {} where a target has fewer."""
+    named = [{"name": name, **need} for name, need in needs.items()]
+    return named[place] if place < len(named) else {}
+
+
+def _cell(need: Mapping[str, Any], name: str, text: Any) -> str:
+    return "-" if not need else "error" if need["error"] else text(need[name])
+
+
+def _kilobytes(size: int) -> str:
+    return f"{size / 1024:.0f}"
+
+
+def _issued(need: Mapping[str, Any]) -> str:
+    found = need.get("per_32")
+    return "-" if found is None else f"{found:.1f}" + "+" * need["loops_once"]
+
+
+SECTIONS = ((PLANS, PLANS_HEAD, plan_rows, ("streams",)), (KERNELS, KERNELS_HEAD, kernel_rows, ("streams",)))
