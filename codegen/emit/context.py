@@ -76,11 +76,15 @@ def name_of(item: Term | Sink) -> str | None:
     return item.node.origin.name if item.node is not None else None
 
 
+DEFAULT_NAMES = {
+    "load": "x", "index": "i", "amax": "top", "amin": "low", "sum": "total", "cumsum_reverse": "cumsum",
+}  # fmt: skip
+
+
 def default_name(term: Term) -> str:
-    """The name of a value that has none in the user's source."""
-    return {"load": "x", "index": "i", "amax": "top", "amin": "low", "sum": "total", "cumsum_reverse": "cumsum"}.get(
-        term.op, f"{term.op}_v"
-    )
+    """The name of a value that has none in the user's source; of one in memory, what it was when it was made."""
+    is_made = term.op == "load" and term.node is not None and term.node.prim in DEFAULT_NAMES
+    return DEFAULT_NAMES.get(term.node.prim if is_made and term.node else term.op, f"{term.op}_v")
 
 
 def as_tensor(term: Term, value: Expr) -> Expr:

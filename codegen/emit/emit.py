@@ -206,9 +206,10 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     head = ", ".join(f"{a}: tl.constexpr" if a in constants else a for a in arguments)
     source = "\n".join(["@triton.jit", f"def {label}({head}):", *render(body)]) + "\n"
     grid = tidy(product([plan.programs, plan.strips, plan.pieces])) if plan.programs is not None else tidy(plan.strips)
+    guards = tuple(g for g in sizes.guards if g != sympy.true)
     return Kernel(
         label, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
-        tuple(emitter.buffers.scratch), {}, tuple(sizes.guards), traffic.reads, traffic.writes, traffic.cached,
+        tuple(emitter.buffers.scratch), {}, guards, traffic.reads, traffic.writes, traffic.cached,
         tuple(p.name for p in pointers if p.name in emitter.buffers.aligned), operations_of(context.program),
         context.target.fast, any(g.has(sympy.Mod) for g in sizes.guards),
     )  # fmt: skip

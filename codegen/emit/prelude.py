@@ -301,7 +301,10 @@ def to_f8e4m3fn(x):
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 @triton.jit
-def from_f8e4m3fn(x):
+def from_f8e4m3fn(x, ptx: tl.constexpr = False):
+    """The number that a byte is; `ptx`: by the processor's own conversion."""
+    if ptx:
+        return x.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     code = x.to(tl.int32)
     return tl.where((code & 0x7F) == 0x7F, float("nan"), float8_value(code, 3, 7))
 

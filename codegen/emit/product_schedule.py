@@ -1,12 +1,13 @@
-"""Which axes of a program are the rows, columns and depth of its matrix product, and the tile that one program takes.
+"""Which axes of a program are the rows, columns and depths of its matrix products, and the tile that one program takes.
 
-To the axis program a product is sum(x * y, k) of node `dot`.
+To the axis program a product is sum(x * y, k) of node `dot`. Several share rows, columns and batch; each has its own k,
+which may be two axes: k inside groups of a scale that is one number for each of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -14,14 +15,20 @@ from ...ir import Value
 from ...ir.errors import Unfusible
 from ...ir.types import ITEMSIZE, LOW_FLOATS
 from ..kernel import Target
-from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term
+from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term, terms_below
 from ..program.sizes import Hints, evaluate_size, power_of_two
 from ..schedule.schedule import Schedule
+from .values import count_uses
 
 LEAST = 16
 """The shortest side that a tensor core takes."""
 OPEN = (64, 64, 32)
 """The shortest rows, columns and depth of a tile along sizes that are no constants."""
+
+
+MOST_HELD = 128
+"""Registers of a thread, at most, that hold the sums of several products and several results that are made of them."""
+MOST_WARPS = 8
 
 
 class Tile(NamedTuple):
@@ -42,22 +49,52 @@ TILES = {
 
 # ------------------------------------------------------------------ which axis is what
 @dataclass(frozen=True)
-class Roles:
-    """left[row, k] x right[k, col], for every point of `batch`; `total` is their product."""
+class Product:
+    """total = sum(left[row, k] * right[k, col]), turn by turn along k, for each point of `groups`."""
 
     total: Term
     left: Term
     right: Term
-    row: Axis
-    col: Axis
     k: Axis
-    batch: tuple[Axis, ...]
+    groups: tuple[Axis, ...] = ()
 
     @property
     def dtype(self) -> str:
         """The dtype of the operands: low floats that were only widened are multiplied as they were, exactly."""
         sources = {source_of(t).dtype for t in (self.left, self.right)}
         return sources.pop() if len(sources) == 1 else self.total.dtype
+
+    @property
+    def over(self) -> tuple[Axis, ...]:
+        """The axes of its loop."""
+        return (*self.groups, self.k)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes of all products, for every point of `batch`. `sums`: what accumulators hold, and which products each."""
+
+    products: tuple[Product, ...]
+    row: Axis
+    col: Axis
+    batch: tuple[Axis, ...]
+    sums: Mapping[Term, tuple[Term, ...]]
+    results: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the widest operand."""
+        return max(ITEMSIZE[p.dtype] for p in self.products)
+
+    @property
+    def depths(self) -> tuple[Axis, ...]:
+        """The axes of the sums that have lanes."""
+        return tuple(dict.fromkeys(p.k for p in self.products))
+
+    @property
+    def groups(self) -> tuple[Axis, ...]:
+        """The axes of the sums that have none."""
+        return tuple(dict.fromkeys(g for p in self.products for g in p.groups))
 
 
 def source_of(term: Term) -> Term:
@@ -66,31 +103,94 @@ def source_of(term: Term) -> Term:
     return term.args[0] if widens else term
 
 
-def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
-    """The roles of a program's axes around its one product; raises Unfusible where a tile cannot hold it."""
-    total = next((t for t in program.terms if _is_product(t)), None)
-    if total is None or total.args[0].op != "mul":
+def roles_of(program: Program, node: Value, target: Target, hints: Hints) -> Roles:
+    """The roles of a program's axes around its products; raises Unfusible where one tile cannot hold them.
+
+    Whether it can is no question of sizes: the kernel for others is of the same products.
+    """
+    totals = [t for t in program.terms if is_product(t)]
+    if not totals or any(t.args[0].op != "mul" for t in totals):
         refuse(node, "nothing is left of it")
-    further = [t for t in program.terms if t.op in (*REDUCTIONS, *SCANS) and t is not total]
-    everywhere = all(set(s.axes) == total.axes and s.mode == "store" for s in program.sinks)
-    if further or not everywhere:
-        refuse(node, "something beside it is not computed element by element")
-    left, right = total.args[0].args
-    if ITEMSIZE[total.dtype] not in TILES:
-        refuse(node, f"no tile holds {total.dtype}")
-    close = {a for s in program.sinks[:1] for a, c in s.place.terms if c == 1}
-    if close & (left.axes - right.axes):  # stores are along the columns
-        left, right = right, left
-    rows, cols = (sorted(a.axes - b.axes, key=lambda x: x.order) for a, b in ((left, right), (right, left)))
-    if len(total.param) != 1 or not rows or not cols or not set(total.param) <= left.axes & right.axes:
-        refuse(node, "it is no product of matrices")
+    _check_tile(program, totals, node)
+    close = _close(program)
+    rows, cols = _sides(totals, close, node)
     row = max(rows, key=lambda a: evaluate_size(a.size, hints))
     col = max(cols, key=lambda a: (a in close, evaluate_size(a.size, hints)))
-    batch = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
-    return Roles(total, left, right, row, col, total.param[0], batch)
+    batch = tuple(a for a in program.axes if a in totals[0].axes and a not in (row, col))
+    products = tuple(_product(t, row, _node_of(t, node)) for t in totals)
+    return Roles(products, row, col, batch, _sums(program, totals, target), len(program.sinks))
 
 
-def _is_product(term: Term) -> bool:
+def _sides(totals: Sequence[Term], close: set[Axis], node: Value) -> tuple[list[Axis], list[Axis]]:
+    """The axes that may be rows and those that may be columns of all products; stores are along the columns."""
+    left, right = totals[0].args[0].args
+    if close & (left.axes - right.axes):
+        left, right = right, left
+    rows, cols = left.axes - right.axes, right.axes - left.axes
+    for total in totals:
+        one, other = total.args[0].args
+        if not (rows & one.axes - other.axes and cols & other.axes - one.axes):
+            one, other = other, one
+        rows, cols = rows & one.axes - other.axes, cols & other.axes - one.axes
+        if not rows or not cols:
+            refuse(_node_of(total, node), "it is no product of matrices")
+    return sorted(rows, key=lambda a: a.order), sorted(cols, key=lambda a: a.order)
+
+
+def _close(program: Program) -> set[Axis]:
+    """The axis of neighbours in memory: that of the least step."""
+    steps = [(c, a) for s in program.sinks[:1] for a, c in s.place.terms if isinstance(c, int) and c > 0]
+    return {a for c, a in steps if c == min(step for step, _ in steps)}
+
+
+def _sums(program: Program, totals: Sequence[Term], target: Target) -> dict[Term, tuple[Term, ...]]:
+    """The products of each accumulator: those that are only added to each other, unrounded, have one together."""
+    uses, unrounded = count_uses(program), ("f32", *(LOW_FLOATS if target.fast else ()))
+    sums: dict[Term, tuple[Term, ...]] = {t: (t,) for t in totals}
+    for term in program.terms:
+        is_sum = term.op == "add" and term.dtype in unrounded and all(a in sums and uses[a] == 1 for a in term.args)
+        if is_sum:
+            sums[term] = tuple(t for a in term.args for t in sums.pop(a))
+    return sums
+
+
+def _check_tile(program: Program, totals: Sequence[Term], node: Value) -> None:
+    """All else is computed element by element on the tile of the products, none of which reads another."""
+    further = [t for t in program.terms if t.op in (*REDUCTIONS, *SCANS) and t not in totals]
+    everywhere = all(set(s.axes) == t.axes and s.mode == "store" for s in program.sinks for t in totals)
+    if further or not everywhere:
+        refuse(node, "something beside it is not computed element by element")
+    for total in totals:
+        if any(is_product(t) for t in terms_below(total.args)):
+            refuse(_node_of(total, node), "it reads another product")
+        if ITEMSIZE[total.dtype] not in TILES:
+            refuse(_node_of(total, node), f"no tile holds {total.dtype}")
+
+
+def _node_of(total: Term, otherwise: Value) -> Value:
+    return total.node or otherwise
+
+
+def _product(total: Term, row: Axis, node: Value) -> Product:
+    """The roles of one of the products on a tile of rows and columns."""
+    left, right = sorted(total.args[0].args, key=lambda t: row not in t.axes)
+    if not set(total.param) <= left.axes & right.axes:
+        refuse(node, "it is no product of matrices")
+    *groups, k = sorted(total.param, key=lambda a: _distance(a, total), reverse=True)
+    if groups and not isinstance(k.size, int):
+        refuse(node, "it sums along groups of any length")
+    return Product(total, left, right, k, tuple(groups))
+
+
+def _distance(axis: Axis, total: Term) -> tuple[float, int]:
+    """The least distance in memory between neighbours along one of several axes of a sum, where all are walked."""
+    loads = [t for t in terms_below(total.args) if t.op == "load" and set(total.param) <= t.axes]
+    steps = [c for t in loads for a, c in t.param.place.terms if a is axis]
+    return min((abs(c) for c in steps if isinstance(c, int)), default=math.inf), -axis.order
+
+
+def is_product(term: Term) -> bool:
+    """True of the sum that a product of matrices is."""
     return term.op == "sum" and term.node is not None and term.node.prim == "dot"
 
 
@@ -99,28 +199,49 @@ def refuse(node: Value, why: str) -> NoReturn:
 
 
 # ------------------------------------------------------------------ the schedule
-def schedule_of(roles: Roles, tile: Tile, target: Target, hints: Hints) -> Schedule:
+def schedule_of(roles: Roles, tile: Tile, depths: Mapping[Axis, int], target: Target, hints: Hints) -> Schedule:
     """Roles as a schedule; its `tile` is that of the result."""
     return Schedule(
         row=(), chunked=False, walk=(), grid=(*roles.batch, roles.row, roles.col),
         tile={roles.row: tile.rows, roles.col: tile.cols}, inner=frozenset(), final=(), after_final=frozenset(),
         phase={}, items=None, programs=None, warps=max(min(tile.warps, 4), tile.warps * 32 // target.warp),
-        stages=_stages(roles, tile, target, hints), order=(*roles.batch, roles.row, roles.k, roles.col),
+        stages=_stages(roles, tile, depths, target, hints),
+        order=(*roles.batch, roles.row, *roles.groups, *roles.depths, roles.col),
         hoisted=True, online={}, direct={},
     )  # fmt: skip
 
 
-def tile_of(roles: Roles, target: Target, hints: Hints) -> Tile:
+def loops_of(roles: Roles) -> list[tuple[Product, ...]]:
+    """The products by loops: those along the same axes that read the same memory in each turn have one."""
+    loops: list[list[Product]] = []
+    for product in roles.products:
+        along = [x for x in loops if x[0].over == product.over]
+        alike = (x for x in along if any(_tiles_read(p) & _tiles_read(product) for p in x))
+        if (loop := next(alike, None)) is not None:
+            loop.append(product)
+        else:
+            loops.append([product])
+    return [tuple(loop) for loop in loops]
+
+
+def _tiles_read(product: Product) -> set[Term]:
+    return {t for t in terms_below((product.left, product.right)) if t.op == "load" and product.k in t.axes}
+
+
+def tile_of(roles: Roles, node: Value, target: Target, hints: Hints) -> Tile:
     """The largest tile that leaves no unit without work, no side much longer than what it covers.
 
-    A size that may be another one at the next call is not taken to be small: the tile serves that call, too.
+    A size that may be another one at the next call is not taken to be small: the tile serves that call, too. The sums
+    of several products are in registers at once.
     """
-    axes = (roles.row, roles.col, roles.k)
-    open_ = [not isinstance(a.size, int) and target.kind != "interpret" for a in axes]
-    least = [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
+    axes = (roles.row, roles.col, *roles.depths[:1])
+    least = _shortest_sides(axes, target)
     sizes = [evaluate_size(a.size, hints) for a in axes]
     points = math.prod(max(1, evaluate_size(a.size, hints)) for a in roles.batch)
-    fitted = [_fit_tile(t, sizes, least) for t in TILES[ITEMSIZE[roles.dtype]]]
+    roomy = [t for tile in TILES[roles.itemsize] if (t := _with_room(tile, roles)) is not None]
+    if not any(t.rows >= OPEN[0] and t.cols >= OPEN[1] for t in roomy):
+        refuse(node, "no tile holds the sums of so many")
+    fitted = [_fit_tile(t, sizes, least) for t in roomy]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
     busy = (i for i, t in enumerate(fitted) if -(-sizes[0] // t.rows) * -(-sizes[1] // t.cols) * points >= target.units)
     at = next(busy, len(fitted) - 1) - target.leaning.lanes
@@ -128,17 +249,57 @@ def tile_of(roles: Roles, target: Target, hints: Hints) -> Tile:
     return tile._replace(warps=max(1, int(tile.warps * 2.0**target.leaning.warps)))
 
 
+def depths_of(roles: Roles, tile: Tile, target: Target, hints: Hints) -> dict[Axis, int]:
+    """The lanes along each sum: those of the tile along the first."""
+    first, *others = roles.depths
+    deepest = TILES[roles.itemsize][0].depth
+    least = {a: _shortest_sides((a, a, a), target)[2] for a in others}
+    return {first: tile.depth} | {a: _fit_depth(deepest, evaluate_size(a.size, hints), least[a]) for a in others}
+
+
+def _shortest_sides(axes: Sequence[Axis], target: Target) -> list[int]:
+    """The shortest rows, columns and depth along these axes."""
+    open_ = [not isinstance(a.size, int) and target.kind != "interpret" for a in axes]
+    return [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
+
+
+def _with_room(tile: Tile, roles: Roles) -> Tile | None:
+    """The tile with as many warps as hold the sums of several products; None where not even the most do."""
+    if len(roles.sums) == 1:
+        return tile
+    held = (len(roles.sums) + roles.results - 1) * tile.rows * tile.cols
+    counts = (w for w in (tile.warps, 2 * tile.warps) if w <= MOST_WARPS and held <= MOST_HELD * w * 32)
+    return next((tile._replace(warps=w) for w in counts), None)
+
+
 def _fit_tile(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:
-    pairs = zip(tile[:3], sizes, least, strict=True)
-    rows, cols, depth = (min(side, max(low, power_of_two(n))) for side, n, low in pairs)
-    while sizes[2] % depth and depth > least[2] and not sizes[2] % LEAST:  # whole turns need no masks
+    pairs = zip(tile[:2], sizes, least, strict=False)
+    rows, cols = (min(side, max(low, power_of_two(n))) for side, n, low in pairs)
+    return Tile(rows, cols, _fit_depth(tile.depth, sizes[2], least[2]), tile.warps)
+
+
+def _fit_depth(depth: int, size: int, least: int) -> int:
+    depth = min(depth, max(least, power_of_two(size)))
+    while size % depth and depth > least and not size % LEAST:  # whole turns need no masks
         depth //= 2
-    return Tile(rows, cols, depth, tile.warps)
+    return depth
 
 
-def _stages(roles: Roles, tile: Tile, target: Target, hints: Hints) -> int:
-    """Turns whose loads are in flight, as far as shared memory holds them."""
-    turns = -(-evaluate_size(roles.k.size, hints) // tile.depth)
-    turn = (tile.rows + tile.cols) * tile.depth * ITEMSIZE[roles.dtype]
-    most = min((2 if target.kind == "hip" else 3) + target.leaning.stages, turns)
+def _stages(roles: Roles, tile: Tile, depths: Mapping[Axis, int], target: Target, hints: Hints) -> int:
+    """Turns whose loads are in flight, as far as shared memory holds those of every loop that has several."""
+    loops = [(loop, _turns(loop[0], depths, hints)) for loop in loops_of(roles)]
+    most = (2 if target.kind == "hip" else 3) + target.leaning.stages
+    stages = [_stages_of(loop, tile, depths[loop[0].k], min(most, n), target) for loop, n in loops if n > 1]
+    return min(stages, default=1)
+
+
+def _turns(product: Product, depths: Mapping[Axis, int], hints: Hints) -> int:
+    """The turns of a product's loop at the hints."""
+    blocks = -(-evaluate_size(product.k.size, hints) // depths[product.k])
+    return blocks * math.prod(evaluate_size(g.size, hints) for g in product.groups)
+
+
+def _stages_of(loop: Sequence[Product], tile: Tile, depth: int, most: int, target: Target) -> int:
+    sides = [(len({p.left for p in loop}), tile.rows), (len({p.right for p in loop}), tile.cols)]
+    turn = sum(count * side for count, side in sides) * depth * max(ITEMSIZE[p.dtype] for p in loop)
     return next((n for n in range(most, 1, -1) if n * turn <= target.shared * 3 // 4), 1)

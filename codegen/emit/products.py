@@ -1,23 +1,27 @@
-"""A matrix product and what surrounds it, as one kernel: a tile of the result per program, a loop along what is summed.
+"""Matrix products and what surrounds them, as one kernel: a tile of the result per program, loops along the sums.
 
     for k: acc = tl.dot(prologue of x[row, k], prologue of y[k, col], acc)     sums in float32
-    epilogue(acc, bias[col], residual[row, col], ..) -> stores
+           acc_2 = tl.dot(the same tile of x, prologue of z[k, col], acc_2)     products that share an operand
+    for e: acc = tl.dot(prologue of u[row, e], prologue of v[e, col], acc)     what is added to another product
+    epilogue(acc, acc_2, bias[col], residual[row, col], ..) -> stores
 
 Tiles that share operands run in groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import sympy
 
-from ...ir import Graph
+from ...ir import Graph, Value
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, product
 from ..kernel import Kernel, Kernels, Ref, Target
 from ..program.axes import Axis, Goal, Materialize, Memory, Program, Term, terms_below
+from ..program.short_axes import written_out
 from ..program.sinks import build_sinks
 from ..program.sizes import Hints, cdiv, evaluate_size, tidy
 from ..program.terms import TermTable
@@ -29,8 +33,20 @@ from .context import name_of
 from .emit import Emitter, assemble
 from .mathematics import narrow
 from .names import Names
-from .product_schedule import Roles, Tile, refuse, roles_of, schedule_of, source_of, tile_of
-from .statements import Accumulate, Expr, For, Let, Scope, binary, call, literal, name, total
+from .product_schedule import (
+    Product,
+    Roles,
+    Tile,
+    depths_of,
+    is_product,
+    loops_of,
+    refuse,
+    roles_of,
+    schedule_of,
+    source_of,
+    tile_of,
+)
+from .statements import Accumulate, Expr, For, Let, Scope, Statement, binary, call, literal, name, total
 
 GROUP = 8
 """Rows of tiles that run together: their operands are in L2."""
@@ -38,32 +54,21 @@ PRECISION, EXACTLY = "PRECISION", "ieee"
 """The constant of kernels that multiply float32, and its value where torch's setting allows no TF32."""
 
 
-class ProductLoop:
-    """The sum along k, between the coordinates of a tile of the result and its epilogue."""
+class ProductTile:
+    """One program: where its tile of the result is; the sums; and what is made of them."""
 
-    def __init__(self, emitter: Emitter, roles: Roles, tile: Tile) -> None:
+    def __init__(self, emitter: Emitter, roles: Roles) -> None:
         self.emitter, self.context, self.tile = emitter, emitter.context, emitter.tile
         self.roles = roles
-        self.is_one_turn = isinstance(roles.k.size, int) and roles.k.size <= tile.depth
-        self.accumulator = self.context.names.fresh("acc")
-        emitter.levels.fix(roles.total, 0)
-        emitter.values.accumulated[roles.total] = name(self.accumulator)
+        self.accumulators = accumulators_of(emitter, roles)
 
     def emit(self) -> None:
-        """Where the program is; the sum; what is made of it."""
-        roles, top = self.roles, self.context.top
+        """The epilogue reads the accumulators in the place of the products."""
+        top = self.context.top
         self._set_coordinates()
-        # A turn that is the only one needs no loop
-        turn = Scope(0 if self.is_one_turn else 1, top)
-        first = None
-        if not self.is_one_turn:
-            first = self.context.let(turn, "first_k", call("tl.cast", name("k_at"), literal("tl.int64")))
-        left = self._operand(roles.left, (roles.row, roles.k), first, turn)
-        right = self._operand(roles.right, (roles.k, roles.col), first, turn)
-        # From here on the tile is that of the result
-        self.tile.dims = (roles.row, roles.col)
-        # The epilogue reads the accumulator in the place of the product
-        self._emit_dot(left, right, turn)
+        for products in loops_of(self.roles):
+            ProductLoop(self.emitter, self.roles, products, self.accumulators).emit()
+        self.tile.dims = (self.roles.row, self.roles.col)
         for sink in self.context.program.sinks:
             self.emitter.stores.store(sink, top)
 
@@ -103,69 +108,159 @@ class ProductLoop:
         inside = let(top, "place", binary("%", number_, size))
         return binary("+", above, binary("%", inside, height)), binary("//", inside, height)
 
-    # ------------------------------------------------------------------ the sum
-    def _operand(self, term: Term, dims: tuple[Axis, Axis], first: Expr | None, turn: Scope) -> Expr:
-        """The tile of an operand in the dtype that is multiplied, zero beyond the end of the sum."""
-        k = self.roles.k
+
+@dataclass(eq=False)
+class Accumulator:
+    """The sum of one product, or of several whose sums are added and rounded together."""
+
+    label: str
+    begun: bool = False
+
+
+def accumulators_of(emitter: Emitter, roles: Roles) -> dict[Term, Accumulator]:
+    """An accumulator for each product, several of which may have one; values read it in the place of their sum."""
+    accumulators: dict[Term, Accumulator] = {}
+    for term, totals in roles.sums.items():
+        accumulator = Accumulator(emitter.context.names.fresh("acc"))
+        accumulators |= dict.fromkeys(totals, accumulator)
+        emitter.levels.fix(term, 0)
+        emitter.values.accumulated[term] = name(accumulator.label)
+    return accumulators
+
+
+class ProductLoop:
+    """The sums of products along the same axes, in one loop: what two of them read is loaded once."""
+
+    def __init__(
+        self, emitter: Emitter, roles: Roles, products: Sequence[Product], accumulators: Mapping[Term, Accumulator]
+    ) -> None:
+        self.emitter, self.context, self.tile = emitter, emitter.context, emitter.tile
+        self.roles, self.products, self.accumulators = roles, products, accumulators
+        self.k, self.groups = products[0].k, products[0].groups
+        self.depth = self.tile.block_sizes[self.k]
+        self.is_one_turn = not self.groups and isinstance(self.k.size, int) and self.k.size <= self.depth
+
+    def emit(self) -> None:
+        """Operands, then products; in a loop unless one turn is all."""
+        # A turn that is the only one needs no loop
+        turn = Scope(0 if self.is_one_turn else 1, self.context.top)
+        first = None if self.is_one_turn else self._begin_turn(turn)
+        row, col, k = self.roles.row, self.roles.col, self.k
+        lefts = self._operands([(p, p.left) for p in self.products], (row, k), first, turn)
+        rights = self._operands([(p, p.right) for p in self.products], (k, col), first, turn)
+        for product_, left, right in zip(self.products, lefts, rights, strict=True):
+            self._emit_dot(product_, left, right, turn)
+        self.context.top.body += turn.body if self.is_one_turn else [*self._zeros(), self._loop(turn)]
+
+    # ------------------------------------------------------------------ turns
+    def _begin_turn(self, turn: Scope) -> Expr | None:
+        """The first element of a turn along k; None where each turn has all of it, of one group."""
+        let, k_at = self.context.let, name("k_at")
+        if not self.groups:
+            return let(turn, "first_k", call("tl.cast", k_at, literal("tl.int64")))
+        turns = -(-int(self.k.size) // self.depth)
+        group = k_at if turns == 1 else binary("//", k_at, literal(turns))
+        for position, axis in reversed(list(enumerate(self.groups))):
+            number = binary("%", group, self.tile.count(axis)) if position else group
+            self.emitter.coords.set_element(axis, number, turn, 1)
+            group = binary("//", group, self.tile.count(axis))
+        if turns == 1:
+            return None
+        block = binary("*", binary("%", k_at, literal(turns)), self.tile.block(self.k))
+        return let(turn, "first_k", call("tl.cast", block, literal("tl.int64")))
+
+    def _loop(self, turn: Scope) -> For:
+        """for k_at in tl.range(0, K, BLOCK_K), or for the number of each turn where groups divide the sum."""
+        sizes, plan = self.context.sizes, self.context.plan
+        stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 else {}
+        if not self.groups:
+            sizes.require_countable(self.k.size)
+            over = call("tl.range", literal(0), sizes.text(self.k.size), self.tile.block(self.k), **stages)
+        else:
+            turns = tidy(product(g.size for g in self.groups) * -(-int(self.k.size) // self.depth))
+            sizes.require_countable(turns)
+            over = call("tl.range", literal(0), sizes.text(turns, "turns"), **stages)
+        return For("k_at", over, turn.body)
+
+    # ------------------------------------------------------------------ operands
+    def _operands(
+        self, terms: Sequence[tuple[Product, Term]], dims: tuple[Axis, Axis], first: Expr | None, turn: Scope
+    ) -> list[Expr]:
+        """The tiles of the products' operands on one side; each once."""
         self.tile.dims = dims
         scope = Scope(turn.level, self.context.top, turn.body)
-        lane = self.tile.lane(k)
-        self.emitter.coords[k] = Coord(first, lane, self._inside_k(lane, first, scope), turn.level)
-        term = source_of(term) if self.roles.dtype in LOW_FLOATS else term
+        lane = self.tile.lane(self.k)
+        self.emitter.coords[self.k] = Coord(first, lane, self._inside_k(lane, first, scope), turn.level)
+        tiles: dict[tuple[Term, str], Expr] = {}
+        for product_, term in terms:
+            key = term, product_.dtype
+            tiles[key] = tiles[key] if key in tiles else self._operand(*key, scope)
+        return [tiles[term, product_.dtype] for product_, term in terms]
+
+    def _operand(self, term: Term, dtype: str, scope: Scope) -> Expr:
+        """The tile of an operand in the dtype that is multiplied, zero beyond the end of the sum."""
+        term = source_of(term) if dtype in LOW_FLOATS else term
         is_load = term.op == "load"
-        value = self.emitter.values.read(term, scope) if is_load else self._prologue(term, scope)
+        value = self.emitter.values.read(term, scope) if is_load else self._prologue(term, dtype, scope)
         return self.context.let(scope, name_of(term) or ("x" if is_load else "operand"), value)
 
     def _inside_k(self, lane: Expr, first: Expr | None, scope: Scope) -> Expr | None:
         """The mask along the sum; none where whole turns cover it, or where guards see to that."""
-        sizes, size, depth = self.context.sizes, self.roles.k.size, self.tile.block_sizes[self.roles.k]
-        if evaluate_size(size, self.context.hints) % depth == 0 and (isinstance(size, int) or is_on("multiples")):
+        sizes, size = self.context.sizes, self.k.size
+        if evaluate_size(size, self.context.hints) % self.depth == 0 and (isinstance(size, int) or is_on("multiples")):
             if not isinstance(size, int):
-                sizes.guards[sympy.Eq(sympy.Mod(size, depth), 0)] = None
+                sizes.guards[sympy.Eq(sympy.Mod(size, self.depth), 0)] = None
             return None
         left = sizes.text(size) if first is None else binary("-", sizes.text(size), first)
         return self.context.let(scope, "inside_k", binary("<", lane, left))
 
-    def _prologue(self, term: Term, scope: Scope) -> Expr:
+    def _prologue(self, term: Term, dtype: str, scope: Scope) -> Expr:
         """A prologue; lanes beyond the end add nothing, whatever it makes of the zeros that were read there."""
-        value, mask = self.emitter.values.compute(term, scope), self.emitter.coords[self.roles.k].mask
-        if mask is not None and self.emitter.folding.pad(term, self.roles.k) != 0.0:
+        value, mask = self.emitter.values.compute(term, scope), self.emitter.coords[self.k].mask
+        if mask is not None and self.emitter.folding.pad(term, self.k) != 0.0:
             value = call("tl.where", mask, value, literal("0.0"))
-        return narrow(value, self.roles.dtype) if self.roles.dtype in LOW_FLOATS else value
+        return narrow(value, dtype) if dtype in LOW_FLOATS else value
 
-    def _emit_dot(self, left: Expr, right: Expr, turn: Scope) -> None:
-        """acc = tl.dot(left, right, acc), in a loop unless one turn is all."""
-        context, top, k = self.context, self.context.top, self.roles.k
-        precision, comment = self._precision(), context.comment(self.roles.total)
-        if self.is_one_turn:
-            top.body += [*turn.body, Let(self.accumulator, call("tl.dot", left, right, **precision), comment)]
+    # ------------------------------------------------------------------ sums
+    def _emit_dot(self, product_: Product, left: Expr, right: Expr, turn: Scope) -> None:
+        """acc = tl.dot(left, right, acc)"""
+        accumulator, comment = self.accumulators[product_.total], self.context.comment(product_.total)
+        precision = self._precision(product_.dtype)
+        if self.is_one_turn and not accumulator.begun:
+            accumulator.begun = True
+            turn.body.append(Let(accumulator.label, call("tl.dot", left, right, **precision), comment))
             return
-        dot = call("tl.dot", left, right, name(self.accumulator), **precision)
-        turn.body.append(Accumulate(self.accumulator, "=", dot, comment))
-        context.sizes.require_countable(k.size)
-        stages = {"num_stages": literal(context.plan.stages)} if context.plan.stages > 1 else {}
-        over = call("tl.range", literal(0), context.sizes.text(k.size), self.tile.block(k), **stages)
-        zeros = call("tl.zeros", self.tile.shape(self.tile.dims), literal("tl.float32"))
-        top.body += [Let(self.accumulator, zeros), For("k_at", over, turn.body)]
+        dot = call("tl.dot", left, right, name(accumulator.label), **precision)
+        turn.body.append(Accumulate(accumulator.label, "=", dot, comment))
 
-    def _precision(self) -> dict[str, Expr | str]:
+    def _zeros(self) -> list[Statement]:
+        """The accumulators that begin here."""
+        self.tile.dims = (self.roles.row, self.roles.col)
+        new = {a.label: a for p in self.products if not (a := self.accumulators[p.total]).begun}
+        for accumulator in new.values():
+            accumulator.begun = True
+        shape = self.tile.shape(self.tile.dims)
+        return [Let(label, call("tl.zeros", shape, literal("tl.float32"))) for label in new]
+
+    def _precision(self, dtype: str) -> dict[str, Expr | str]:
         """The precision of float32 operands; what torch's setting allows is looked up at each launch."""
-        if self.roles.dtype != "f32":
+        if dtype != "f32":
             return {}
         self.context.sizes.constants[PRECISION] = EXACTLY
         return {"input_precision": name(PRECISION)}
 
 
 def name_product_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]:
-    """Row, col and k over M, N and K; the others are scalars."""
+    """Row, col and k over M, N and K; further sums have lanes of other names, and the other axes are scalars."""
     spare = iter("BCDEFGHIJLOPQRSTUVWXYZ")
-    letters = {roles.row: "M", roles.col: "N", roles.k: "K"}
-    words = {roles.row: "row", roles.col: "col", roles.k: "k"}
-    for axis in (roles.row, roles.col, roles.k, *roles.batch):
+    k = roles.depths[0]
+    letters = {roles.row: "M", roles.col: "N", k: "K"}
+    words = {roles.row: "row", roles.col: "col", k: "k"}
+    for axis in (roles.row, roles.col, *roles.depths, *roles.batch, *roles.groups):
         letter = letters.setdefault(axis, "") or next(spare)
         letters[axis], axis.name = letter, words.get(axis, letter.lower())
         names.fresh(letter)
-        if axis is not roles.k:  # k is reserved
+        if axis is not k:  # k is reserved
             names.fresh(axis.name)
     return letters
 
@@ -173,26 +268,29 @@ def name_product_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Ax
 def traffic_of_product(emitter: Emitter, roles: Roles, tile: Tile) -> Traffic:
     """Operands are read once from memory; each further block of the other side reads them again, from L2."""
     traffic = emitter.traffic()
-    for operand, opposite, side in ((roles.left, roles.col, tile.cols), (roles.right, roles.row, tile.rows)):
-        for load in (t for t in terms_below([operand]) if t.op == "load" and roles.k in t.axes):
+    lefts, rights = (dict.fromkeys(getattr(p, side) for p in roles.products) for side in ("left", "right"))
+    for operands, opposite, side in ((lefts, roles.col, tile.cols), (rights, roles.row, tile.rows)):
+        for load in (t for t in terms_below(operands) if t.op == "load" and t.axes & {*roles.depths, *roles.groups}):
             once = tidy(product(a.size for a in load.axes) * ITEMSIZE[load.dtype])
             if (again := tidy(once * (cdiv(opposite.size, side) - 1))) != 0:
                 add_bytes(traffic.cached, emitter.buffers.labels[load.param.ref], again)
     return traffic
 
 
-def kernel_of_product(program: Program, roles: Roles, target: Target, hints: Hints, label: str) -> Kernel:
-    """One kernel around one product."""
-    tile = tile_of(roles, target, hints)
-    plan = schedule_of(roles, tile, target, hints)
-    sides = {roles.row: tile.rows, roles.col: tile.cols, roles.k: tile.depth}
+def kernel_of_products(program: Program, node: Value, target: Target, hints: Hints, label: str) -> Kernel:
+    """One kernel around its products."""
+    roles = roles_of(program, node, target, hints)
+    tile = tile_of(roles, node, target, hints)
+    depths = depths_of(roles, tile, target, hints)
+    plan = schedule_of(roles, tile, depths, target, hints)
+    sides = {roles.row: tile.rows, roles.col: tile.cols, **depths}
     emitter = Emitter(program, plan, target, hints, label, partial(name_product_axes, roles), sides)
-    ProductLoop(emitter, roles, tile).emit()
+    ProductTile(emitter, roles).emit()
     return assemble(emitter, traffic_of_product(emitter, roles, tile))
 
 
 def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernels:
-    """The kernel of a graph with one product, all around it elementwise; raises Unfusible where a tile cannot be it."""
+    """The kernel of a graph with products, all around them elementwise; raises Unfusible where a tile cannot be it."""
     node = next(v for v in graph.order() if v.prim == "dot")
     terms = TermTable()
     outputs = zip(graph.outputs, graph.output_strides, strict=True)
@@ -202,7 +300,8 @@ def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernel
         if value is not None and strides is not None
     ]
     try:
-        program = Program(unify(terms, build_sinks(terms, {}, goals)))
+        sinks = unify(terms, build_sinks(terms, {}, goals))
     except Materialize:
         refuse(node, "a tile of it does not hold what is made of it")
-    return Kernels((kernel_of_product(program, roles_of(program, node, hints), target, hints, label),))
+    program = Program(written_out(terms, sinks, is_product))
+    return Kernels((kernel_of_products(program, node, target, hints, label),))

@@ -47,6 +47,8 @@ LONG = 72
 """A single use is written inline up to this many columns."""
 LONG_NAMED = 24
 """The same for a value that the user gave a name."""
+CONVERTS_F8 = 89
+"""The first of NVIDIA's architectures that converts eight-bit floats."""
 
 
 class Values:
@@ -278,8 +280,12 @@ def reciprocal_of_size(values: Values, size: Term, scope: Scope) -> Expr:
 def widened(values: Values, term: Term, bits: Expr, scope: Scope) -> Expr:
     """What a load reads as registers hold it.
 
-    bfloat16 keeps its `.to` where it is computed with: the compiler takes two at once, if it sees what they are.
+    bfloat16 keeps its `.to` where it is computed with: the compiler takes two at once, if it sees what they are. Newer
+    processors have a conversion of two eight-bit floats.
     """
+    target = values.context.target
+    if term.dtype == "f8e4m3fn" and target.kind == "cuda" and int(target.arch) >= CONVERTS_F8:
+        return call("from_f8e4m3fn", bits, literal("True"))
     is_plain = values.casts.get(term) != "f32" or not values.tile.lanes(term.axes)
     if term.dtype != "bf16" or is_plain or values.context.target.kind != "cuda":
         return widen(bits, term.dtype)

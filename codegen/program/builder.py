@@ -8,7 +8,8 @@ from typing import TypeAlias
 from ...ir import Value
 from ...ir.prims import PRIMS
 from ...ir.types import Size
-from .axes import Axis, Index, Materialize, Memory, Term
+from .axes import Axis, Index, Materialize, Memory, Part, Term
+from .concatenations import MAX_PIECES, pieces
 from .sizes import same, tidy
 from .terms import AxisTable, Restart, TermTable
 
@@ -20,10 +21,10 @@ MAX_PLACES = 8
 """A value that is asked for at more kinds of places than this (x[i], x[i + 1], x[2 * i]) goes through memory."""
 MAX_QUESTIONS = 32
 """So does one that is asked for more often: at places and under guards, which each slice of a sum of slices doubles."""
-MAX_PIECES = 16
-"""A concatenation of at most so many equal pieces is stored piece by piece."""
+MAX_SUMMED = 8
+"""A sum of products along a concatenation of at most so many equal pieces is one of sums along the pieces."""
 MAX_UNROLLED = 2
-"""Concatenations of concatenations that are."""
+"""Concatenations within concatenations that are stored piece by piece."""
 
 
 class Unrolling:
@@ -46,6 +47,13 @@ class Unrolling:
             self.by_goal.setdefault(goal, []).append(piece)
             raise Restart
 
+    def divide_sum(self, index: Index, sizes: tuple[Size, ...]) -> None:
+        """A product that sums along a concatenation of equal pieces sums along each; ends the pass then."""
+        if len(sizes) <= MAX_SUMMED and all(same(n, sizes[0]) for n in sizes[1:]) and len(index.terms) == 1:
+            ((axis, _),) = index.terms
+            if index == Index.over(axis) and not same(sizes[0], 1):
+                self.axes.refine(axis, sizes[0])
+
     def _stored_axis(self, goal: int, index: Index) -> Axis | None:
         """The axis that an index is, if it is one of what the goal stores."""
         if len(index.terms) != 1 or index != Index.over(axis := index.terms[0][0]):
@@ -62,10 +70,11 @@ class Builder:
         self.terms, self.axes, self.memory = terms, terms.axes, memory
         self.rule_of, self.unrolling = rule_of, unrolling
         self.goal = -1
-        self.in_reduction = False
+        self.in_reduction = self.in_product = False
         self._values: dict[tuple[int, Place, Guards], Term] = {}
         self._places: dict[int, set[tuple[object, ...]]] = {}
         self._questions: dict[int, set[tuple[Place, Guards]]] = {}
+        self._pieces: dict[int, list[Part]] = {}
 
     def at(self, node: Value, index: Sequence[Index], guards: Guards = ()) -> Term:
         """The value of `node` at an index."""
@@ -94,9 +103,23 @@ class Builder:
         self.in_reduction = outer
         return term
 
+    def factor(self, node: Value, index: Sequence[Index]) -> Term:
+        """An operand of a product."""
+        outer, self.in_product = self.in_product, True
+        term = self.operand(node, index)
+        self.in_product = outer
+        return term
+    def pieces(self, node: Value) -> list[Part]:
+        """The places of a concatenation's pieces."""
+        if node.id not in self._pieces:
+            self._pieces[node.id] = pieces(node)
+        return self._pieces[node.id]
+
     def try_pieces(self, index: Index, sizes: tuple[Size, ...]) -> None:
-        """Store a concatenation piece by piece where that is possible."""
-        if not self.in_reduction:
+        """Store a concatenation piece by piece where that is possible, or sum so."""
+        if self.in_product:
+            self.unrolling.divide_sum(index, sizes)
+        elif not self.in_reduction:
             self.unrolling.attempt(self.goal, index, sizes)
 
     def _count(self, node: Value, place: Place, guards: Guards) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import reduce
 from random import Random
@@ -12,7 +12,7 @@ import sympy
 
 from ...ir.types import Size
 from .arithmetic import Arithmetic
-from .polynomials import ONE, ZERO, Poly, Sample, divide_terms, is_integral, value_at
+from .polynomials import ONE, ZERO, Poly, Sample, divide_terms, exact_quotient, is_integral, value_at
 
 
 class NoSize(Exception):
@@ -20,7 +20,7 @@ class NoSize(Exception):
 
 
 class Sizes:
-    """Reads sympy expressions. A symbol of which a part is a size, C / 32, is 32 times an atom; H is K times H / K."""
+    """Reads sympy expressions. A symbol of which a part is a size, C / 32 or C / G, is 32 or G times an atom."""
 
     def __init__(
         self,
@@ -33,12 +33,13 @@ class Sizes:
         self.pinned = dict(pinned)
         self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
         dimensions, guards = [*dimensions], [*guards]
-        self._shares = {h: k for g in guards for h, k in _share(g) if h not in self.pinned}
         self._divisors = _divisors(dimensions, guards)
+        shares = dict(share for n in dimensions if (share := _share(n)) is not None)
+        shares |= dict(share for g in guards if (share := _divided(g)) is not None)
+        self._shares = {size: of for size, of in shares.items() if of not in shares}
         self._natural = {n for n in dimensions if isinstance(n, sympy.Symbol)}  # sizes of tensors, whatever is said
         self._polynomials: dict[sympy.Basic, Poly] = {}
         self._wholes: dict[Poly, Poly] = {}
-        self._parts: dict[sympy.Symbol, Poly] = {}
 
     def __call__(self, size: Size) -> Poly:
         if isinstance(size, int):
@@ -71,8 +72,8 @@ class Sizes:
             return self._symbol(size)
         if size.is_Add:
             return reduce(lambda a, b: a + b, map(self, size.args), ZERO)
-        if size.is_Mul and (share := self._quotient(size)) is not None:
-            return share
+        if size.is_Mul and (quotient := self._quotient(size)) is not None:
+            return quotient
         if size.is_Mul:
             return reduce(lambda a, b: a * b, map(self, size.args), ONE)
         if size.is_Pow and size.exp.is_Integer and size.exp > 0:
@@ -80,24 +81,17 @@ class Sizes:
         return self._function(size)
 
     def _quotient(self, size: sympy.Expr) -> Poly | None:
-        """2 * H / K, where K divides H."""
-        top, bottom = sympy.fraction(size)
-        whole = next((h for h in top.free_symbols if bottom.is_Symbol and self._shares.get(h) == bottom), None)
-        return None if whole is None else self(sympy.cancel(top / whole)) * self._part(whole)
-
-    def _part(self, symbol: sympy.Symbol) -> Poly:
-        """H / K"""
-        if symbol not in self._parts:
-            least = 1 if symbol.is_positive else 0
-            self._parts[symbol] = self.world.atom(f"{symbol}/{self._shares[symbol]}", _draw_size, least)
-        return self._parts[symbol]
+        """A quotient by other sizes, where it is exact."""
+        over, under = size.as_numer_denom()
+        return exact_quotient(self(over), self(under)) if under.free_symbols else None
 
     def _symbol(self, symbol: sympy.Symbol) -> Poly:
         if symbol in self.pinned:
             return Poly.of(self.pinned[symbol])
-        if symbol in self._shares:
-            return self(self._shares[symbol]) * self._part(symbol)
         divisor, remainder = self._divisors.get(symbol, (1, 0))
+        if symbol in self._shares and divisor == 1:
+            share = self.world.atom(f"{symbol}/{self._shares[symbol]}", _draw_size, 1 if symbol.is_positive else 0)
+            return self(self._shares[symbol]) * share
         base = f"({symbol}-{remainder})" if remainder else str(symbol)
         name = str(symbol) if divisor == 1 else f"{base}/{divisor}"
         least = None
@@ -154,6 +148,12 @@ class Sizes:
         return any(size == x and n % of == 0 for x, n in self.multiples)
 
 
+def _share(size: Size) -> tuple[sympy.Symbol, sympy.Symbol] | None:
+    """C / G  ->  (C, G)"""
+    over, under = sympy.sympify(size).as_numer_denom()
+    return (over, under) if over.is_Symbol and under.is_Symbol else None
+
+
 def _divisors(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, tuple[int, int]]:
     """(divisor, remainder) of symbols: a dimension is s0 / 32, or Mod(s0 + 15, 16) == 0."""
     divisors: dict[sympy.Symbol, tuple[int, int]] = {}
@@ -201,12 +201,12 @@ def _multiple(guard: sympy.Basic) -> tuple[sympy.Expr, int] | None:
     return (mod.args[0], int(mod.args[1])) if isinstance(mod, sympy.Mod) and mod.args[1].is_Integer else None
 
 
-def _share(guard: sympy.Basic) -> Iterator[tuple[sympy.Symbol, sympy.Symbol]]:
+def _divided(guard: sympy.Basic) -> tuple[sympy.Symbol, sympy.Symbol] | None:
     """Mod(H, K) == 0  ->  (H, K)"""
-    if isinstance(guard, sympy.Eq) and guard.rhs == 0 and isinstance(guard.lhs, sympy.Mod):
-        h, k = guard.lhs.args
-        if h.is_Symbol and k.is_Symbol:
-            yield h, k
+    if not isinstance(guard, sympy.Eq) or guard.rhs != 0 or not isinstance(guard.lhs, sympy.Mod):
+        return None
+    h, k = guard.lhs.args
+    return (h, k) if h.is_Symbol and k.is_Symbol else None
 
 
 def _draw_size(sample: Sample, random: Random) -> int:

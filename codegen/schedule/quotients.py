@@ -5,16 +5,19 @@ So is H / K, the heads of queries that share one of keys: H = K h.
 Of C * H * W / 32 that is known of the product alone. Where a reshape divides the axis C by 32 and C is a multiple now,
 the kernels are for multiples, by a guard: its axes come apart as whole ones, and no element's index is divided.
 The kernels are given back in the symbols of the graph: an argument c becomes C / 32.
+
+Where what a product sums is divided into K / G groups of a number that is whole now, it stays that number, by a guard.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import networkx as nx
 import sympy
 
 from ...ir import Graph, Value
@@ -25,7 +28,10 @@ from ..program.sizes import Hints
 
 @dataclass(frozen=True)
 class Quotients:
-    """`whole`: {C: 32 c}. `parts`: {c: C / 32}. `guards`: what of it no size of the graph says."""
+    """`whole`: {C: 32 c}. `parts`: {c: C / 32}. `guards`: what of it no size of the graph says.
+
+    Both sides of {K: 128 G} in `whole` are sizes of the graph.
+    """
 
     whole: Mapping[sympy.Symbol, sympy.Expr]
     parts: Mapping[sympy.Symbol, sympy.Expr]
@@ -40,15 +46,16 @@ class Quotients:
         new = {s: d for s, d in divided.items() if parts.get(s, 1) % d}
         are_whole = {s: hints[s] % d == 0 for s, d in new.items()}
         whole = _least_multiples([*parts.items(), *((s, d) for s, d in new.items() if are_whole[s])])
-        guards = tuple((sympy.Eq if are_whole[s] else sympy.Ne)(sympy.Mod(s, d), 0) for s, d in new.items())
-        shares = _shares((n for shape in shapes for n in shape), whole)
-        guards += tuple(sympy.Eq(sympy.Mod(h, k), 0) for h, k in shares.items())
+        guards = [(sympy.Eq if are_whole[s] else sympy.Ne)(sympy.Mod(s, d), 0) for s, d in new.items()]
+        groups = {k: n for k, n in _groups_of_sums(graph, hints) if not {k, *n.free_symbols} & whole.keys()}
+        guards += [sympy.Eq(k, n) for k, n in groups.items()]
+        taken = {*whole, *groups}.union(*(n.free_symbols for n in groups.values()))
+        shares = _shares((n for shape in shapes for n in shape), taken)
+        guards += [sympy.Eq(sympy.Mod(h, k), 0) for h, k in shares.items()]
         divisors = {**whole, **shares}
-        new_symbols = {s: sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in divisors.items()}
-        return Quotients(
-            {s: d * new_symbols[s] for s, d in divisors.items()},
-            {new_symbols[s]: s / d for s, d in divisors.items()}, guards,
-        )  # fmt: skip
+        parted = {s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in divisors.items()}
+        of_parts = {sympy.cancel(parted[s] / d): s / d for s, d in divisors.items()}
+        return Quotients({**parted, **groups}, of_parts, tuple(guards))
 
     def hints(self, hints: Hints) -> dict[sympy.Symbol, int]:
         """The current values, those of the parts too; rounded up where they were made up."""
@@ -70,15 +77,15 @@ def _least_multiples(parts: Iterable[tuple[sympy.Symbol, int]]) -> dict[sympy.Sy
     return least
 
 
-def _shares(sizes: Iterable[Size], whole: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, sympy.Symbol]:
+def _shares(sizes: Iterable[Size], taken: Collection[sympy.Symbol]) -> dict[sympy.Symbol, sympy.Symbol]:
     """{H: K} of sizes H / K, where H has no other divisor, and K is none that is divided itself."""
     found: dict[sympy.Symbol, set[sympy.Symbol]] = {}
     for n in sizes:
         top, bottom = sympy.fraction(sympy.sympify(n).as_coeff_Mul()[1])
         if top.is_Symbol and bottom.is_Symbol:
             found.setdefault(top, set()).add(bottom)
-    single = {h: ks.copy().pop() for h, ks in found.items() if len(ks) == 1 and h not in whole}
-    return {h: k for h, k in single.items() if k not in single and k not in whole}
+    single = {h: ks.copy().pop() for h, ks in found.items() if len(ks) == 1 and h not in taken}
+    return {h: k for h, k in single.items() if k not in single and k not in taken}
 
 
 def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:
@@ -97,6 +104,27 @@ def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:
             a, b = next(before, None), 1 / ratio
         else:
             return
+
+
+def _groups_of_sums(graph: Graph, hints: Hints) -> Iterator[tuple[sympy.Symbol, sympy.Expr]]:
+    """[.., K] -> [.., K / G, G] in front of a product that sums along K: (K, n G), as it is now."""
+    for dot in (v for v in graph.order() if v.prim == "dot"):
+        for operand, axes in zip(dot.args, (dot.params["x_axes"], dot.params["y_axes"]), strict=True):
+            summed = [n for n, label in zip(operand.shape, axes, strict=True) if label not in dot.params["out_axes"]]
+            before = nx.ancestors(graph.nx, operand.id)
+            sizes = dict.fromkeys(n for i in sorted(before) for n in Value(graph, i).shape if not isinstance(n, int))
+            divided = (n for n in sizes if any(_is_size(_ratio(sympy.sympify(k), n)) for k in summed))
+            yield from (group for n in divided if (group := _group(n, hints)) is not None)
+
+
+def _group(size: sympy.Expr, hints: Hints) -> tuple[sympy.Symbol, sympy.Expr] | None:
+    """8 K / G, which is 128 now  ->  (K, 16 G)"""
+    coefficient, ratio = size.as_coeff_Mul()
+    over, under = ratio.as_numer_denom()
+    if not (over.is_Symbol and under.is_Symbol):
+        return None
+    times = sympy.Rational(hints[over], max(1, hints[under]))
+    return (over, times * under) if times.is_Integer and (coefficient * times).is_Integer else None
 
 
 @lru_cache(maxsize=65536)

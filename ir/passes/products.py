@@ -1,10 +1,13 @@
-"""A matrix product with its elementwise neighbours as one group, where that beats the library's call between kernels.
+"""Matrix products with their elementwise neighbours as one group, where that beats the library's call between kernels.
 
     dot(x, w) -> memory -> kernel(dot, bias) -> y      becomes      kernel(x, w, bias) -> y
 
+A product may join a group that has others already, if none of them reads it: silu(x @ wg) * (x @ wu) is one kernel.
+
 A kernel of ours reaches at least SHARE of the machine's arithmetic (assumed, not timed). Where even so memory is the
-limit, the bytes decide, and fusing never moves more of them; other products stay with the library, unless a clock has
-the last word (`contest`). The rule, as data: `Estimate`. Reductions over the product stay kernels of their own.
+limit, the bytes decide, and fusing never moves more of them; where arithmetic is, a kernel has to be MARGIN times as
+fast. Other products stay with the library, unless a clock has the last word (`contest`). The rule, as data: `Estimate`.
+Reductions over the product stay kernels of their own.
 
 The last pass over steps: the neighbours of a product have to be groups before they can be joined to it.
 """
@@ -12,11 +15,11 @@ The last pass over steps: the neighbours of a product have to be groups before t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..graph import Graph, Value
 from ..prims import PRIMS
-from ..rewrite import extract
+from ..rewrite import extract, nodes_between
 from ..types import LOW_FLOATS, Size, contiguous_strides, product
 from .cost import Hints, estimate, minimal_bytes
 from .fuse import Extern, Group, Step, View
@@ -24,8 +27,12 @@ from .node_kinds import is_view
 
 SHARE = 0.5
 """Of the machine's arithmetic that a generated product is taken to reach."""
+MARGIN = 2.0
+"""What is won where arithmetic is the limit: it would still pay with half of that share."""
 DTYPES = ("f16", "bf16", "f32")
-AROUND = ("elementwise", "layout", "source", "random", "input", "contract")
+ONCE, AGAIN = 2.0, 1.25
+"""Bytes that may be read for each byte of an operand: made for one product, or again for each of several."""
+AROUND = ("elementwise", "layout", "source", "random", "gather", "input")
 """Families that may be computed on a tile of a product."""
 
 
@@ -49,6 +56,10 @@ class Decision:
     def fused(self) -> bool:
         return self.group is not None
 
+    def moved(self, parts: Sequence[Group], whole: Group) -> Decision:
+        """The same product where its group became a part of another."""
+        return replace(self, group=whole) if any(self.group is p for p in parts) else self
+
     def refused(self, why: str) -> Decision:
         """The same product where no kernel can be generated."""
         return Decision(self.value, None, why)
@@ -70,29 +81,38 @@ class Estimate:
     bandwidth: float
     library_rate: float
     own_rate: float
+    beside: int = 0  # operations of the products that the kernel around the call has, at its own rate
 
     @property
     def library(self) -> float:
         call = max(self.operations / self.library_rate, self.called / self.bandwidth)
-        return call + (self.apart - self.called) / self.bandwidth
+        return call + max(self.beside / (SHARE * self.own_rate), (self.apart - self.called) / self.bandwidth)
 
     @property
     def own(self) -> float:
-        return max(self.operations / (SHARE * self.own_rate), self.fused / self.bandwidth)
+        return max(self._arithmetic, self.fused / self.bandwidth)
 
     @property
     def memory_decides(self) -> bool:
-        return self.operations / (SHARE * self.own_rate) <= self.fused / self.bandwidth
+        return self._arithmetic <= self.fused / self.bandwidth
+
+    @property
+    def _arithmetic(self) -> float:
+        return (self.operations + self.beside) / (SHARE * self.own_rate)
 
     @property
     def pays(self) -> bool:
-        return self.own < self.library and (self.memory_decides or self.own_rate > self.library_rate)
+        is_sure = self.memory_decides or self.own_rate > self.library_rate or MARGIN * self.own <= self.library
+        return self.own < self.library and is_sure
 
     def __str__(self) -> str:
         limit = SHARE * self.own_rate / self.bandwidth
+        intensity = (self.operations + self.beside) / max(1, self.fused)
+        times = f"; {self.own * 1e6:.1f} us by a kernel, {self.library * 1e6:.1f} us by the library and its neighbours"
         return (
-            f"{self.operations / max(1, self.fused):.0f} operations per byte where memory decides up to {limit:.0f}; "
+            f"{intensity:.0f} operations per byte where memory decides up to {limit:.0f}; "
             f"fusing moves {self.fused / 1e6:.1f} MB instead of {self.apart / 1e6:.1f}"
+            f"{'' if self.memory_decides else times}"
         )
 
 
@@ -111,20 +131,27 @@ class Products:
             if value.id not in self.library and (merged := _Merge.of(graph, steps, value)) is not None:
                 costs = self.estimate(merged)
                 fused = costs.pays or (self.contest and costs.fused < costs.apart)
+                if fused:
+                    steps = merged.steps()
+                    decisions = [d.moved(merged.groups, merged.group) for d in decisions]
                 decisions.append(Decision(value, merged.group if fused else None, str(costs)))
-                steps = merged.steps() if fused else steps
         return steps, decisions
 
     def estimate(self, merged: _Merge) -> Estimate:
         """The model of both ways, at the hints."""
         value = merged.value
         called = sum(self._number(v.aval.nbytes) for v in (*value.args, value))
-        neighbours = sum(self._number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
-        rates = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
+        neighbours = sum(self._number(merged.moved(g)) // merged.readers(g) for g in merged.groups)
+        library, own = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
+        beside = sum(self._seconds(v) * own for g in merged.groups for v in _products_in(g))
         return Estimate(
             self._number(_operations(value)), called, called + neighbours,
-            self._number(minimal_bytes(merged.group.graph)), self.machine.bandwidth, *rates,
+            self._number(minimal_bytes(merged.group.graph)), self.machine.bandwidth, library, own, round(beside),
         )  # fmt: skip
+
+    def _seconds(self, value: Value) -> float:
+        """A product at the machine's full rate."""
+        return self._number(_operations(value)) / self.machine.flops[_multiplied_in(value)]
 
     def _number(self, size: Size) -> int:
         return estimate(size, self.hints)
@@ -180,6 +207,12 @@ class _Merge:
     def groups(self) -> tuple[Group, ...]:
         return (*self.prologues, *([self.epilogue] if self.epilogue else []))
 
+    def moved(self, group: Group) -> Size:
+        """The bytes that are moved for a group alone, not for what else is computed with it."""
+        host = _host(self.before, group)
+        others = [o for o in host.outputs if o not in group.outputs]
+        return minimal_bytes(host.graph) - (minimal_bytes(_part(host, others, self.before).graph) if others else 0)
+
     def readers(self, group: Group) -> int:
         """Products among which the cost of making an operand is divided."""
         return max(1, _products_reading(self.graph, self.before, group.outputs[0])) if group in self.prologues else 1
@@ -208,32 +241,63 @@ def _reads(step: Step) -> tuple[Value, ...]:
 
 
 def _epilogue(steps: Sequence[Step], at: int, value: Value) -> Group | None:
-    """The first that reads the product, if all of it can be done on a tile."""
+    """The first that reads the product, if all of it can be done on a tile: around other products, too."""
     place = next((i for i in range(at + 1, len(steps)) if value in _reads(steps[i])), None)
     step = steps[place] if place is not None else None
-    if place is None or not isinstance(step, Group) or not _on_a_tile(step) or _effects(steps[at:place]):
+    if place is None or not isinstance(step, Group) or _effects(steps[at:place]):
         return None
-    return step
+    return step if _on_a_tile(step, products=True) and not _is_multiplied(step, value) else None
 
 
-def _on_a_tile(group: Group) -> bool:
-    """Elementwise, and no other product is in it."""
-    return all(PRIMS[v.prim].family in AROUND[:-1] for v in group.graph.order())
+def _on_a_tile(group: Group, products: bool = False) -> bool:
+    """Elementwise, but for products where the tile may be theirs."""
+    return all(PRIMS[v.prim].family in AROUND or (products and v.prim == "dot") for v in group.graph.order())
+
+
+def _is_multiplied(group: Group, value: Value) -> bool:
+    """True where an input of the group is an operand of its products, as it is or after operations."""
+    depends = {group.graph.inputs[group.inputs.index(value)].id}
+    for v in group.graph.order():
+        if any(a.id in depends for a in v.args):
+            depends.add(v.id)
+    return any(v.id in depends for v in _products_in(group))
+
+
+def _products_in(group: Group) -> list[Value]:
+    return [v for v in group.graph.order() if v.prim == "dot"]
 
 
 def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]:
     """Groups that make an operand of products and of nothing else: once, of at most twice the bytes that it has, or
 
-    for several products, each of which makes it again, of no more bytes than it has.
+    for several products, each of which makes it again, of hardly more bytes than it has.
     """
     bases = [_base(a) for a in value.args]
-    single = [s for s in steps if isinstance(s, Group) and len(s.outputs) == 1]
-    return [s for s in single if s.outputs[0] in bases and _on_a_tile(s) and _may_repeat(graph, steps, s)]
+    groups = [s for s in steps if isinstance(s, Group)]
+    makers = [_part(s, [o], steps) for s in groups for o in s.outputs if o in bases]
+    return [m for m in makers if _on_a_tile(m) and _may_repeat(graph, steps, m)]
+
+
+def _part(group: Group, outputs: Sequence[Value], steps: Sequence[Step]) -> Group:
+    """The part of a group that computes some of its outputs."""
+    if len(outputs) == len(group.outputs):
+        return group
+    strides = [group.graph.output_strides[group.outputs.index(o)] for o in outputs]
+    nodes = nodes_between(outputs, {v.id for v in group.inputs})
+    read = {a for v in nodes for a in v.args}
+    inputs = tuple(v for v in group.inputs if v in read)
+    part = extract(outputs, inputs, name=group.graph.name, strides=strides, layouts=_layouts(steps))
+    return Group(part, inputs, tuple(outputs))
+
+
+def _host(steps: Sequence[Step], group: Group) -> Group:
+    """The step that a group is, or is a part of."""
+    return next(s for s in steps if isinstance(s, Group) and group.outputs[0] in s.outputs)
 
 
 def _may_repeat(graph: Graph, steps: Sequence[Step], group: Group) -> bool:
     readers = _products_reading(graph, steps, group.outputs[0])
-    return readers > 0 and _bytes_read(group) <= (2 if readers == 1 else 1) * _output_bytes(group)
+    return readers > 0 and _bytes_read(group) <= (ONCE if readers == 1 else AGAIN) * _output_bytes(group)
 
 
 def _base(value: Value) -> Value:
@@ -263,7 +327,7 @@ def _effects(steps: Iterable[Step]) -> bool:
 
 
 def _effect_between(steps: Sequence[Step], group: Group, end: int) -> bool:
-    return _effects(steps[steps.index(group) : end])
+    return _effects(steps[steps.index(_host(steps, group)) : end])
 
 
 def _joined(
@@ -294,12 +358,14 @@ def _layouts(steps: Sequence[Step]) -> dict[int, tuple[Size, ...] | None]:
 
 
 def _without_unread(graph: Graph, steps: Sequence[Step]) -> list[Step]:
-    """Without views and groups of which nothing is read, and that are no results."""
+    """Without views, groups and outputs of groups of which nothing is read, and that are no results."""
     needed_steps: list[Step] = []
     needed = set(graph.results)
     for step in reversed(steps):
         results = step.outputs if isinstance(step, Group) else (step.value,)
-        if isinstance(step, Extern) or needed.intersection(results):
+        read = [o for o in results if o in needed]
+        if isinstance(step, Extern) or read:
+            step = _part(step, read, steps) if isinstance(step, Group) and not _products_in(step) else step
             needed.update(_reads(step))
             needed_steps.append(step)
     return needed_steps[::-1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from harness import INTERPRET, Input, K, M, N, T, emit, graph_of, inputs_of, named, run, symbol
+from harness import INTERPRET, Input, K, M, N, T, agree, emit, graph_of, inputs_of, named, run, symbol
 
 from fusegrad.codegen import TARGETS, Kernel, generate, module
 from fusegrad.ir.errors import Unfusible
@@ -56,6 +56,23 @@ def widened(x: T, y: T) -> T:
     return dot(x.to("f32"), y.to("f32"), "ik,kj->ij") + 1.0
 
 
+def gated(x: T, w: T, v: T) -> T:
+    """Both products read x: one loop, two sums."""
+    with named("y", "return torch.sigmoid(x @ w) * (x @ v)", 1):
+        return dot(x, w, "ik,kj->ij").sigmoid() * dot(x, v, "ik,kj->ij")
+
+
+def added(x: T, w: T, y: T, v: T) -> T:
+    """One sum in float32, which both add to."""
+    return dot(x, w, "ik,kj->ij") + dot(y, v, "ek,ej->kj")
+
+
+def beside_a_scaled_one(x: T, w: T, y: T, v: T) -> tuple[T, T]:
+    """The rows of the one are the columns of the other, as it is written; and one of them is a result, too."""
+    product = dot(x, w, "ik,kj->ij")
+    return product + dot(v, y, "ej,ie->ji").t * 2.0, product
+
+
 def matrix(dtype: str, *shape: Any, strides: Any = None) -> Input:
     return Input(dtype, shape, strides) if strides else Input(dtype, shape)
 
@@ -68,6 +85,12 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Input]]] = {
     "prologue": (prologue, {"x": matrix("f32", M, K), "scale": matrix("f32", M, 1), "y": matrix("f32", K, N)}),
     "low prologue": (prologue, {"x": matrix("f16", M, K), "scale": matrix("f16", M, 1), "y": matrix("f16", K, N)}),
     "widened": (widened, {"x": matrix("bf16", M, K), "y": matrix("bf16", K, N)}),
+    **{f"gated {d}": (gated, {"x": matrix(d, M, K), "w": matrix(d, K, N), "v": matrix(d, K, N)})
+       for d in ("bf16", "f32")},
+    **{name: (added, {"x": matrix(d, M, K), "w": matrix(d, K, N), "y": matrix(d, 40, M), "v": matrix(d, 40, N)})
+       for name, d in (("added", "f32"), ("added bf16", "bf16"))},
+    "beside a scaled one": (beside_a_scaled_one, {"x": matrix("f16", M, K), "w": matrix("f16", K, N),
+                                                  "y": matrix("f16", M, B), "v": matrix("f16", B, N)}),
     "padded rows": (linear, {"x": matrix("f32", M, K, strides=(K + 24, 1)), "b": matrix("f32", N, strides=(2,)),
                              "w": matrix("f32", K, N, strides=(1, K + 8))}),
     "one turn": (linear, {"x": matrix("f32", M, 32), "b": matrix("f32", 17), "w": matrix("f32", 32, 17)}),
@@ -105,6 +128,38 @@ def test_as_exact_as_the_library(case: str, sizes: dict[sympy.Symbol, int]) -> N
     assert ours <= 2 * library + 2 * EPSILON["f32" if case == "widened" else dtype]
 
 
+def test_products_that_share_an_operand_share_a_loop() -> None:
+    loops = lambda case: errors(case, {**SIZES, B: 40}, TILED)[2].source.count("tl.range(")  # noqa: E731
+    assert loops("gated f32") == 1 and errors("gated f32", SIZES, TILED)[2].source.count("tl.load(x_ptr") == 1
+    assert errors("added", SIZES, TILED)[2].source.count("tl.zeros(") == 1
+    apart = lambda target: "acc_2 = " in errors("added bf16", SIZES, target)[2].source  # noqa: E731
+    assert apart(TILED) and not apart(replace(TILED, fast=True)), "a sum is rounded before it is added to another"
+    assert loops("beside a scaled one") == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_sums_of_several_products_leave_registers_for_the_rest(count: int) -> None:
+    def body(x: T, w: T) -> T:
+        return sum((dot(x, w * (n + 1.0), "ik,kj->ij").sigmoid() for n in range(1, count)),
+                   start=dot(x, w, "ik,kj->ij").sigmoid())  # fmt: skip
+
+    graph = graph_of(body, x=matrix("bf16", M, K), w=matrix("bf16", K, N))
+    (kernel,) = generate(graph, target=TARGETS["cuda:90"], hints={M: 8192, N: 8192, K: 256}, name="b").kernels
+    rows, cols = (kernel.constants[c] for c in ("BLOCK_M", "BLOCK_N"))
+    assert (rows, cols, kernel.num_warps) == {1: (128, 128, 8), 2: (128, 128, 8), 3: (128, 64, 8)}[count]
+
+
+@pytest.mark.parametrize("sizes", [{B: 2, M: 20}, {B: 40, M: 3}])
+def test_rows_are_rows_of_all_products_whatever_the_sizes(sizes: dict[sympy.Symbol, int]) -> None:
+    """Of the first product alone the batch could be its rows."""
+
+    def body(x: T, w: T, y: T, v: T) -> T:
+        return dot(x, w, "bik,kj->bij") * dot(y, v, "bik,bkj->bij")
+
+    inputs = {"x": matrix("f32", B, M, K), "w": matrix("f32", K, N), "y": matrix("f32", B, M, 9)}
+    agree(body, {K: 24, N: 33, **sizes}, TILED, slack=20.0, **inputs, v=matrix("f32", B, 9, N))
+
+
 def test_nothing_to_sum_is_zero_and_nothing_to_write_is_no_program() -> None:
     assert errors("transposed", {M: 20, N: 18, K: 0}, TILED)[0] == 0.0
     graph = graph_of(CASES["transposed"][0], **CASES["transposed"][1])
@@ -126,8 +181,13 @@ def test_low_floats_that_are_only_widened_are_multiplied_as_they_are() -> None:
         lambda x, y: dot(x, y, "ik,kj->ij")[:, :24] * dot(x, y, "ik,kj->ij")[:, 24:],
         lambda x, y: (dot(x, y, "ik,kj->ij"), x * 2.0),
         lambda x, y: -dot(x, y[:, :1].reshape(K), "ik,k->i"),
+        lambda x, y: dot(x.reshape(12, M / 12, K), y.reshape(K, 12, 4), "aik,kaj->ij"),
+        lambda x, y: dot(dot(x, y, "ik,kj->ij"), y, "ij,kj->ik").sigmoid(),
+        lambda x, y: dot(x, y, "ik,kj->ij") + dot(x, y, "ik,kj->j").expand((M, 48)),
+        lambda x, y: sum((dot(x, y.exp() + n, "ik,kj->ij").sigmoid() for n in range(40)), start=x[:, :1] * 0.0),
     ],
-    ids=["summed", "beside its maximum", "one half by the other", "something else beside it", "by a vector"],
+    ids=["summed", "beside its maximum", "one half by the other", "something else beside it", "by a vector",
+         "along groups of any length", "of a product", "beside one for all rows", "too many to be held"],
 )
 def test_what_a_tile_does_not_hold_is_left_to_the_library(body: Any) -> None:
     graph = graph_of(body, x=matrix("f32", M, K), y=matrix("f32", K, 48))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,12 +127,62 @@ def test_what_was_only_widened_is_multiplied_as_it_was() -> None:
     assert kinds(steps) == ["P"] and decision.fused, "450 against 60 operations a picosecond"
 
 
+def test_products_join_one_group_unless_one_reads_the_other() -> None:
+    def gated(x: Value, w: Value, v: Value) -> Value:
+        return emit("mul", emit("sigmoid", product(x, w)), product(x, v))
+
+    def chained(x: Value, w: Value, a: Value, b: Value) -> Value:
+        return emit("add", product(x, w), product(product(x, a), b))
+
+    steps, decisions = decided(gated, *WIDE, WIDE[1])
+    assert kinds(steps) == ["P"] and [d.group for d in decisions] == [steps[0]] * 2
+    steps, decisions = decided(chained, *WIDE, (64, 16), (16, 4096))
+    assert kinds(steps) == ["extern", "P"] and steps[0].value.shape == (M, 16), "the inner one is made first"
+    assert [d.fused for d in decisions] == [True, True]
+
+
+def test_an_operand_for_two_products_may_read_a_little_more_than_it_has() -> None:
+    def body(x: Value, r: Value, m: Value, w: Value, v: Value) -> Value:
+        scaled = emit("mul", x, emit("broadcast", r, shape=x.shape, axes=(0,)))
+        scaled = emit("mul", scaled, m) if m.shape == x.shape else scaled
+        return emit("mul", product(scaled, w), product(scaled, v))
+
+    shapes = (M, 64), (M,), (M,), WIDE[1], WIDE[1]
+    assert kinds(decided(body, *shapes)[0]) == ["P"]
+    assert kinds(decided(body, *shapes[:2], (M, 64), *shapes[3:])[0]) == ["G", "P"], "twice the bytes, twice"
+
+
+def test_one_result_of_several_may_be_an_operand() -> None:
+    """The others stay in the group, which no longer writes it."""
+
+    def body(x: Value, w: Value) -> tuple[Value, ...]:
+        return product(emit("exp", x), w), emit("sigmoid", x)
+
+    steps, (decision,) = decided(body, (M, 4096), (4096, 64))
+    assert sorted(kinds(steps)) == ["G", "P"] and decision.fused
+    (others,) = [s for s in steps if s is not decision.group]
+    assert [v.prim for v in others.outputs] == ["sigmoid"]
+
+
+def test_what_is_gathered_may_be_an_operand() -> None:
+    def body(x: Value, w: Value) -> Value:
+        expert = emit("iota", size=512, dtype="i64")
+        weights = emit("gather", w, expert, axes=(0,))
+        return emit("dot", x, weights, x_axes=(3, 0, 1), y_axes=(3, 1, 2), out_axes=(3, 0, 2))
+
+    assert kinds(decided(body, (512, 64, 64), (8, 64, 512))[0]) == ["P"]
+
+
 def test_the_model() -> None:
     found = Estimate(1000, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0)
     assert found.library == 150.0 and found.own == 200.0 and not found.memory_decides and not found.pays
     assert not Estimate(500, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0).memory_decides
     found = Estimate(100, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0)
     assert (found.library, found.own) == (100.0, 60.0) and found.memory_decides and found.pays
+    found = replace(found, operations=500, apart=300, beside=250)
+    assert (found.library, found.own) == (300.0, 150.0) and not found.memory_decides and found.pays, "twice as fast"
+    assert not replace(found, operations=501).pays, "not quite"
+    assert replace(found, beside=2000).library == 450.0, "the kernel around the call has arithmetic of its own"
 
 
 @pytest.mark.parametrize("effect", [False, True])

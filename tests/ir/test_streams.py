@@ -68,7 +68,7 @@ def test_attention_is_one_group_with_operands_and_a_result() -> None:
     assert isinstance(group, Group) and group is decision.group and decision.streamed
     assert [v.params["name"] for v in group.inputs] == ["x0", "x1", "x2"]
     assert [v.shape for v in group.outputs] == [(N, 64)]
-    assert "never in memory, 67.1 MB of it; modelled," in str(decision)
+    assert "never in memory, 67.1 MB; modelled," in str(decision)
 
 
 def test_the_model_weighs_products_that_are_made_twice() -> None:
@@ -84,7 +84,7 @@ def test_wide_heads_go_to_the_library() -> None:
     """The figures of both ways are on record."""
     steps, (decision,) = decided(attention, (N, 2048), (M, 2048), (M, 2048))
     assert kinds(steps) == ["extern", "G", "extern"]
-    assert not decision.streamed and "in memory, 67.1 MB of it" in str(decision) and "by the library" in str(decision)
+    assert not decision.streamed and "in memory, 67.1 MB;" in str(decision) and "by the library" in str(decision)
 
 
 def test_an_estimate_is_limited_by_the_slowest_of_three() -> None:

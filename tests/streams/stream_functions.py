@@ -53,6 +53,10 @@ def case(make: Callable[[int, int], tuple[Any, ...]]) -> Callable[[type], type]:
     return register
 
 
+def named(name: str) -> Case:
+    return next(c for c in CASES if c.name == name)
+
+
 def rand(*shape: int) -> Tensor:
     return torch.randn(*shape)
 

@@ -78,8 +78,25 @@ def test_where_no_kernel_is_generated_the_users_choice_stays(case: Case, refusal
     """Nothing is made again that a library would have to make; the reason is on record in both directions."""
     found = explained(case)
     assert refusals and not kept(found, "saved instead", "saved besides", "computed again")
-    lines = [line for d in ("backward", "forward") for line in found.directions[d].products if line.startswith("stream ")]
+    lines = [line for report in found.directions.values() for line in report.products if line.startswith("stream ")]
     assert lines and all("in memory, nothing fits" in line or "is returned or saved" in line for line in lines)
+
+
+def test_a_mistake_of_the_generator_costs_no_more_than_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = graph_to_kernels.codegen.generate
+
+    def failing(graph: Any, **more: Any) -> Any:
+        assert sum(v.prim == "dot" for v in graph.order()) < 2, "the number of products"
+        return generate(graph, **more)
+
+    monkeypatch.setattr(graph_to_kernels.codegen, "generate", failing)
+    found = explained(SAVES_NOTHING)
+    assert found.directions["forward"].products[0].endswith(
+        "in memory, internal error: AssertionError: the number of products (please report it)"
+    )
+    assert {k.kind for k in found.directions["forward"].launches} <= {"triton", "library"}
+    with fusegrad.config.patch(debug=True), pytest.raises(AssertionError, match="the number of products"):
+        explained(SAVES_NOTHING)
 
 
 @pytest.mark.parametrize("switch", ["streams", "recompute"])

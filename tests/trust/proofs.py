@@ -64,12 +64,13 @@ class Subject:
 
 # ------------------------------------------------------------------ where kernels come from
 def bodies() -> dict[str, Any]:
+    import test_dequantised
     import test_layout
     import test_matrix_products
     import test_mixed_axes
 
     found = {f"body {n}": b for n, b in BODIES.items()}
-    for module in (test_layout, test_mixed_axes, test_matrix_products):
+    for module in (test_layout, test_mixed_axes, test_matrix_products, test_dequantised):
         found |= {f"{module.__name__[5:]} {n}": b for n, b in module.CASES.items()}
     return found
 

@@ -10,6 +10,7 @@ import pytest
 import sympy
 import torch
 from evaluated import Run, Touched
+from harness import Input, M, N, symbol
 from proofs import Subject, of_body
 
 import fusegrad
@@ -258,6 +259,8 @@ MUTANTS |= {
                                  "range"),
     "an end of two parts": ("layout cat", WIDE, "lt_v = i < tl.cast(size, tl.int64)",
                             "lt_v = i <= tl.cast(size, tl.int64)", "range"),
+    "turns of a group": ("dequantised groups of 64 f32", ODD, "k_at % 2 * BLOCK_K", "k_at % 3 * BLOCK_K", "range"),
+    "a group too many": ("dequantised groups of 64 f32", ODD, "tl.cast(k_at // 2", "tl.cast((k_at + 1) // 2", "range"),
 }  # fmt: skip
 """Remainders of sizes, turns counted from the end, products of sums, empty dimensions: what those proofs rest on."""
 GRIDS = {
@@ -292,6 +295,16 @@ def test_a_guard_that_is_needed_is_missed() -> None:
     subject = the("matrix_products linear bf16")
     bare = replace(subject, kernel=replace(subject.kernel, guards=()))
     assert proofs.prove(subject).proved and not proofs.prove(bare).proved
+
+
+def test_a_quotient_of_two_sizes_is_a_size() -> None:
+    """[M, N] as [G, M / G, N], where neither size is known."""
+    groups, inputs = symbol("groups"), {"x": Input("f32", (M, N)), "b": Input("f32", (symbol("groups"), N))}
+    body = lambda x, b: x.reshape(groups, M / groups, N) + b.reshape(groups, 1, N)  # noqa: E731
+    (subject,) = of_body("quotient", body, inputs, {M: 24, N: 5, groups: 4}, "cuda:90")
+    assert proofs.prove(subject).proved
+    longer = replace(subject.kernel, grid=subject.kernel.grid * 2)
+    assert not proofs.prove(replace(subject, kernel=longer)).proved
 
 
 def test_what_the_capture_assumed_counts_as_a_guard() -> None:

@@ -58,7 +58,8 @@ def kernel_of_stream(
     table: TermTable, sums: Accumulation, roles: Roles, target: Target, hints: Hints, label: str
 ) -> Kernel:
     """One kernel for sinks that share rows and a stream."""
-    tile = tile_of(roles, sums, target, hints)
+    spans = [span_of(sums.of_pass(turn), roles, hints) for turn in range(sums.passes)]
+    tile = tile_of(roles, sums, target, hints, any(s.is_bounded for s in spans))
     sums = with_powers_of_two(Algebra(table, roles.is_fixed), sums, roles)
     program = streamed_program(sums)
     emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), tile.blocks)

@@ -17,6 +17,9 @@ from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, na
 from .bounds import Part, StreamBounds
 from .stream import Stream
 
+LARGEST = 3.4028234663852886e38
+"""The largest finite float32."""
+
 
 @dataclass
 class _Turn:
@@ -159,11 +162,14 @@ class StreamPass:
         highest = context.let(scope, "highest" if a.kind == "amax" else "lowest", taken.value)
         if a.term not in self.followed:
             return label, highest
-        nothing = "-inf" if a.kind == "amax" else "inf"
-        empty = binary("==", highest, literal(f'float("{nothing}")'))
-        base = context.let(scope, "base", call("tl.where", empty, literal("0.0"), highest))
-        self._set(a.term, base, scope)
+        self._set(a.term, self._base(a.term, highest, "base", scope), scope)
         return label, highest
+
+    def _base(self, term: Term, extreme: Expr, wish: str, scope: Scope) -> Expr:
+        """What sums are relative to: the extreme so far, and 0 where there is none."""
+        nothing = "-inf" if term.op == "amax" else "inf"
+        empty = binary("==", extreme, literal(f'float("{nothing}")'))
+        return self.context.let(scope, wish, call("tl.where", empty, literal("0.0"), extreme))
 
     def _set(self, term: Term, value: Expr, scope: Scope) -> None:
         """A running value, as the rest of the turn reads it."""
@@ -209,14 +215,15 @@ class StreamPass:
         for term in a.running:
             old = table.make("carried", dtype=term.dtype, param=term)
             before[term] = old
-            self.values.accumulated[old] = name(self.labels[term])
+            self.values.accumulated[old] = self._base(term, name(self.labels[term]), "before", scope)
             self.levels.fix(old, scope.level)
         now, then = a.scale, algebra.replaced(a.scale, before)
         is_negative = now.op == then.op == "neg"
         now, then = (then.args[0], now.args[0]) if is_negative else (now, then)
         with self.stream.shapes.of(self.roles.row):
             ratio = self.values.value(algebra.make(a.base, algebra.make("sub", now, then)), scope)
-        return self.context.let(scope, "ratio", ratio)
+        # from a base of nothing so far to a low one: times a sum of zeros that is zero, and infinity would be NaN
+        return self.context.let(scope, "ratio", call("tl.minimum", ratio, literal(str(LARGEST))))
 
 
 def uses_of(roots: Sequence[Term], complete: Container[Term]) -> dict[Term, int]:

@@ -140,7 +140,7 @@ class _Accumulators:
         if inside is None:  # a sum of what does not vary
             raise Materialize([_node(term)])
         total = self._sum(term, inside)
-        total = total if outside is None else self.algebra.make("mul", outside, total)
+        total = total if outside is None else self.algebra.make("mul", total, outside)
         return self.algebra.table.cast(total, term.dtype, term.node)
 
     def _sum(self, term: Term, inside: Term) -> Term:

@@ -91,6 +91,8 @@ def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[A
     """(row side, other side, both, contracted) of the products."""
     rows, others, common, depth = (set[Axis]() for _ in range(4))
     for product in products:
+        if not product.param:
+            raise Unfusible(sink.node, "a product along an axis of length one")
         left, right = (a.axes for a in product.args[0].args)
         mine, other = left - right, right - left
         if not mine & kept or (other & kept and _count(other & kept) > _count(mine & kept)):

@@ -18,6 +18,8 @@ LEAST = 16
 """The shortest side that a tensor core takes."""
 ROOM = {8: 176, 4: 160}
 """Registers of a thread for sums and tiles, of the 255 that there are, by warps: addresses and masks take the rest."""
+OLD, MASKED = 24, 32
+"""Fewer where products read operands from registers, and where loops with masks are beside those without."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 
@@ -35,8 +37,8 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape(128, 64, 8), Shape(64, 64, 4), Shape(128, 32, 8), Shape(64, 32, 4), Shape(32, 32, 4), Shape(16, 32, 2),
-    Shape(16, 16, 1),
+    Shape(128, 64, 8), Shape(64, 64, 4), Shape(128, 32, 8), Shape(64, 32, 4), Shape(64, 32, 8), Shape(32, 32, 4),
+    Shape(16, 32, 2), Shape(16, 16, 1),
 )  # fmt: skip
 """The largest first."""
 
@@ -49,13 +51,17 @@ class StreamTile(NamedTuple):
     stages: int
 
 
-def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints) -> StreamTile:
-    """The first shape that registers and shared memory hold, and that leaves no unit of the device without work."""
+def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, masked: bool) -> StreamTile:
+    """The first shape that registers and shared memory hold, and that leaves no unit of the device without work.
+
+    masked: some blocks of the stream have masks that others lack.
+    """
     depths = {a: max(LEAST, power_of_two(evaluate_size(a.size, hints))) for a in roles.depth}
     if target.kind == "interpret":
         rows, stream = (_for_interpreter(evaluate_size(a.size, hints)) for a in (roles.row, roles.stream))
         return StreamTile({roles.row: rows, roles.stream: stream, **depths}, 4, 1)
-    fitting = [s for s in SHAPES if _fits(s, roles, sums, depths, target)] or [SHAPES[-1]]
+    taken = _taken(target, masked or bool(roles.outer))
+    fitting = [s for s in SHAPES if _fits(s, roles, sums, depths, target, taken)] or [SHAPES[-1]]
     # a size that may be another one at the next call is not taken to be small
     fitting = [s for s in fitting if isinstance(roles.row.size, int) or s.rows >= OPEN] or fitting
     busy = [s for s in fitting if _programs(s, roles, hints) >= target.units]
@@ -86,8 +92,17 @@ def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target) -> Shape:
     return chosen._replace(warps=max(1, int(chosen.warps * 2.0**target.leaning.warps)))
 
 
-def _fits(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target) -> bool:
-    room = ROOM[8 if shape.warps >= 8 else 4]
+def _taken(target: Target, masked: bool) -> int:
+    """Registers that are not there for sums and tiles."""
+    if target.kind != "cuda" or target.arch == "90":
+        return 0
+    return (OLD if int(target.arch) < 90 else 0) + (MASKED if masked else 0)
+
+
+def _fits(
+    shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target, taken: int
+) -> bool:  # fmt: skip
+    room = ROOM[8 if shape.warps >= 8 else 4] - taken
     return _registers(shape, roles, sums, depths) <= room and _bytes(shape, sums, roles, depths) <= _shared(target)
 
 

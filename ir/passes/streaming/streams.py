@@ -21,6 +21,7 @@ from ..cost import Hints, estimate, minimal_bytes
 from ..fuse import Group, Step, View
 from ..products import SHARE, Machine
 from ..virtual import directions, virtual_values
+from .alive import alive_share
 from .regions import Flow, Region
 
 LIBRARY_SHARE = 0.75
@@ -70,12 +71,14 @@ class StreamEstimate:
     rate: float
     special_rate: float
     bandwidth: float
+    alive: float = 1.0  # the share of virtual elements that masks leave
 
     @property
     def own(self) -> float:
         """Seconds of the kernels."""
         limits = (
-            self.operations / (SHARE * self.rate), self.exponentials / self.special_rate, self.moved / self.bandwidth,
+            self.alive * self.operations / (SHARE * self.rate), self.alive * self.exponentials / self.special_rate,
+            self.moved / self.bandwidth,
         )  # fmt: skip
         return max(limits)
 
@@ -84,8 +87,9 @@ class StreamEstimate:
         return self.own < self.library
 
     def __str__(self) -> str:
+        masked = f", {self.alive:.0%} of it not masked" if self.alive < 1 else ""
         return (
-            f"{self.virtual / 1e6:.1f} MB of it; modelled, {_time(self.own)} in kernels "
+            f"{self.virtual / 1e6:.1f} MB{masked}; modelled, {_time(self.own)} in kernels "
             f"and {_time(self.library)} by the library and kernels between"
         )
 
@@ -134,7 +138,8 @@ class Streams:
 
     def estimate(self, region: Region, group: Group) -> StreamEstimate:
         """The model of both ways, at the hints."""
-        walks = directions(region.nodes(), region.virtual)
+        nodes = region.nodes()
+        walks = directions(nodes, region.virtual)
         made = [v for nodes in walks for v in nodes]
         rate = self.machine.flops[region.products[0].dtype]
         return StreamEstimate(
@@ -145,6 +150,7 @@ class Streams:
             len(walks),
             sum(self._seconds(s) for s in region.members),
             rate, self.machine.flops["f32"] / SPECIAL, self.machine.bandwidth,
+            alive_share(nodes, region.virtual, self.hints),
         )  # fmt: skip
 
     def seconds(self, steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> float:

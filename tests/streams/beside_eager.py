@@ -1,0 +1,115 @@
+"""A call compiled to streamed kernels, run by the interpreter, beside eager in float64: results and gradients."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import fusegrad
+
+Tensor = torch.Tensor
+Call = Callable[..., Any]
+FLOOR = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Errors that are always allowed, as a share of the largest element: some units of the dtype, for sums in another order."""
+WORSE_THAN_EAGER = 2.0
+"""How many times the error of eager in the same dtype is allowed, where that is more."""
+TINY = 1e-30
+SMALL = 0.05
+"""Gradients are taken to be this share of the largest one at least: one that is zero in theory has no digits."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a call made: its results, and the gradients of its arguments that ask for one."""
+
+    results: tuple[Tensor, ...]
+    gradients: tuple[Tensor | None, ...]
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        yield from ((f"result {n}", r) for n, r in enumerate(self.results))
+        yield from ((f"gradient {n}", g) for n, g in enumerate(self.gradients) if g is not None)
+
+
+def tensors_of(values: Any) -> tuple[Tensor, ...]:
+    return tuple(v for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Tensor))
+
+
+def gradients_for(results: Sequence[Tensor], layout: Call | None = None) -> list[Tensor]:
+    """Random gradients of results, the same ones each time."""
+    random = torch.Generator().manual_seed(3)
+    made = [torch.randn(r.shape, dtype=torch.float64, generator=random).to(r.dtype) for r in results]
+    return made if layout is None else [layout(g) for g in made]
+
+
+def transposed_heads(value: Any) -> Any:
+    """The same numbers in memory that has the second and the third last axis exchanged: [b, n, h, d] of [b, h, n, d]."""
+    if not isinstance(value, Tensor) or value.dim() < 3:
+        return value
+    return value.detach().transpose(-3, -2).contiguous().transpose(-3, -2).requires_grad_(value.requires_grad)
+
+
+def expanded(value: Tensor) -> Tensor:
+    """One number, or one for each column, at every place: the gradient of a sum."""
+    return value[..., :1, :].expand(value.shape) if value.dim() > 1 and value.shape[-2] else value.mean().expand(value.shape)
+
+
+def run(call: Call, arguments: Sequence[Any], given: Sequence[Tensor] | None = None) -> Made:
+    """The call and its backward; `given`: the gradients of its results."""
+    arguments = [a.detach().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in arguments]
+    results = tensors_of(call(*arguments))
+    asked = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+    given = gradients_for(results) if given is None else given
+    found = torch.autograd.grad(results, asked, [g.to(r.dtype) for g, r in zip(given, results, strict=True)],
+                                allow_unused=True)  # fmt: skip
+    return Made(tuple(r.detach() for r in results), found)
+
+
+def as_float64(value: Any) -> Any:
+    """The same numbers in float64, in memory of their own."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().double().requires_grad_(value.requires_grad)
+
+
+def error(found: Tensor, exact: Tensor, least: float = TINY) -> float:
+    """The largest, as a share of the largest element, or of `least`; infinite where other places are NaN or infinite."""
+    found = found.detach().double()
+    if found.shape != exact.shape or not torch.equal(found.isnan(), exact.isnan()):
+        return math.inf
+    infinite = exact.isinf() | found.isinf()
+    if not torch.equal(found[infinite], exact[infinite]):
+        return math.inf
+    finite = torch.isfinite(exact)
+    if not finite.any():
+        return 0.0
+    return float((found - exact)[finite].abs().max() / exact[finite].abs().max().clamp_min(max(least, TINY)))
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor[torch.isfinite(tensor)].abs().max()) if torch.isfinite(tensor).any() else 0.0
+
+
+def differences(fast: Call, eager: Call, arguments: Sequence[Any], layout: Call | None = None) -> list[str]:
+    """Where the compiled call is further from float64 than eager and the dtype allow; [] where it is right.
+
+    layout: of the gradients of results. Raises FallbackWarning where something is run as it was written.
+    """
+    dtype = next(a.dtype for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
+    plain = run(eager, arguments)
+    given = gradients_for(plain.results, layout)
+    exact = run(eager, [as_float64(a) for a in arguments], [g.double() for g in given])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fusegrad.FallbackWarning)
+        ours = run(fast, arguments, given)
+    plain = run(eager, arguments, given)
+    told, least = [], SMALL * max((_largest(g) for g in exact.gradients if g is not None), default=0.0)
+    for (name, x), (_, e), (_, p) in zip(ours.named(), exact.named(), plain.named(), strict=True):
+        off, allowed = error(x, e, least), max(FLOOR[dtype], WORSE_THAN_EAGER * error(p, e, least))
+        if x.dtype != p.dtype or not off <= allowed:
+            told.append(f"{name} {tuple(x.shape)} {x.dtype}: {off:.1e}, allowed {allowed:.1e}")
+    return told
