@@ -31,7 +31,8 @@ from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import kernel_of_stream
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .program.axes import Axis, Goal, Materialize, Memory, Program, Sink, terms_below
+from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
+from .program.concatenations import stored_pieces
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
@@ -177,6 +178,15 @@ def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
 
 
 # ---------------------------------------------------------------------- the search for kernels
+def _add_goals(goals: dict[int, list[Goal]], whole: Goal, ready: Mapping[int, int], stage: int) -> None:
+    """A value in its stage; of a concatenation of many, each piece in the stage in which it is computed."""
+    parts = stored_pieces(whole.node) if ready else []
+    for piece, part in zip(whole.node.args, parts, strict=False):
+        goals[ready[piece.id]].append(replace(whole, part=part))
+    if not parts:
+        goals[stage].append(whole)
+
+
 class _Group:
     """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
 
@@ -272,7 +282,7 @@ class _Group:
                 goals[stage].append(Goal(v, memory[v.id], scatter=True))
             elif v.id in self.cut:
                 stage = beside[v.id] if v.id in self.streamed else stage
-                goals[stage].append(Goal(v, memory[v.id]))
+                _add_goals(goals, Goal(v, memory[v.id]), ready, stage)
             ready[v.id] = stage + 1 if v.id in self.cut else stage
             beside[v.id] = beside[v.id] if v.id in self.streamed else ready[v.id]
         late = max((ready[v.id] for v in self.graph.results if v.id in self.streamed), default=0)
@@ -283,7 +293,8 @@ class _Group:
             if value.id not in memory or memory[value.id].ref != ref:
                 # what walks a stream waits for others that do: they may share a kernel
                 stage = late if value.id in self.streamed else ready[value.id]
-                goals[stage].append(Goal(value, Memory(ref, strides, value.dtype)))
+                goal, is_loaded = Goal(value, Memory(ref, strides, value.dtype)), value.id in memory
+                _add_goals(goals, goal, {} if is_loaded else ready, stage)
         stages = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
         return [part for part in stages if part]
 
@@ -303,7 +314,7 @@ class _Group:
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
         """Goals that may share a kernel; scatters and values in `alone` get their own."""
         single = [g for g in goals if g.scatter or g.node.id in self.alone]
-        together = [g for g in goals if g not in single]
+        together = [g for g in goals if not (g.scatter or g.node.id in self.alone)]
         return [*([together] if together else []), *([g] for g in single)]
 
     # ------------------------------------------------------------------ one stage
@@ -343,7 +354,7 @@ class _Group:
         """A kernel for the goals, or the goals in parts that have to be kernels of their own."""
         graph = _substituted(self.graph, pins) if pins else self.graph
         # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
-        own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
+        own = [_pinned_goal(g, graph, pins) for g in goals]
         terms = TermTable()
         mine = self.streamed & {g.node.id for g in goals}  # they are made here, also for one another
         read = {k: _pinned(m, pins) for k, m in memory.items() if k not in mine}
@@ -402,20 +413,33 @@ def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:
     return Memory(memory.ref, _substitute_param(memory.strides, pins), memory.dtype) if pins else memory
 
 
+def _pinned_goal(goal: Goal, graph: Graph, pins: Mapping[sympy.Symbol, int]) -> Goal:
+    part = goal.part and Part(*(_substitute_param(n, pins) for n in goal.part))
+    return Goal(Value(graph, goal.node.id), _pinned(goal.memory, pins), goal.scatter, part)
+
+
 def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:
     """Sinks whose axes nest: one kernel walks the largest set."""
-    walked = [(s, _axes_below(s)) for s in sinks]
+    below = _axes_below(terms_below(t for s in sinks for t in s.terms))
+    walked = [(s, frozenset(s.axes).union(*(below[t] for t in s.terms))) for s in sinks]
     groups: list[tuple[list[Sink], frozenset[Axis]]] = []
+    stored: list[set[Ref]] = []
     for sink, axes in sorted(walked, key=lambda w: -len(w[1])):
         for place, (members, own) in enumerate(groups):
-            same_memory = any(m.ref == sink.ref for m in members)
-            if axes <= own or own <= axes or same_memory:
-                groups[place] = ([*members, sink], own | axes)
+            if axes <= own or own <= axes or sink.ref in stored[place]:
+                members.append(sink)
+                stored[place].add(sink.ref)
+                groups[place] = (members, own | axes)
                 break
         else:
             groups.append(([sink], axes))
+            stored.append({sink.ref})
     return [members for members, _ in groups]
 
 
-def _axes_below(sink: Sink) -> frozenset[Axis]:
-    return frozenset(sink.axes).union(*(t.axes for t in terms_below(sink.terms)))
+def _axes_below(terms: Iterable[Term]) -> dict[Term, frozenset[Axis]]:
+    """The axes of each term and of all below it; arguments come first."""
+    below: dict[Term, frozenset[Axis]] = {}
+    for term in terms:
+        below[term] = term.axes.union(*(below[a] for a in term.args))
+    return below

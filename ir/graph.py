@@ -197,15 +197,20 @@ class Graph:
         """The strides with which a value leaves the graph; None where it is no output."""
         return next((s for o, s in zip(self.outputs, self.output_strides, strict=True) if o == value), None)
 
+    def strides_of_outputs(self) -> dict[Value, tuple[Size, ...] | None]:
+        """The same for all outputs, to ask for many."""
+        ends = zip(reversed(self.outputs), reversed(self.output_strides), strict=True)
+        return {o: s for o, s in ends if o is not None}
+
     def live(self) -> set[int]:
         """Ids of the nodes that a result, or a node with an effect, depends on."""
-        todo = [v.id for v in self.results] + [v.id for v in self if PRIMS[v.prim].effect]
+        todo = [v.id for v in self.results] + [i for i, a in self.attributes.items() if PRIMS[a["prim"]].effect]
         seen: set[int] = set()
         while todo:
             node = todo.pop()
             if node not in seen:
                 seen.add(node)
-                todo.extend(self.nx.nodes[node]["args"])
+                todo.extend(self.attributes[node]["args"])
         return seen
 
     def order(self) -> list[Value]:

@@ -104,24 +104,37 @@ def source_of(term: Term) -> Term:
 
 
 def roles_of(program: Program, node: Value, target: Target, hints: Hints) -> Roles:
-    """The roles of a program's axes around its products; raises Unfusible where one tile cannot hold them."""
+    """The roles of a program's axes around its products; raises Unfusible where one tile cannot hold them.
+
+    Whether it can is no question of sizes: the kernel for others is of the same products.
+    """
     totals = [t for t in program.terms if is_product(t)]
     if not totals or any(t.args[0].op != "mul" for t in totals):
         refuse(node, "nothing is left of it")
     _check_tile(program, totals, node)
-    total = totals[0]
     close = _close(program)
-    left, right = total.args[0].args
-    if close & (left.axes - right.axes):  # stores are along the columns
-        left, right = right, left
-    rows, cols = (sorted(a.axes - b.axes, key=lambda x: x.order) for a, b in ((left, right), (right, left)))
-    if not rows or not cols:
-        refuse(_node_of(total, node), "it is no product of matrices")
+    rows, cols = _sides(totals, close, node)
     row = max(rows, key=lambda a: evaluate_size(a.size, hints))
     col = max(cols, key=lambda a: (a in close, evaluate_size(a.size, hints)))
-    batch = tuple(a for a in program.axes if a in total.axes and a not in (row, col))
-    products = tuple(_product(t, row, col, _node_of(t, node), hints) for t in totals)
+    batch = tuple(a for a in program.axes if a in totals[0].axes and a not in (row, col))
+    products = tuple(_product(t, row, _node_of(t, node)) for t in totals)
     return Roles(products, row, col, batch, _sums(program, totals, target), len(program.sinks))
+
+
+def _sides(totals: Sequence[Term], close: set[Axis], node: Value) -> tuple[list[Axis], list[Axis]]:
+    """The axes that may be rows and those that may be columns of all products; stores are along the columns."""
+    left, right = totals[0].args[0].args
+    if close & (left.axes - right.axes):
+        left, right = right, left
+    rows, cols = left.axes - right.axes, right.axes - left.axes
+    for total in totals:
+        one, other = total.args[0].args
+        if not (rows & one.axes - other.axes and cols & other.axes - one.axes):
+            one, other = other, one
+        rows, cols = rows & one.axes - other.axes, cols & other.axes - one.axes
+        if not rows or not cols:
+            refuse(_node_of(total, node), "it is no product of matrices")
+    return sorted(rows, key=lambda a: a.order), sorted(cols, key=lambda a: a.order)
 
 
 def _close(program: Program) -> set[Axis]:
@@ -158,21 +171,22 @@ def _node_of(total: Term, otherwise: Value) -> Value:
     return total.node or otherwise
 
 
-def _product(total: Term, row: Axis, col: Axis, node: Value, hints: Hints) -> Product:
+def _product(total: Term, row: Axis, node: Value) -> Product:
     """The roles of one of the products on a tile of rows and columns."""
     left, right = sorted(total.args[0].args, key=lambda t: row not in t.axes)
-    is_matrix = row in left.axes - right.axes and col in right.axes - left.axes
-    if not is_matrix or not set(total.param) <= left.axes & right.axes:
+    if not set(total.param) <= left.axes & right.axes:
         refuse(node, "it is no product of matrices")
-    *groups, k = sorted(total.param, key=lambda a: _distance(a, total, hints), reverse=True)
+    *groups, k = sorted(total.param, key=lambda a: _distance(a, total), reverse=True)
+    if groups and not isinstance(k.size, int):
+        refuse(node, "it sums along groups of any length")
     return Product(total, left, right, k, tuple(groups))
 
 
-def _distance(axis: Axis, total: Term, hints: Hints) -> tuple[int, int]:
+def _distance(axis: Axis, total: Term) -> tuple[float, int]:
     """The least distance in memory between neighbours along one of several axes of a sum, where all are walked."""
     loads = [t for t in terms_below(total.args) if t.op == "load" and set(total.param) <= t.axes]
-    steps = [abs(evaluate_size(c, hints)) for t in loads for a, c in t.param.place.terms if a is axis]
-    return min(steps, default=0), -axis.order
+    steps = [c for t in loads for a, c in t.param.place.terms if a is axis]
+    return min((abs(c) for c in steps if isinstance(c, int)), default=math.inf), -axis.order
 
 
 def is_product(term: Term) -> bool:
@@ -225,10 +239,10 @@ def tile_of(roles: Roles, node: Value, target: Target, hints: Hints) -> Tile:
     sizes = [evaluate_size(a.size, hints) for a in axes]
     points = math.prod(max(1, evaluate_size(a.size, hints)) for a in roles.batch)
     roomy = [t for tile in TILES[roles.itemsize] if (t := _with_room(tile, roles)) is not None]
+    if not any(t.rows >= OPEN[0] and t.cols >= OPEN[1] for t in roomy):
+        refuse(node, "no tile holds the sums of so many")
     fitted = [_fit_tile(t, sizes, least) for t in roomy]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
-    if not fitted:
-        refuse(node, "no tile holds the sums of so many")
     busy = (i for i, t in enumerate(fitted) if -(-sizes[0] // t.rows) * -(-sizes[1] // t.cols) * points >= target.units)
     at = next(busy, len(fitted) - 1) - target.leaning.lanes
     tile = fitted[min(max(at, 0), len(fitted) - 1)]

@@ -222,13 +222,22 @@ class Memory:
     dtype: str
 
 
+class Part(NamedTuple):
+    """The places start .. start + size - 1 along one dimension of a value."""
+
+    dim: int
+    start: Size
+    size: Size
+
+
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One thing that a kernel has to write: `node` into memory, or the contributions of a scatter `node`."""
+    """One thing that a kernel has to write: `node` into memory, a part of it, or the contributions of a scatter."""
 
     node: Value
     memory: Memory
     scatter: bool = False
+    part: Part | None = None
 
 
 class Traffic(NamedTuple):

@@ -8,7 +8,8 @@ from typing import TypeAlias
 from ...ir import Value
 from ...ir.prims import PRIMS
 from ...ir.types import Size
-from .axes import Axis, Index, Materialize, Memory, Term
+from .axes import Axis, Index, Materialize, Memory, Part, Term
+from .concatenations import MAX_PIECES, pieces
 from .sizes import same, tidy
 from .terms import AxisTable, Restart, TermTable
 
@@ -20,12 +21,10 @@ MAX_PLACES = 8
 """A value that is asked for at more kinds of places than this (x[i], x[i + 1], x[2 * i]) goes through memory."""
 MAX_QUESTIONS = 32
 """So does one that is asked for more often: at places and under guards, which each slice of a sum of slices doubles."""
-MAX_PIECES = 16
-"""A concatenation of at most so many equal pieces is stored piece by piece."""
 MAX_SUMMED = 8
 """A sum of products along a concatenation of at most so many equal pieces is one of sums along the pieces."""
 MAX_UNROLLED = 2
-"""Concatenations of concatenations that are."""
+"""Concatenations within concatenations that are stored piece by piece."""
 
 
 class Unrolling:
@@ -75,6 +74,7 @@ class Builder:
         self._values: dict[tuple[int, Place, Guards], Term] = {}
         self._places: dict[int, set[tuple[object, ...]]] = {}
         self._questions: dict[int, set[tuple[Place, Guards]]] = {}
+        self._pieces: dict[int, list[Part]] = {}
 
     def at(self, node: Value, index: Sequence[Index], guards: Guards = ()) -> Term:
         """The value of `node` at an index."""
@@ -109,6 +109,11 @@ class Builder:
         term = self.operand(node, index)
         self.in_product = outer
         return term
+    def pieces(self, node: Value) -> list[Part]:
+        """The places of a concatenation's pieces."""
+        if node.id not in self._pieces:
+            self._pieces[node.id] = pieces(node)
+        return self._pieces[node.id]
 
     def try_pieces(self, index: Index, sizes: tuple[Size, ...]) -> None:
         """Store a concatenation piece by piece where that is possible, or sum so."""

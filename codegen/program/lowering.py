@@ -11,8 +11,9 @@ from ...ir.prims import PRIMS
 from ...ir.types import Size, product
 from ..emit.mathematics import lowest
 from ..kernel import Ref
-from .axes import Axis, Index, Materialize, Memory, Term
+from .axes import Axis, Index, Materialize, Memory, Part, Term
 from .builder import Builder, Guards, Place, Rule
+from .concatenations import piece_at, stored_pieces
 from .one_hot import value_at_one_place
 from .sizes import divide, longer_than_one, nonnegative, positive, same, tidy
 
@@ -90,29 +91,30 @@ def _inside(b: Builder, place: Index, size: Size, inner: int) -> tuple[Index, li
 
 def _cat(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     """A piece where the place provably lies in it, else a chain of choices with guarded loads."""
-    axis = node.params["axis"]
-    sizes = tuple(x.shape[axis] for x in node.args)
-    starts = [tidy(sum(sizes[:k])) for k in range(len(sizes) + 1)]
-    place = index[axis]
-    for x, start, size in zip(node.args, starts, sizes, strict=False):
-        shifted = place + tidy(-start)
-        if shifted.is_within(size):
-            return b.at(x, (*index[:axis], shifted, *index[axis + 1 :]), guards)
+    parts = b.pieces(node)
+    dim = parts[0].dim
+    if (found := piece_at(index[dim], parts)) is not None:
+        number, inside = found
+        return b.at(node.args[number], (*index[:dim], inside, *index[dim + 1 :]), guards)
     # under guards only some places are asked for: the pieces of a pad are none of the store
     if not guards:
-        b.try_pieces(place, sizes)
-    return _cat_chain(b, node, index, guards, starts)
+        b.try_pieces(index[dim], tuple(p.size for p in parts))
+    # what is stored piece by piece is read as a whole
+    if stored_pieces(node):
+        raise Materialize([node])
+    return _cat_chain(b, node, index, guards, parts)
 
 
-def _cat_chain(b: Builder, node: Value, index: Place, guards: Guards, starts: list[Size]) -> Term:
-    axis = node.params["axis"]
+def _cat_chain(b: Builder, node: Value, index: Place, guards: Guards, parts: Sequence[Part]) -> Term:
     value: Term | None = None
-    number, bounds = _piece_of_sum(b, index[axis], starts) or (index[axis], starts)
-    for k in reversed(range(len(node.args))):
+    dim = parts[0].dim
+    starts = [*(p.start for p in parts), tidy(parts[-1].start + parts[-1].size)]
+    number, bounds = _piece_of_sum(b, index[dim], starts) or (index[dim], starts)
+    for k in reversed(range(len(parts))):
         low = b.terms.test("ge", b.terms.index(number), b.terms.const(bounds[k], "i64"))
         high = b.terms.test("lt", b.terms.index(number), b.terms.const(bounds[k + 1], "i64"))
-        tests = ((low,) if k else ()) + ((high,) if k < len(node.args) - 1 else ())
-        place = (*index[:axis], index[axis] + tidy(-starts[k]), *index[axis + 1 :])
+        tests = ((low,) if k else ()) + ((high,) if k < len(parts) - 1 else ())
+        place = (*index[:dim], index[dim] + tidy(-starts[k]), *index[dim + 1 :])
         piece = b.at(node.args[k], place, (*guards, *tests))
         value = piece if value is None else b.terms.make("where", high, piece, value, dtype=node.dtype, node=node)
     assert value is not None

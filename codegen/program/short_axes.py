@@ -42,10 +42,14 @@ def written_out(terms: TermTable, sinks: Sequence[Sink], is_product: Callable[[T
 def _short_column(sinks: Sequence[Sink], is_product: Callable[[Term], bool]) -> Axis | None:
     """The axis of neighbours in memory, where it is short, and the columns of a product have another beside it."""
     close = {a for s in sinks for a, step in s.place.terms if step == 1}
-    shared = {a for a in close.intersection(*(s.axes for s in sinks)) if isinstance(a.size, int) and a.size <= PLACES}
+    shared = {a for a in close.intersection(*(s.axes for s in sinks)) if _is_short(a)}
     factors = [t.args[0].args for t in terms_below(t for s in sinks for t in s.terms) if is_product(t)]
     sides = [one.axes - other.axes for pair in factors for one, other in itertools.permutations(pair, 2)]
     return next((a for side in sides for a in sorted(side & shared, key=lambda a: a.order) if len(side) > 1), None)
+
+
+def _is_short(axis: Axis) -> bool:
+    return isinstance(axis.size, int) and 1 < axis.size <= PLACES
 
 
 def _at_column(terms: TermTable, sink: Sink, column: Axis, place: int) -> Sink:
@@ -70,7 +74,7 @@ def _short_axes(total: Term) -> tuple[Axis, ...]:
     short: list[Axis] = []
     places = 1
     for axis, size in sizes:
-        if isinstance(size, int) and places * size <= PLACES and len(short) + 1 < len(sizes):
+        if _is_short(axis) and places * size <= PLACES and len(short) + 1 < len(sizes):
             short.append(axis)
             places *= size
     return tuple(short)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ...ir import Value
-from .axes import Goal, Index, Materialize, Memory, Sink
+from ..kernel import Ref
+from .axes import Goal, Index, Materialize, Memory, Part, Sink
 from .builder import Builder, Place, Unrolling
 from .lowering import indirect_index, rule_of
 from .terms import Restart, TermTable
@@ -17,36 +18,46 @@ MAX_PASSES = 200
 
 def build_sinks(terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[Goal]) -> list[Sink]:
     """All stores of the goals; starts again whenever an axis had to be refined."""
-    unrolling = Unrolling(terms.axes)
+    unrolling, numbers = Unrolling(terms.axes), _numbers(goals)
     for _ in range(MAX_PASSES):
         terms.clear()
         builder = Builder(terms, memory, rule_of, unrolling)
         try:
-            sinks = [s for number, goal in enumerate(goals) for s in _sinks_of(builder, number, goal)]
+            sinks = [s for number, goal in zip(numbers, goals, strict=True) for s in _sinks_of(builder, number, goal)]
         except Restart:
             continue
         return terms.renamed(sinks, terms.axes.refined)
     raise Materialize([g.node for g in goals])
 
 
+def _numbers(goals: Sequence[Goal]) -> list[int]:
+    """A number for each goal; parts of one value share it, and the axes that go with it."""
+    first: dict[tuple[int, Ref], int] = {}
+    return [first.setdefault((g.node.id, g.memory.ref), k) if g.part else k for k, g in enumerate(goals)]
+
+
 def _sinks_of(builder: Builder, number: int, goal: Goal) -> list[Sink]:
     builder.goal = number
-    return [_scatter(builder, goal)] if goal.scatter else [_store(builder, goal, p) for p in _parts(builder, goal.node)]
+    return [_scatter(builder, goal)] if goal.scatter else [_store(builder, goal, p) for p in _parts(builder, goal)]
 
 
-def _parts(builder: Builder, node: Value) -> list[Place]:
-    """The index of the whole value, or of its pieces where concatenations divide it."""
-    parts = [_index(builder, node)]
+def _parts(builder: Builder, goal: Goal) -> list[Place]:
+    """The index of what is stored, or of its pieces where concatenations divide it."""
+    parts = [_index(builder, goal.node, goal.part)]
     for axis in builder.unrolling.by_goal.get(builder.goal, ()):
         pieces = [{axis: Index(offset=k)} for k in range(int(axis.size))]
         parts = [tuple(builder.axes.settled(i).renamed(piece) for i in part) for part in parts for piece in pieces]
     return parts
 
 
-def _index(builder: Builder, node: Value) -> Place:
-    """An axis for each dimension longer than one."""
+def _index(builder: Builder, node: Value, part: Part | None = None) -> Place:
+    """An axis for each dimension longer than one, from the start of the part on."""
     key = ("goal", builder.goal, node.id)
-    return tuple(Index() if n == 1 else Index.over(builder.axes.axis((*key, d), n)) for d, n in enumerate(node.shape))
+    shape = node.shape if part is None else (*node.shape[: part.dim], part.size, *node.shape[part.dim + 1 :])
+    place = [Index() if n == 1 else Index.over(builder.axes.axis((*key, d), n)) for d, n in enumerate(shape)]
+    if part is not None:
+        place[part.dim] = place[part.dim] + part.start
+    return tuple(place)
 
 
 def _store(builder: Builder, goal: Goal, index: Place) -> Sink:

@@ -24,6 +24,13 @@ def _expanded(size: sympy.Expr) -> Size:
 
 def same(a: Size, b: Size) -> bool:
     """Provably equal."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return a is b or _equal(a, b)
+
+
+@lru_cache(maxsize=65536)
+def _equal(a: Size, b: Size) -> bool:
     return a == b or tidy(sympy.sympify(a) - b) == 0
 
 

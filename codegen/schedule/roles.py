@@ -83,7 +83,7 @@ def row_axes(w: Workload) -> set[Axis]:
 def _meets_its_axes(w: Workload, r: Term) -> bool:
     """A value made of `r` varies along an axis that `r` reduces (or `r` is stored along one that it ignores)."""
     reduced = set(r.param)
-    if any(r in w.under[t] and t.axes & reduced for t in w.program.terms):
+    if any(t.axes & reduced and r in w.under[t] for t in w.program.terms):
         return True
     stored = w.sinks_of({r})
     return any(set(s.axes) & reduced or (s.node == r.node and set(s.axes) - r.axes) for s in stored)

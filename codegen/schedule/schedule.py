@@ -97,7 +97,7 @@ def schedule_of(w: Workload) -> Schedule:
     residency = choose_residency(w, roles)
     # the finish is the last that may ask for a division: it depends on whether rows are in chunks
     final = set(roles.final)
-    after = frozenset(t for t in w.program.terms if t in final or w.under[t] & final)
+    after = frozenset(t for t in w.program.terms if final and (t in final or w.under[t] & final))
     check_finish(w, roles, after, residency.chunked)
     # blocks as large as what stays in registers leaves room for
     walk = choose_walk(roles, residency)

@@ -61,6 +61,14 @@ class Budget:
         return Budget(resident, lanes, chunk, units, units // 2, 4, 1 << 14, PARTIALS, 12, 1024, packed)
 
 
+class Below(dict[Term, set[Term]]):
+    """The terms below a term, found when it is first asked for: a program without reductions asks for none."""
+
+    def __missing__(self, term: Term) -> set[Term]:
+        self[term] = below = set(terms_below([term])) - {term}
+        return below
+
+
 class Workload:
     """The terms of a program by what they do, its axes in loop order, and what moves along them."""
 
@@ -71,7 +79,7 @@ class Workload:
         self.loads = [t for t in program.terms if t.op == "load"]
         self.reductions = [t for t in program.terms if t.op in REDUCTIONS]
         self.scans = [t for t in program.terms if t.op in SCANS]
-        self.under = {t: set(terms_below([t])) - {t} for t in program.terms}
+        self.under = Below()
         self.weight, self.order = _by_stride(self)
         slides = bool(self.order) and is_on("boundary")
         self.slide = slide_of(program, self.order[-1], self.size, hints) if slides else None

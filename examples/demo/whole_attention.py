@@ -61,8 +61,14 @@ def kernel_rows(sizes: Sizes, contexts: Sequence[int] = CONTEXTS) -> Iterator[tu
         for direction, report in found.directions.items():
             launches = (str(len(report.launches)), str(report.eager.launches))
             moved = tuple(f"{n / 1e6:.1f}" for n in (report.moved, report.eager.bytes))
-            saved = (f"{found.saved_bytes / 1e6:.1f}", "") if direction == "forward" else ("", "")
+            saved = saved_megabytes(found) if direction == "forward" else ("", "")
             yield f"Attention {direction}", str(context), *launches, *moved, *saved
+
+
+def saved_megabytes(explanation: Any) -> tuple[str, str]:
+    """What forward keeps for backward, and what it would keep as the class is written."""
+    written = sum(row.bytes for row in explanation.kept if row.how in ("saved as written", "computed again"))
+    return f"{explanation.saved_bytes / 1e6:.1f}", f"{written / 1e6:.1f}"
 
 
 # ---------------------------------------------------------------------- the job

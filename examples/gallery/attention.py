@@ -10,7 +10,7 @@ import fusegrad
 
 @fusegrad.compile
 class Attention(torch.autograd.Function):
-    """softmax(q @ k.mT * scale) @ v; q [batch, heads, queries, width]; k, v have as many heads, or one a group of q's"""
+    """softmax(q @ k.mT * scale) @ v; q [batch, heads, queries, width]; k, v have as many heads, or one for a group"""
 
     @staticmethod
     def forward(ctx, q, k, v, scale, causal):

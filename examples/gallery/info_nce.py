@@ -1,4 +1,4 @@
-"""InfoNCE (van den Oord et al. 2018) in both directions, as CLIP has it (Radford et al. 2021): each pair against all others.
+"""InfoNCE (van den Oord et al. 2018) in both directions, as in CLIP (Radford et al. 2021): a pair against all others.
 
 The similarities of all pairs are batch x batch, and neither method returns them.
 """
@@ -10,7 +10,7 @@ import fusegrad
 
 @fusegrad.compile
 class InfoNCE(torch.autograd.Function):
-    """Mean cross-entropy of a @ b.mT / temperature by rows and by columns, the pairs on its diagonal; a, b [batch, width]"""
+    """Mean cross-entropy of a @ b.mT / temperature by rows and columns, the pairs on its diagonal; a, b [batch, width]"""
 
     @staticmethod
     def forward(ctx, a, b, temperature):

@@ -65,7 +65,7 @@ def gelu(self: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 class CausalAttention:
-    """Rotary positions, and softmax attention as one Function; under a mask from memory, or dropout, the module's own."""
+    """Rotary positions, and softmax attention as one Function; with a mask from memory, or dropout, the module's own."""
 
     @staticmethod
     def refuses(module: Any) -> str | None:
@@ -76,8 +76,8 @@ class CausalAttention:
 
     def heads(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values, [batch, heads, length, width]."""
-        projected = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        q, k, v = (t.transpose(1, 2) for t in projected)
+        rows = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in rows)
         return q, k, v
 
     def forward(

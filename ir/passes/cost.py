@@ -27,13 +27,12 @@ def minimal_bytes(graph: Graph) -> Size:
 
     What is expanded counts the elements that it has, an input that is only gathered from or sliced those taken.
     """
-    live = graph.live()
-    reads = [bytes_read(v) for v in graph.inputs if v.id in live]
-    return _total([*reads, *(_bytes_written(v, graph) for v in dict.fromkeys(graph.results) if v.prim != "input")])
+    live, results, layouts = graph.live(), dict.fromkeys(graph.results), graph.strides_of_outputs()
+    reads = [_bytes_read(v, live, v in results) for v in graph.inputs if v.id in live]
+    return _total([*reads, *(_bytes_written(v, layouts.get(v)) for v in results if v.prim != "input")])
 
 
-def _bytes_written(value: Value, graph: Graph) -> Size:
-    strides = graph.strides_of_output(value)
+def _bytes_written(value: Value, strides: tuple[Size, ...] | None) -> Size:
     if strides is None:
         return value.aval.nbytes
     return simplify_size(elements_in_memory(value.shape, strides) * ITEMSIZE[value.dtype])
@@ -41,9 +40,12 @@ def _bytes_written(value: Value, graph: Graph) -> Size:
 
 def bytes_read(value: Value) -> Size:
     """The bytes that have to be read of an input."""
-    live = value.graph.live()
+    return _bytes_read(value, value.graph.live(), value in value.graph.results)
+
+
+def _bytes_read(value: Value, live: set[int], is_result: bool) -> Size:
     users = [u for u in value.users if u.id in live]
-    complete = value in value.graph.results or not all(_takes_part(u, value) for u in users)
+    complete = is_result or not all(_takes_part(u, value) for u in users)
     elements = _elements(value) if complete else _total(u.aval.numel for u in users)
     return simplify_size(elements * ITEMSIZE[value.dtype])
 

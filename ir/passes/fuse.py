@@ -91,29 +91,34 @@ class Partition:
 
     def __init__(self, graph: Graph, apart: frozenset[int], hints: Hints) -> None:
         self.graph, self.hints = graph, hints
+        self.layouts = graph.strides_of_outputs()
         self.kinds = NodeKinds(graph, apart)
         self.clusters = fused_clusters(self.kinds, hints)
         self.stored: dict[int, Value] = {}
+        self._stored_by: dict[int | None, dict[int, Value]] = {}
         self._store_results()
 
     # ------------------------------------------------------------------ what is in memory
     def _store_results(self) -> None:
         """Results that are computed here, and what externs look at; a view of something in memory stays a view."""
-        kinds, results = self.kinds, self.graph.results
+        kinds, results = self.kinds, dict.fromkeys(self.graph.results)
         read = [kinds.base(a) for v in kinds.externs for a in v.args]
         for value in (*results, *read):
             if kinds.is_core(value):
-                self.stored[value.id] = value
+                self._store(value)
         # after the bases: a view of a stored one needs no memory of its own
         for value in results:
             base = kinds.base(value)
             if kinds.is_free(value) and kinds.is_core(base) and (base.id not in self.stored or base in results):
-                stored = base if self._only_repeats(value, base) else value
-                self.stored[stored.id] = stored
+                self._store(base if self._only_repeats(value, base) else value)
+
+    def _store(self, value: Value) -> None:
+        self.stored[value.id] = value
+        self._stored_by.setdefault(self.clusters.of(self.kinds.base(value)), {})[value.id] = value
 
     def _only_repeats(self, value: Value, base: Value) -> bool:
         """A result that leaves the graph as an expanded view of what it looks at: no element is written twice."""
-        strides = self.graph.strides_of_output(value)
+        strides = self.layouts.get(value)
         if strides is None or all(s != 0 for s in strides):
             return False
         return sizes_equal(elements_in_memory(value.shape, strides), product(base.shape))
@@ -133,7 +138,8 @@ class Partition:
             elif self.kinds.is_free(value) or self.clusters.of(value) == cluster or self._is_recomputed(value):
                 todo.extend(value.args)
             else:
-                reads[value.id] = self.stored[value.id] = value
+                reads[value.id] = value
+                self._store(value)
         return [reads[i] for i in sorted(reads)]
 
     def _is_recomputed(self, value: Value) -> bool:
@@ -181,8 +187,7 @@ class Partition:
         """Later clusters first, so that an earlier one knows all that is read of it."""
         ends: dict[int, tuple[list[Value], list[Value]]] = {}
         for cluster in reversed(self.clusters.ordered()):
-            outputs = [v for _, v in sorted(self.stored.items()) if self.clusters.of(self.kinds.base(v)) == cluster]
-            if outputs:
+            if outputs := [v for _, v in sorted(self._stored_by.get(cluster, {}).items())]:
                 ends[cluster] = (self.inputs(outputs, cluster), outputs)
         numbers = {c: i for i, c in enumerate(sorted(ends), start=1)}
         return {c: self._group(*ends[c], f"_{numbers[c]}" if len(ends) > 1 else "") for c in ends}
@@ -195,4 +200,4 @@ class Partition:
 
     def _strides(self, value: Value) -> tuple[Size, ...] | None:
         """The layout of what is stored where it leaves the graph."""
-        return self.graph.strides_of_output(value) if value.id in self.stored else None
+        return self.layouts.get(value) if value.id in self.stored else None

@@ -51,6 +51,7 @@ class NodeKinds:
 
     def __init__(self, graph: Graph, apart: frozenset[int]) -> None:
         self.graph = graph
+        self._is_extern: dict[int, bool] = {}
         self.nodes = {v.id: v for v in graph.order()}
         self.brought = {s: v.id for v in self.nodes.values() for s in getattr(v.params.get("target"), "brings", ())}
         self.apart = apart | frozenset(self._late_views()) if self.brought else apart
@@ -65,7 +66,10 @@ class NodeKinds:
                 yield value.id
 
     def is_extern(self, value: Value) -> bool:
-        return is_extern(value, self.apart)
+        """Asked for often: answered once for each node."""
+        if (known := self._is_extern.get(value.id)) is None:
+            known = self._is_extern[value.id] = is_extern(value, self.apart)
+        return known
 
     def in_memory(self, value: Value) -> bool:
         """Without a kernel of ours: an input, or what a call returns."""

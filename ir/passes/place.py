@@ -32,11 +32,12 @@ Places = dict[int, Place]
 def place_concatenations(graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], Places]:
     """Steps in which such concatenations are views of what was written before, and where the calls are to write."""
     called = {s.value for s in steps if isinstance(s, Extern) and is_plain_product(s.value)}
+    results = set(graph.results)
     placed_steps: list[Step] = list(steps)
     places: Places = {}
     for at, step in enumerate(steps):
-        concatenation = _concatenation(graph, step)
-        if concatenation is not None and _parts_are_calls(graph, concatenation, called, places):
+        concatenation = _concatenation(step)
+        if concatenation is not None and _parts_are_calls(results, concatenation, called, places):
             placed_steps[at] = View(concatenation)
             places |= _places(concatenation)
     return placed_steps, places
@@ -50,7 +51,7 @@ def is_plain_product(value: Value) -> bool:
     return len({*x, *y}) == 3 and len(set(x) & set(y)) == 1 and not set(x) & set(y) & set(out)
 
 
-def _concatenation(graph: Graph, step: Step) -> Value | None:
+def _concatenation(step: Step) -> Value | None:
     """The row-major result of a step that does nothing but put its inputs one behind the other."""
     if not isinstance(step, Group) or len(step.outputs) != 1:
         return None
@@ -60,9 +61,9 @@ def _concatenation(graph: Graph, step: Step) -> Value | None:
     return result if outermost and packed and set(result.args) == set(step.inputs) else None
 
 
-def _parts_are_calls(graph: Graph, concatenation: Value, called: set[Value], places: Places) -> bool:
+def _parts_are_calls(results: set[Value], concatenation: Value, called: set[Value], places: Places) -> bool:
     """Each part is made by a call, is in one place only, and is no result of its own."""
-    apart = len(set(concatenation.args)) == len(concatenation.args) and not set(concatenation.args) & set(graph.results)
+    apart = len(set(concatenation.args)) == len(concatenation.args) and not set(concatenation.args) & results
     return apart and all(a in called and a.id not in places for a in concatenation.args)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -117,25 +117,43 @@ def generate(
             fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
-        # A refusal in any group changes the division itself, so all of it is made again without that node.
-        try:
-            groups = [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]
-            kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
-        except _Refusal as found:
-            why = str(found.error)
-            if (stream := next((d for d in streamed if d.group is found.group), None)) is not None:
-                unstreamed.append(stream.refused(found.error.reason))
-            # of several products in one group the last one joined the others: it is the one to leave
-            elif (product := next((d for d in decisions[::-1] if d.group is found.group), None)) is not None:
-                called[product.value.id] = product.refused(found.error.reason)
-            else:
-                refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
-                reasons.append(why)
+        # A refusal in any group changes the division itself, so all of it is made again without that node; of products
+        # without all that were refused. Of several products in one group the last one joined the others: it leaves.
+        stream_of = {id(d.group): d for d in streamed if d.group is not None}
+        product_of = {id(d.group): d for d in decisions if d.group is not None}
+        kernels, refusals = _made(steps, names, product_of, target, hints)
+        if refusals:
+            first = refusals[0]
+            left_out = [(product_of[id(r.group)], r.error.reason) for r in refusals if id(r.group) in product_of]
+            called |= {product.value.id: product.refused(reason) for product, reason in left_out}
+            if id(first.group) in stream_of:
+                unstreamed.append(stream_of[id(first.group)].refused(first.error.reason))
+            elif not left_out:
+                alike = sorted(_refused_alike(graph, first.error.value, frozenset(refused)))
+                refused |= dict.fromkeys(alike, str(first.error))
+                reasons.append(str(first.error))
             continue
         decided: tuple[Decision | StreamDecision, ...] = (*streamed, *unstreamed, *decisions, *called.values())
         generated = Generated(steps, names, kernels, reasons, refused, decided, places)
         log_division(graph, generated)
         return generated
+
+
+def _made(
+    steps: Sequence[Step], names: Sequence[str], products: Container[int], target: Target,
+    hints: Mapping[sympy.Symbol, int],
+) -> tuple[dict[int, Kernels], list[_Refusal]]:  # fmt: skip
+    """The kernels of all groups; or refusals: the first, and where it is of a product all others that are."""
+    kernels: dict[int, Kernels] = {}
+    refusals: list[_Refusal] = []
+    for at in [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]:
+        try:
+            kernels[at] = _kernels_at(steps, at, target, hints, names[at])
+        except _Refusal as found:
+            refusals.append(found)
+            if id(refusals[0].group) not in products:
+                break
+    return kernels, refusals
 
 
 ADDED = "floats that are added to one place at once are added in no fixed order"

@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from ...codegen import Kernels, Target
+from ...ir import Graph
 from ...ir.errors import Unfusible
 from ...ir.passes.fuse import Group
 from ..kernels import launch, proofs
@@ -53,16 +54,16 @@ def are_for_multiples(kernels: Kernels) -> bool:
 
 
 def counterpart_sizes(
-    sizes: Sizes, pinned: Collection[sympy.Symbol], aligned: bool, guards: Iterable[sympy.Basic] = ()
+    sizes: Sizes, pinned: Collection[sympy.Symbol], aligned: bool, graph: Graph, guards: Iterable[sympy.Basic] = ()
 ) -> dict[sympy.Symbol, int] | None:
     """Sizes to generate the counterpart of some kernels for: odd ones beside multiples, multiples beside the others.
 
-    An axis that a reshape takes apart stays a multiple of its parts, as the guards of the kernels say. None where every
-    size is compiled in, so that there is no counterpart.
+    An axis that a reshape in the graph takes apart stays a multiple of its parts, as the guards of the kernels say; of
+    the blocks of a loop it need not be one. None where every size is compiled in, so that there is no counterpart.
     """
     shared = set().union(*(m.free_symbols for m in _remainders(guards) if not m.args[1].is_Integer))
     free = {s: n for s, n in sizes.items() if s not in pinned and s not in shared and n > 0}
-    units = _parts_of_axes(guards)
+    units = _parts_of_axes(guards, graph)
     hints = {s: _beside(n, units.get(s, 1), aligned) for s, n in free.items()}
     return {**sizes, **hints} if free else None
 
@@ -72,10 +73,11 @@ def _beside(size: int, unit: int, aligned: bool) -> int:
     return -(-size // step) * step + (unit if aligned else 0)
 
 
-def _parts_of_axes(guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, int]:
-    """{C: 32} of Mod(C, 32) == 0; what asks for a multiple of ALIGNED is there for wide accesses."""
+def _parts_of_axes(guards: Iterable[sympy.Basic], graph: Graph) -> dict[sympy.Symbol, int]:
+    """{C: 32} of Mod(C, 32) == 0 and a size C / 32; what asks for a multiple of ALIGNED is there for wide accesses."""
     numbers = [m for m in _remainders(guards) if m.args[0].is_Symbol and m.args[1].is_Integer]
-    return {m.args[0]: int(m.args[1]) for m in numbers if ALIGNED % int(m.args[1])}
+    parts = {sympy.denom(n) for v in graph.order() for aval in v.avals for n in aval.shape}
+    return {m.args[0]: int(m.args[1]) for m in numbers if ALIGNED % int(m.args[1]) and m.args[1] in parts}
 
 
 def _remainders(guards: Iterable[sympy.Basic]) -> list[sympy.Mod]:
@@ -124,7 +126,7 @@ class Variants:
         variant = self.with_launchers(kernels)
         self.ordered.append(variant)
         log_admission(self, variant)
-        hints = counterpart_sizes(sizes, variant.pinned, variant.aligned, variant.guards)
+        hints = counterpart_sizes(sizes, variant.pinned, variant.aligned, self.group.graph, variant.guards)
         if hints is None:
             return
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from harness import INTERPRET, Input, K, M, N, T, emit, graph_of, inputs_of, named, run, symbol
+from harness import INTERPRET, Input, K, M, N, T, agree, emit, graph_of, inputs_of, named, run, symbol
 
 from fusegrad.codegen import TARGETS, Kernel, generate, module
 from fusegrad.ir.errors import Unfusible
@@ -149,6 +149,17 @@ def test_sums_of_several_products_leave_registers_for_the_rest(count: int) -> No
     assert (rows, cols, kernel.num_warps) == {1: (128, 128, 8), 2: (128, 128, 8), 3: (128, 64, 8)}[count]
 
 
+@pytest.mark.parametrize("sizes", [{B: 2, M: 20}, {B: 40, M: 3}])
+def test_rows_are_rows_of_all_products_whatever_the_sizes(sizes: dict[sympy.Symbol, int]) -> None:
+    """Of the first product alone the batch could be its rows."""
+
+    def body(x: T, w: T, y: T, v: T) -> T:
+        return dot(x, w, "bik,kj->bij") * dot(y, v, "bik,bkj->bij")
+
+    inputs = {"x": matrix("f32", B, M, K), "w": matrix("f32", K, N), "y": matrix("f32", B, M, 9)}
+    agree(body, {K: 24, N: 33, **sizes}, TILED, slack=20.0, **inputs, v=matrix("f32", B, 9, N))
+
+
 def test_nothing_to_sum_is_zero_and_nothing_to_write_is_no_program() -> None:
     assert errors("transposed", {M: 20, N: 18, K: 0}, TILED)[0] == 0.0
     graph = graph_of(CASES["transposed"][0], **CASES["transposed"][1])
@@ -170,12 +181,13 @@ def test_low_floats_that_are_only_widened_are_multiplied_as_they_are() -> None:
         lambda x, y: dot(x, y, "ik,kj->ij")[:, :24] * dot(x, y, "ik,kj->ij")[:, 24:],
         lambda x, y: (dot(x, y, "ik,kj->ij"), x * 2.0),
         lambda x, y: -dot(x, y[:, :1].reshape(K), "ik,k->i"),
+        lambda x, y: dot(x.reshape(12, M / 12, K), y.reshape(K, 12, 4), "aik,kaj->ij"),
         lambda x, y: dot(dot(x, y, "ik,kj->ij"), y, "ij,kj->ik").sigmoid(),
         lambda x, y: dot(x, y, "ik,kj->ij") + dot(x, y, "ik,kj->j").expand((M, 48)),
         lambda x, y: sum((dot(x, y.exp() + n, "ik,kj->ij").sigmoid() for n in range(40)), start=x[:, :1] * 0.0),
     ],
     ids=["summed", "beside its maximum", "one half by the other", "something else beside it", "by a vector",
-         "of a product", "beside one for all rows", "too many to be held"],
+         "along groups of any length", "of a product", "beside one for all rows", "too many to be held"],
 )
 def test_what_a_tile_does_not_hold_is_left_to_the_library(body: Any) -> None:
     graph = graph_of(body, x=matrix("f32", M, K), y=matrix("f32", K, 48))

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import Function, gradcheck
 
 from fusegrad.__main__ import main
-from fusegrad.examples.demo import training
+from fusegrad.examples.demo import training, whole_attention
 from fusegrad.examples.demo.functions import FUNCTIONS, CausalSoftmax, CrossEntropy, RMSNorm, SwiGLU
 from fusegrad.examples.demo.model import IGNORED, Functions, Sizes, call, read_text, seeded_model, window, windows
 from fusegrad.runtime.commands import demo
@@ -95,6 +95,18 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped.value.code == 1
     error = capsys.readouterr().err
     assert "invalid choice: 'dmo'" in error and "did you mean demo?" in error
+
+
+def test_attention_as_one_function(capsys: pytest.CaptureFixture[str]) -> None:
+    """The generated kernels train as eager does, and what they move and save grows with the context, not its square."""
+    assert whole_attention.main(["--backend", "interpret", "--steps", "2"]) == 0
+    assert "losses agree" in capsys.readouterr().out
+    short, long = (list(whole_attention.kernel_rows(Sizes(), [n])) for n in (512, 2048))
+    assert [row[2] for row in long] == ["1", "3"]
+    for before, after in zip(short, long, strict=True):
+        assert float(after[4]) == pytest.approx(4 * float(before[4]), rel=0.1)
+        assert float(after[5]) > 12 * float(before[5])  # eager's
+    assert float(long[0][6]) < float(long[0][7]) / 8
 
 
 def test_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
+from fusegrad.examples.gallery.attention import Attention
 from fusegrad.runtime.export.export import ExportFormatError
 from fusegrad.runtime.export.gather.gathered import ExportError
 from fusegrad.runtime.specialize.linearity import NonLinearBackward
@@ -27,6 +28,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "swiglu": (f.SwiGLU, "bf16[64,128]", "bf16[64,128]"),
     "cross_entropy": (f.CrossEntropy, "f32[32,100]", "i64[32]", -100),
     "chunks_and_products": (f.FusedLinearCrossEntropy, "f32[64,32]", "f32[80,32]", "i64[64]", 32),
+    "attention": (Attention.__base__, "bf16[2,4,64,16]", "bf16[2,2,64,16]", "bf16[2,2,64,16]", 0.25, True),
     "rope": (f.RoPE, "bf16[2,32,4,16]", "bf16[32,8]", "bf16[32,8]"),
 }
 RUN = """

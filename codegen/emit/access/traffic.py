@@ -57,9 +57,11 @@ def add_bytes(counts: dict[str, Size], label: str, moved: Size) -> None:
 def _is_of_row(load: Term, context: Context) -> bool:
     """An index picks from a row that the program reads anyway: out of the cache."""
     access, row = load.param, set(context.plan.row)
+    if not access.indirect:
+        return False
     rows = [t.param for t in context.program.terms if t.op == "load" and t.param.ref == access.ref and not t.args]
     walked = (tuple(t for t in r.place.terms if t[0] not in row) for r in rows if row & set(r.place.walked))
-    return bool(access.indirect) and access.place.terms in walked
+    return access.place.terms in walked
 
 
 def _places_read(load: Term) -> Size:

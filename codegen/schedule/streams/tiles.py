@@ -19,7 +19,7 @@ LEAST = 16
 ROOM = {8: 176, 4: 160}
 """Registers of a thread for sums and tiles, of the 255 that there are, by warps: addresses and masks take the rest."""
 OLD, MASKED = 24, 32
-"""Fewer of them where products read their operands from registers, and where loops with masks are beside those without."""
+"""Fewer where products read operands from registers, and where loops with masks are beside those without."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 

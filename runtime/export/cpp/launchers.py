@@ -140,6 +140,9 @@ class CppSyntax(Syntax):
             return f"auto {self.scope.bind(value, None)} = {text};"
         return self.bound(self.scope.bind(value, value.origin.name), text)
 
+    def refusal(self, text: str) -> str:
+        return f'TORCH_CHECK_VALUE(false, "{text}");'
+
     def launch(self, kernel: Kernel, memory: Memory, words: Mapping[str, Size]) -> Iterator[str]:
         arguments = [argument_text(self.scope, a, memory) for a in kernel.arguments]
         grid, (first, *further) = self.scope.expressions.text(kernel.grid), fold_words(arguments, 80)

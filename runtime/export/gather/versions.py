@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import sympy
 
 from ....codegen import Kernels, Target
+from ....ir.errors import Unfusible
 from ....ir.passes.fuse import Group
 from ....ir.types import Size
 from ...execution.graph_to_kernels import kernels_of
@@ -52,10 +53,13 @@ def fixed_versions(group: Group, first: Kernels, target: Target, sizes: Sizes, n
     """Kernels for these sizes, and their counterpart: wide accesses where sizes are multiples, any size else."""
     pinned, aligned = {s for k in first.kernels for s in k.pinned}, are_for_multiples(first)
     guards = [g for k in first.kernels for g in k.guards]
-    hints = counterpart_sizes(sizes, pinned, aligned, guards)
+    hints = counterpart_sizes(sizes, pinned, aligned, group.graph, guards)
     if hints is None:
         return [_version(first)]
-    counterpart = kernels_of(group, target, hints, f"{name}_{'any_size' if aligned else 'aligned'}")
+    try:
+        counterpart = kernels_of(group, target, hints, f"{name}_{'any_size' if aligned else 'aligned'}")
+    except Unfusible:  # at these sizes a product is not streamed any more
+        return [_version(first)]
     if are_for_multiples(counterpart) == aligned or any(s not in pinned for k in counterpart.kernels for s in k.pinned):
         return [_version(first)]
     return [_version(k) for k in ((first, counterpart) if aligned else (counterpart, first))]

@@ -39,6 +39,27 @@ LIBRARY = """class StandIn:
 if os.environ.get("TRITON_INTERPRET") == "1":
     libdevice = StandIn()"""
 
+EXACT_DOT = """def exact_cast(builder, x, dtype):
+    \"\"\"For Triton's interpreter, which cuts bfloat16 off instead of rounding it.\"\"\"
+    if x.dtype.scalar != tl.float32 or dtype.scalar != tl.bfloat16:
+        return inexact_cast(builder, x, dtype)
+    bits = torch.tensor(x.data).to(torch.bfloat16).view(torch.uint16).numpy()
+    return type(x)(bits, dtype.scalar)
+
+
+def exact_dot(builder, x, y, total, *_):
+    \"\"\"For Triton's interpreter, which multiplies the bits of bfloat16.\"\"\"
+    is_low, dtype = [t.dtype.scalar == tl.bfloat16 for t in (x, y)], total.data.dtype
+    x, y = ((t.data.astype("uint32") << 16).view("float32") if low else t.data for t, low in zip((x, y), is_low))
+    return type(total)(x.astype(dtype) @ y.astype(dtype) + total.data, total.dtype.scalar)
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    inexact_cast, InterpreterBuilder.cast_impl = InterpreterBuilder.cast_impl, exact_cast
+    InterpreterBuilder.create_dot = exact_dot"""
+
 STAND_INS = {
     "near_power": "near_power = lambda x, ptx: tl.exp2(x)",
     "near_reciprocal": "near_reciprocal = lambda x, ptx: 1.0 / x",

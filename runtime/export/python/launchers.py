@@ -90,7 +90,7 @@ def _conditions(scope: Scope) -> list[str]:
     limits = [line for name, most in scope.limits for line in _limit(scope, name, most)]
     if not texts:
         return limits
-    parts = [t if len(texts) == 1 or " and " not in t else f"({t})" for t in texts]
+    parts = [t if len(texts) == 1 or not {"and", "or"} & set(t.split()) else f"({t})" for t in texts]
     conjunction = " and ".join(parts)
     if len(conjunction) > 60:
         lines = [f"    {'and ' * bool(i)}{part}" for i, part in enumerate(parts)]
@@ -132,6 +132,9 @@ class PythonSyntax(Syntax):
         operands = [self.scope.name_of(a) for a in value.args]
         text = call_text(value, operands, self.scope.expressions, self.device)
         return None if text is None else f"{self.scope.bind(value, None)} = {text}"
+
+    def refusal(self, text: str) -> str:
+        return f'raise ValueError("{text}")'
 
     def launch(self, kernel: Kernel, memory: Memory, words: Mapping[str, Size]) -> Iterator[str]:
         texts = [(a, argument_text(self.scope, a, memory)) for a in kernel.arguments]

@@ -27,9 +27,9 @@ from ..gather.batched import LANES, Batched, over_lanes
 from ..gather.gathered import Gathered, require_nameable
 from ..gather.versions import rows_of
 from ..text.function import FunctionScopes
-from ..text.scope import Symbols, reachable_versions, snake
+from ..text.scope import WIDTH, Symbols, reachable_versions, snake
 from ..text.sizes_by_name import gathered_at, names_of_sizes
-from .boilerplate import CHECKED, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING, STAND_INS
+from .boilerplate import CHECKED, EXACT_DOT, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING, STAND_INS
 from .class_text import ClassText, class_lines, output_names
 from .launchers import launch_function, launch_scope
 from .line_folding import tidy
@@ -97,7 +97,8 @@ def _head(module: Module, body: str) -> str:
     doc, libraries = in_docstring("\n".join(_provenance(module))), libraries_in([body])
     imports = "\n".join([IMPORTS, *libraries])
     options = [text for name, text in (("**ROUNDING", ROUNDING), ("**CHECKED", CHECKED)) if name in body]
-    parts = [imports, *([LIBRARY] if libraries else []), *options]
+    products = [EXACT_DOT] if "tl.dot(" in body and "bfloat16" in body else []
+    parts = [imports, *([LIBRARY] if libraries else []), *products, *options]
     text = f'"""{doc}\n"""\n\n' + "\n\n\n".join(parts)
     if module.batched is None:
         return text
@@ -203,6 +204,13 @@ def _classes(module: Module) -> Iterator[str]:
         yield '"""Launches inside backward or jvp, with the same over lanes."""'
 
 
+def _argument_lines(module: Module) -> str:
+    """The types of the arguments: behind a sentence, or a line each below it."""
+    types = [in_docstring(t) for t in module.argument_types()]
+    text = "; ".join(types)
+    return f" {text}" if len(text) < WIDTH - 30 else "\n\n    " + "\n    ".join(types) + "\n    "
+
+
 def _call_by_name(module: Module) -> str:
     """A plain function; arguments that are compiled in have their value as a default, from the last tensor on."""
     exported, name = module.exported, snake(module.exported.name)
@@ -211,6 +219,6 @@ def _call_by_name(module: Module) -> str:
     parameters = ", ".join(n if i <= last else f"{n}={constant_text(a)}" for i, (n, a) in pairs)
     return "\n".join([
         f"def {name}({parameters}):",
-        f'    """{exported.name}.apply by name. {in_docstring("; ".join(module.argument_types()))}"""',
+        f'    """{exported.name}.apply by name.{_argument_lines(module)}"""',
         f"    return {exported.name}.apply({', '.join(exported.names)})",
     ])  # fmt: skip

@@ -96,7 +96,9 @@ class Expressions:
 
     def conjunction(self, conditions: Sequence[sympy.Basic]) -> str:
         """All of them, one after the other."""
-        return self.dialect.both.join(map(self.text, conditions))
+        is_several = len(conditions) > 1
+        texts = [bracketed(self.text(c)) if is_several and isinstance(c, sympy.Or) else self.text(c) for c in conditions]
+        return self.dialect.both.join(texts)
 
 
 # ------------------------------------------------------------------ one expression

@@ -122,11 +122,12 @@ class Scope:
 
     def signature(self) -> str:
         """ "x: f32[M, N] -> f32[M]", in two lines where one is too long."""
-        parameters = ", ".join(
-            f"{n}: {self.type_text(v)}" for n, v in zip(self.inputs, self.part.graph.inputs, strict=True)
-        )
-        text = f"{parameters} -> {', '.join(map(self.type_text, self.outputs))}"
-        return text if len(text) < WIDTH - 10 else text.replace(" -> ", "\n    -> ") + "\n    "
+        parameters = [f"{n}: {self.type_text(v)}" for n, v in zip(self.inputs, self.part.graph.inputs, strict=True)]
+        results = list(map(self.type_text, self.outputs))
+        text = f"{', '.join(parameters)} -> {', '.join(results)}"
+        if len(text) < WIDTH - 10:
+            return text
+        return "\n    ".join([*_folded(parameters), *(f"-> {line}" for line in _folded(results))]) + "\n    "
 
     # ------------------------------------------------------------------ sizes
     @lazy_attribute
@@ -171,6 +172,12 @@ class Scope:
         return [*(sympy.Ge(s, n, evaluate=False) for s, n in least.items() if s not in settled_by), *conditions]
 
 
+def _folded(words: Sequence[str]) -> list[str]:
+    """Lines of words; the last has no comma."""
+    lines = list(fold_words(words, WIDTH - 10))
+    return [*lines[:-1], lines[-1].rstrip(",")]
+
+
 def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
     """(s, n) of a condition that says s >= n."""
     if isinstance(guard, sympy.Le | sympy.Lt):
@@ -184,6 +191,12 @@ def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
 def condition_of(scope: Scope, version: Version) -> str:
     """The condition on sizes for a version of a group's kernels; "" for none."""
     return scope.expressions.conjunction(version.conditions)
+
+
+def open_condition(scope: Scope, version: Version) -> str:
+    """What a version asks of sizes that the capture has not assumed; "" for nothing."""
+    assumed = {scope.expressions.text(c) for c in (*scope.exported.guards, sympy.true)}
+    return scope.expressions.conjunction([c for c in version.conditions if scope.expressions.text(c) not in assumed])
 
 
 def reachable_versions(scope: Scope, versions: Sequence[Version]) -> Sequence[Version]:

@@ -12,7 +12,7 @@ from ....ir.passes.fuse import Extern, Group, View
 from ....ir.types import Size, contiguous_strides
 from ..gather.gathered import ExportError
 from ..gather.versions import Version
-from .scope import Scope, condition_of, reachable_versions
+from .scope import Scope, condition_of, open_condition, reachable_versions
 
 Memory = Mapping[str, Sequence[str]]
 """The names of a kernel's tensors, by kind: inputs, outputs, temporaries, scratch."""
@@ -58,6 +58,9 @@ class Syntax(Protocol):
         row_major = tuple(strides) == contiguous_strides(shape)
         layout = ", ".join(map(self.scope.expressions.tuple, [shape] if row_major else [shape, strides]))
         return f"{self.library}{'empty' if row_major else 'empty_strided'}({layout}, {self.options(dtype)})"
+
+    def refusal(self, text: str) -> str:
+        """The line that raises for sizes that no kernel is for."""
 
     def branches(self, conditions: Sequence[str], launches: Sequence[list[str]]) -> Iterator[str]:
         """The launches under the first condition that holds, or the last ones."""
@@ -128,6 +131,9 @@ def _group(syntax: Syntax, group: Group, versions: Sequence[Version]) -> list[st
         lines += _variables(scope, versions)
         launches = [list(_launches(syntax, version, memory)) for version in versions]
     conditions = [condition_of(scope, version) for version in versions[:-1]]
+    if row is None and (last := open_condition(scope, versions[-1])):
+        conditions.append(last)
+        launches.append([syntax.refusal(f"{scope.function} was exported for sizes with the relations above")])
     return [*lines, *syntax.on_device(syntax.branches(conditions, launches))]
 
 

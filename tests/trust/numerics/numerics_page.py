@@ -31,6 +31,22 @@ reciprocal, products are contracted with sums, and subnormal numbers may count a
 `config.patch(numerics=...)` and `FUSEGRAD_NUMERICS` choose, too; `explain` says which it is. The backends `reference`
 and `inductor` have the numerics of torch and of Inductor whatever is chosen.
 
+## Where matmuls are never in memory
+
+In a kernel that makes a matmul's result tile by tile and sums it again (attention, contrastive losses), what does not
+depend on a running sum is rounded where your operations round: scores of bfloat16 are multiplied as bfloat16, summed
+in float32, and rounded, as the library's are, and so is each operation on them. What is relative to a maximum that
+may still move is float32 until it is multiplied: the exponentials of a softmax are rounded to bfloat16 as operands of
+the next matmul, before they are divided, where eager divides first and rounds then. The quotient by the row's sum is
+made at the end, of the row's result, in float32: a product with the sum's reciprocal, rounded with it. Backward has
+the complete maxima and sums, as float32, and rounds where eager does. Exponentials of what was bfloat16 or float16
+are powers of two of `x * log2(e) - m * log2(e)`, those of float32 are of `x - m`. float32 is multiplied exactly
+unless torch's setting allows TF32; float64 stays with the library.
+
+Rows in which everything is masked are NaN, and rows with NaN or infinite scores are what they are in eager. One thing
+is not: blocks in which a mask excludes everything are skipped, so `0 * v` of eager, which is NaN where a masked `v`
+is infinite or NaN, is not seen there; within a block that is partly masked it is.
+
 ## What exactness costs on a GPU
 
 A quotient of float32 is about ten instructions, the hardware's two; an exponential eight, the hardware's two; a product

@@ -1,0 +1,56 @@
+"""Concatenations: where their pieces are, and those of many computed pieces, which are stored piece by piece.
+
+    stack([h0, h1, .. h127])      128 stores, each where its piece is computed; not one of 127 choices
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ...ir import Value
+from ...ir.prims import PRIMS
+from .axes import Index, Part
+from .sizes import same, tidy
+
+MAX_PIECES = 16
+"""A concatenation of more computed pieces is stored piece by piece: to choose among them, all would be computed."""
+
+
+def pieces(value: Value) -> list[Part]:
+    """The places of a concatenation's pieces."""
+    dim = value.params["axis"]
+    sizes = [x.shape[dim] for x in value.args]
+    starts = accumulate(sizes[:-1], lambda start, size: tidy(start + size), initial=0)
+    return [Part(dim, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def stored_pieces(value: Value) -> list[Part]:
+    """The places of its pieces where a concatenation of many is stored piece by piece, else none.
+
+    Alike, so that one kernel walks them all; and computed: of what is only read a choice reads no more.
+    """
+    if value.prim != "cat" or len(value.args) <= MAX_PIECES or all(_is_moved(x) for x in value.args):
+        return []
+    parts = pieces(value)
+    return parts if all(same(p.size, parts[0].size) for p in parts) else []
+
+
+def _is_moved(value: Value) -> bool:
+    while PRIMS[value.prim].family == "layout" and len(value.args) == 1:
+        (value,) = value.args
+    return PRIMS[value.prim].family in ("input", "source")
+
+
+def piece_at(place: Index, parts: Sequence[Part]) -> tuple[int, Index] | None:
+    """The number of the piece in which a place provably lies, and the place in it."""
+    bounds = place.bounds()
+    if bounds is None:
+        return None
+    candidates = range(len(parts))
+    if isinstance(bounds[0], int) and isinstance(parts[-1].start, int):
+        near = bisect_right(parts, bounds[0], key=lambda p: p.start) - 1
+        candidates = range(max(0, near), near + 1)
+    shifted = ((k, place + tidy(-parts[k].start)) for k in candidates)
+    return next(((k, inside) for k, inside in shifted if inside.is_within(parts[k].size)), None)
