@@ -32,6 +32,7 @@
 # make fuzz-graphs N=200     random programs within the graphs of torch.compile and torch.export, against eager
 # make fuzz-habits N=200    random Functions as people write them: registries, modules, generators, .data, print
 # make fuzz-parts N=2000       random programs computed in parts, as ranks do with DTensors, against the whole
+# make fuzz-streams N=200      random Functions whose scores need not be in memory, against eager
 # make fuzz-configurations N=200    random programs under random settings: steps left out, backends, ..
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
@@ -114,7 +115,7 @@ counterexamples: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/counterexamples.py $(ARGS)
 
 # What is compared with eager is captured at once, however much was captured before.
-conformance injection fuzz guards fuzz-graphs fuzz-habits fuzz-configurations: export FUSEGRAD_DISABLE = patience
+conformance injection fuzz guards fuzz-graphs fuzz-habits fuzz-streams fuzz-configurations: export FUSEGRAD_DISABLE = patience
 
 .PHONY: cache-faults kills sharing job injection
 injection: $(STAMP)
@@ -215,6 +216,10 @@ fuzz-habits: $(STAMP)
 .PHONY: fuzz-parts
 fuzz-parts: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/divisions.py $(or $(N),2000) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
+
+.PHONY: fuzz-streams
+fuzz-streams: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/streams/stream_trials.py $(or $(N),200) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
 
 .PHONY: fuzz-configurations
 fuzz-configurations: $(STAMP)

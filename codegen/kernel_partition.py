@@ -305,7 +305,7 @@ class _Group:
         memory, temporaries = self._memory()
         kernels: list[Kernel] = []
         for goals in self._goals(memory):
-            for part in self._parts(goals):
+            for part in self._in_order(self._parts(goals)):
                 kernels += self._stage(part, memory, len(kernels))
         if len(kernels) == 1:
             kernels = [_with_name(kernels[0], self.name)]
@@ -327,8 +327,26 @@ class _Group:
             if isinstance(kernel, Kernel):
                 kernels.append(kernel)
             else:
-                todo[:0] = kernel
+                todo[:0] = self._in_order(kernel)
         return kernels
+
+    def _in_order(self, parts: Sequence[Sequence[Goal]]) -> list[list[Goal]]:
+        """Each part behind those that make what it reads; one that is on both sides of another is divided."""
+        part_of = {g.node.id: n for n, goals in enumerate(parts) for g in goals}
+        level: dict[int, int] = {}
+        below: dict[int, dict[int, int]] = {}
+        for v in self.order:
+            reached: dict[int, int] = {}
+            for part, n in (pair for a in v.args for pair in below.get(a.id, {}).items()):
+                reached[part] = max(n, reached.get(part, 0))
+            if (mine := part_of.get(v.id)) is not None:
+                level[v.id] = max((n + (part != mine) for part, n in reached.items()), default=0)
+                reached[mine] = level[v.id]
+            below[v.id] = reached
+        divided: defaultdict[tuple[int, int], list[Goal]] = defaultdict(list)
+        for goal in (g for goals in parts for g in goals):
+            divided[level.get(goal.node.id, 0), part_of[goal.node.id]].append(goal)
+        return [divided[key] for key in sorted(divided)]
 
     def _kernel(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], label: str

@@ -8,7 +8,7 @@ from itertools import chain
 from random import Random
 from typing import TypeAlias
 
-from .polynomials import Poly, Sample, text, value_at
+from .polynomials import Coefficient, Monomial, Poly, Sample, text, value_at
 
 SAMPLES = 64
 """A goal that is false for one of so many assignments is not worth a search for its proof."""
@@ -112,12 +112,27 @@ class Atoms:
         some = any(c >= 1 and self.natural.issuperset(m) for m, c in poly.terms.items())
         return some and self.is_plain(poly)
 
+    def is_plain_from_one(self, poly: Poly) -> bool:
+        """poly >= 0 term by term where atoms that are at least one are counted from there: s0 * s1 - s1, s0 - 1."""
+        least = sum(c for m, c in poly.terms.items() if self.natural.issuperset(m))
+        return least >= 0 and (self.is_plain(poly) or self.is_plain(self._from_one(poly)))
+
+    def _from_one(self, poly: Poly) -> Poly:
+        """The polynomial in a - 1 for each atom a that is at least one; its terms have few atoms."""
+        terms: dict[Monomial, Coefficient] = {}
+        for m, c in poly.terms.items():
+            parts: list[Monomial] = [()]
+            for a in m:
+                parts = [*(p + (a,) for p in parts), *(parts if a in self.natural else ())]
+            for part in parts:
+                terms[part] = terms.get(part, 0) + c
+        return Poly({m: c for m, c in terms.items() if c})
+
     # ------------------------------------------------------------------ facts
     def assume(self, fact: Poly) -> None:
         """fact >= 0, everywhere."""
         self._add_fact(self.bounds, fact)
-        factors = [p[0] for a in fact.atoms if (p := fact.linear(a)) is not None]
-        if not all(self.is_plain(f) or self.is_plain(-f) for f in factors):
+        if any(c < 0 and len(m) > 1 for m, c in fact.terms.items()):
             self.products.append(fact)
         self.keep_samples(lambda sample: value_at(fact, sample) >= 0)
         self.bounds.answers.clear()

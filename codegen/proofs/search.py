@@ -161,9 +161,9 @@ class Search:
 
     def _sign(self, factor: Poly, depth: int) -> int:
         """1 or -1 where the factor provably is not negative or not positive, else 0."""
-        if self.atoms.is_plain(factor):
+        if self.atoms.is_plain_from_one(factor):
             return 1
-        if self.atoms.is_plain(-factor):
+        if self.atoms.is_plain_from_one(-factor):
             return -1
         if depth > SIGN_DEPTH:
             return 0

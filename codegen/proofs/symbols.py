@@ -34,9 +34,7 @@ class Sizes:
         self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
         dimensions, guards = [*dimensions], [*guards]
         self._divisors = _divisors(dimensions, guards)
-        shares = dict(share for n in dimensions if (share := _share(n)) is not None)
-        shares |= dict(share for g in guards if (share := _divided(g)) is not None)
-        self._shares = {size: of for size, of in shares.items() if of not in shares}
+        self._shares = _shares(dimensions, guards)
         self._natural = {n for n in dimensions if isinstance(n, sympy.Symbol)}  # sizes of tensors, whatever is said
         self._polynomials: dict[sympy.Basic, Poly] = {}
         self._wholes: dict[Poly, Poly] = {}
@@ -90,8 +88,9 @@ class Sizes:
             return Poly.of(self.pinned[symbol])
         divisor, remainder = self._divisors.get(symbol, (1, 0))
         if symbol in self._shares and divisor == 1:
-            share = self.world.atom(f"{symbol}/{self._shares[symbol]}", _draw_size, 1 if symbol.is_positive else 0)
-            return self(self._shares[symbol]) * share
+            of, number = self._shares[symbol]
+            name = f"{symbol}/{of}" if number == 1 else f"{symbol}/({number}*{of})"
+            return self(of) * number * self.world.atom(name, _draw_size, 1 if symbol.is_positive else 0)
         base = f"({symbol}-{remainder})" if remainder else str(symbol)
         name = str(symbol) if divisor == 1 else f"{base}/{divisor}"
         least = None
@@ -148,23 +147,45 @@ class Sizes:
         return any(size == x and n % of == 0 for x, n in self.multiples)
 
 
-def _share(size: Size) -> tuple[sympy.Symbol, sympy.Symbol] | None:
-    """C / G  ->  (C, G)"""
-    over, under = sympy.sympify(size).as_numer_denom()
-    return (over, under) if over.is_Symbol and under.is_Symbol else None
+def _shares(
+    dimensions: Iterable[Size], guards: Iterable[sympy.Basic]
+) -> dict[sympy.Symbol, tuple[sympy.Symbol, int]]:
+    """H: (K, n) of symbols that are a multiple of n * K: a dimension is H / K, and Mod(H / K, n) == 0."""
+    whole = [*_multiples(dimensions, guards), *(d for g in guards if (d := _divided(g)) is not None)]
+    shares: dict[sympy.Symbol, tuple[sympy.Symbol, int]] = {}
+    for size, multiple in whole:
+        if (share := _share(size, multiple)) is not None:
+            symbol, of, number = share
+            known, n = shares.get(symbol, (of, 1))
+            shares[symbol] = of, math.lcm(number, n) if known == of else number
+    return {symbol: share for symbol, share in shares.items() if share[0] not in shares}
+
+
+def _share(size: Size, multiple: int) -> tuple[sympy.Symbol, sympy.Symbol, int] | None:
+    """H / (2 * K) is a multiple of 3  ->  (H, K, 6)"""
+    slope, quotient = sympy.sympify(size).as_coeff_Mul()
+    over, under = quotient.as_numer_denom()
+    if not over.is_Symbol or not under.is_Symbol or not slope.is_Rational or not slope:
+        return None
+    number = multiple / Fraction(int(slope.p), int(slope.q))
+    return (over, under, int(number)) if number.denominator == 1 else None
 
 
 def _divisors(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, tuple[int, int]]:
     """(divisor, remainder) of symbols: a dimension is s0 / 32, or Mod(s0 + 15, 16) == 0."""
     divisors: dict[sympy.Symbol, tuple[int, int]] = {}
-    whole = [(size, 1) for size in dimensions] + [m for g in guards if (m := _multiple(g)) is not None]
-    for size, multiple in whole:
+    for size, multiple in _multiples(dimensions, guards):
         if not isinstance(size, sympy.Basic) or (line := _line(size)) is None:
             continue
         symbol, slope, constant = line
         if (own := _remainder(slope, constant, multiple)) is not None:
             divisors[symbol] = _both(divisors.get(symbol, (1, 0)), own)
     return divisors
+
+
+def _multiples(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> list[tuple[Size, int]]:
+    """Sizes, and what they are multiples of: dimensions are integers."""
+    return [*((size, 1) for size in dimensions), *(m for g in guards if (m := _multiple(g)) is not None)]
 
 
 def _line(size: sympy.Expr) -> tuple[sympy.Symbol, Fraction, Fraction] | None:
@@ -201,20 +222,25 @@ def _multiple(guard: sympy.Basic) -> tuple[sympy.Expr, int] | None:
     return (mod.args[0], int(mod.args[1])) if isinstance(mod, sympy.Mod) and mod.args[1].is_Integer else None
 
 
-def _divided(guard: sympy.Basic) -> tuple[sympy.Symbol, sympy.Symbol] | None:
-    """Mod(H, K) == 0  ->  (H, K)"""
+def _divided(guard: sympy.Basic) -> tuple[sympy.Expr, int] | None:
+    """Mod(H, K) == 0  ->  (H / K, 1)"""
     if not isinstance(guard, sympy.Eq) or guard.rhs != 0 or not isinstance(guard.lhs, sympy.Mod):
         return None
-    h, k = guard.lhs.args
-    return (h, k) if h.is_Symbol and k.is_Symbol else None
+    size, by = guard.lhs.args
+    return (size / by, 1) if by.free_symbols else None
+
+
+SCALES = ((4096, 5000), (4096, 5000), (1, 5000), (1, 300), (1, 12))
+"""Of the sizes in one sample: what most are multiples of, and how many times at most."""
 
 
 def _draw_size(sample: Sample, random: Random) -> int:
-    """A size: many are multiples of much, some are odd, few are huge."""
-    unit = sample.setdefault(-1, random.choice((4096, 4096, 4096, 1, 1)))
-    kind = random.random()
+    """A size: in one sample many are multiples of much, in another one all are small; few are huge."""
+    if -1 not in sample:
+        sample[-1], sample[-2] = random.choice(SCALES)
+    unit, most, kind = sample[-1], sample[-2], random.random()
     if kind < 0.2:
         return unit * random.choice((1, 1, 2, 3))
-    if kind < 0.9:
-        return unit * random.randint(1, 5000)
+    if kind < 0.9 or most < SCALES[0][1]:
+        return unit * random.randint(1, most)
     return unit * (random.randint(2**28, 2**33) // unit)

@@ -51,6 +51,7 @@ class Quotients:
         guards += [sympy.Eq(k, n) for k, n in groups.items()]
         taken = {*whole, *groups}.union(*(n.free_symbols for n in groups.values()))
         shares = _shares((n for shape in shapes for n in shape), taken)
+        shares = {h: k for h, k in shares.items() if hints[k] and hints[h] % hints[k] == 0}
         guards += [sympy.Eq(sympy.Mod(h, k), 0) for h, k in shares.items()]
         divisors = {**whole, **shares}
         parted = {s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in divisors.items()}

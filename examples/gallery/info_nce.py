@@ -10,7 +10,7 @@ import fusegrad
 
 @fusegrad.compile
 class InfoNCE(torch.autograd.Function):
-    """Mean cross-entropy of a @ b.mT / temperature by rows and columns, the pairs on its diagonal; a, b [batch, width]"""
+    """Mean cross-entropy of a @ b.mT / temperature by rows and columns, pairs on the diagonal; a, b [batch, width]"""
 
     @staticmethod
     def forward(ctx, a, b, temperature):

@@ -65,7 +65,7 @@ def gelu(self: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 class CausalAttention:
-    """Rotary positions, and softmax attention as one Function; with a mask from memory, or dropout, the module's own."""
+    """Rotary positions, and softmax attention as one Function; with a mask from memory or dropout, the module's own."""
 
     @staticmethod
     def refuses(module: Any) -> str | None:

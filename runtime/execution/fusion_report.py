@@ -5,7 +5,7 @@ Read off the same division that made the kernels (`ir/passes/fuse.py`): nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -173,18 +173,18 @@ def _way(dag: nx.DiGraph, a: int, b: int) -> Sequence[int]:
 
 
 def _breaks_within(kernels: Kernels) -> Iterator[FusionBreak]:
-    """The cuts of one group: what a later kernel reads of an earlier one."""
-    writers: dict[Ref, str] = {}
+    """The cuts of one group: what a kernel reads of the one before."""
     for earlier, later in pairwise(kernels.kernels):
-        writers |= _buffers(earlier, kernels)
-        shared = [writers[ref] for ref in _buffers(later, kernels) if ref in writers]
+        written = _buffers(earlier, kernels, earlier.writes)
+        shared = [written[ref] for ref in _buffers(later, kernels, {**later.reads, **later.cached}) if ref in written]
         needed = f"it needs the complete `{', '.join(shared)}` of the one before (a grid-wide dependency)"
         yield FusionBreak(earlier.name, later.name, needed if shared else APART)
 
 
-def _buffers(kernel: Kernel, kernels: Kernels) -> dict[Ref, str]:
-    """The results and temporaries that a kernel touches, by their names."""
-    touched = [a for a in kernel.arguments if isinstance(a, Pointer) and a.buffer.kind in ("output", "temporary")]
+def _buffers(kernel: Kernel, kernels: Kernels, pointers: Container[str]) -> dict[Ref, str]:
+    """The results and temporaries among these pointers of a kernel, by their names."""
+    named = [a for a in kernel.arguments if isinstance(a, Pointer) and a.name in pointers]
+    touched = [a for a in named if a.buffer.kind in ("output", "temporary")]
     own = {i: b.name.rpartition("_")[0] for i, b in enumerate(kernels.temporaries)}
     return {a.buffer: own.get(a.buffer.index, "") if a.buffer.kind == "temporary" else a.name.removesuffix("_ptr")
             for a in touched}  # fmt: skip

@@ -91,7 +91,7 @@ def _with_parameters(module: nn.Module) -> Iterator[str]:
 def attributes_read(method: FunctionType, *classes: type) -> tuple[list[str], bool]:
     """The attributes that a method reads of its first argument, through other methods too; and whether that is all.
 
-    It is not where the method passes that argument on, closes over it, or calls `super()`: what these read is not known.
+    It is not where the method passes that argument on, closes over it, or calls `super()`: what these read isn't known.
     """
     names: dict[str, None] = {}
     is_all, todo, visited = True, [method], []

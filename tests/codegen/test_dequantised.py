@@ -121,4 +121,4 @@ def test_a_group_that_is_a_quotient_of_sizes_is_a_number_by_a_guard() -> None:
     (kernel,) = agree(by_group(K / scale), sizes, TILED, **inputs).kernels
     assert sympy.Eq(K, 14 * scale) in kernel.guards and "floor_quotient" not in kernel.source
     graph = graph_of(by_group(K / scale), **inputs)
-    assert Quotients.of(graph, {**sizes, scale: 4}).groups == {}, "42 elements are no four groups"
+    assert Quotients.of(graph, {**sizes, scale: 4}).whole == {}, "42 elements are no four groups"

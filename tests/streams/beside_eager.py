@@ -15,7 +15,7 @@ import fusegrad
 Tensor = torch.Tensor
 Call = Callable[..., Any]
 FLOOR = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Errors that are always allowed, as a share of the largest element: some units of the dtype, for sums in another order."""
+"""Errors that are always allowed, as a share of the largest element: some units of the dtype."""
 WORSE_THAN_EAGER = 2.0
 """How many times the error of eager in the same dtype is allowed, where that is more."""
 TINY = 1e-30
@@ -47,7 +47,7 @@ def gradients_for(results: Sequence[Tensor], layout: Call | None = None) -> list
 
 
 def transposed_heads(value: Any) -> Any:
-    """The same numbers in memory that has the second and the third last axis exchanged: [b, n, h, d] of [b, h, n, d]."""
+    """The same numbers in memory of [b, n, h, d], where the value is [b, h, n, d]."""
     if not isinstance(value, Tensor) or value.dim() < 3:
         return value
     return value.detach().transpose(-3, -2).contiguous().transpose(-3, -2).requires_grad_(value.requires_grad)
@@ -55,7 +55,8 @@ def transposed_heads(value: Any) -> Any:
 
 def expanded(value: Tensor) -> Tensor:
     """One number, or one for each column, at every place: the gradient of a sum."""
-    return value[..., :1, :].expand(value.shape) if value.dim() > 1 and value.shape[-2] else value.mean().expand(value.shape)
+    one = value[..., :1, :] if value.dim() > 1 and value.shape[-2] else value.mean()
+    return one.expand(value.shape)
 
 
 def run(call: Call, arguments: Sequence[Any], given: Sequence[Tensor] | None = None) -> Made:
@@ -77,7 +78,7 @@ def as_float64(value: Any) -> Any:
 
 
 def error(found: Tensor, exact: Tensor, least: float = TINY) -> float:
-    """The largest, as a share of the largest element, or of `least`; infinite where other places are NaN or infinite."""
+    """The largest, as a share of the largest element, or of `least`; infinite where other places are NaN."""
     found = found.detach().double()
     if found.shape != exact.shape or not torch.equal(found.isnan(), exact.isnan()):
         return math.inf

@@ -156,7 +156,7 @@ def sizes_of(seed: int, turn: int = 0) -> dict[str, int]:
 
 
 class _Chain:
-    """Scores on their way. `steps`: for each step the statement that takes its gradient back, `{g}` being of its result."""
+    """Scores on their way. `back`: for each step the statements that take a gradient back through it."""
 
     def __init__(self, p: Written, rng: random.Random) -> None:
         self.p, self.rng, self.at = p, rng, "s"

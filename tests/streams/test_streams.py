@@ -18,8 +18,8 @@ from fusegrad.codegen.emit.streams.passes import StreamPass
 from fusegrad.codegen.schedule.streams import masks
 
 sys.path.insert(0, str(Path(__file__).parent))
-from beside_eager import differences, expanded, transposed_heads
 import stream_functions
+from beside_eager import differences, expanded, transposed_heads
 from stream_functions import CASES, Case, named
 
 SIZES = ((37, 16), (65, 24), (130, 64))
@@ -52,7 +52,7 @@ def test_float64_is_left_to_the_library(case: Case) -> None:
     assert not differences(compiled(case.cls).apply, case.cls.apply, case.arguments(37, 16, torch.float64))
 
 
-@pytest.mark.parametrize("of_gradients", [None, transposed_heads, expanded], ids=["contiguous", "transposed", "expanded"])
+@pytest.mark.parametrize("of_gradients", [None, transposed_heads, expanded], ids=["contiguous", "heads", "expanded"])
 @each
 def test_layouts(case: Case, of_gradients: Any) -> None:
     """Heads as [b, n, h, d].transpose(1, 2) gives them."""
@@ -63,8 +63,8 @@ def test_layouts(case: Case, of_gradients: Any) -> None:
 @each
 def test_few_launches_and_nothing_by_torch(case: Case) -> None:
     explanation = fusegrad.explain(fusegrad.compile(case.cls), *case.arguments(37, 16))
-    for name, most in zip(("forward", "backward"), LAUNCHES[case.name], strict=True):
-        report = explanation.directions[name]
+    for direction, most in zip(("forward", "backward"), LAUNCHES[case.name], strict=True):
+        report = explanation.directions[direction]
         assert {launch.kind for launch in report.launches} == {"triton"} and not report.reasons
         assert len(report.launches) <= most
         assert any(": never in memory" in line for line in report.products)

@@ -96,8 +96,8 @@ class Expressions:
 
     def conjunction(self, conditions: Sequence[sympy.Basic]) -> str:
         """All of them, one after the other."""
-        is_several = len(conditions) > 1
-        texts = [bracketed(self.text(c)) if is_several and isinstance(c, sympy.Or) else self.text(c) for c in conditions]
+        several = len(conditions) > 1
+        texts = [bracketed(self.text(c)) if several and isinstance(c, sympy.Or) else self.text(c) for c in conditions]
         return self.dialect.both.join(texts)
 
 

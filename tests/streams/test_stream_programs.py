@@ -1,0 +1,28 @@
+"""Random Functions that stream: a few in each run of the tests, more with `make fuzz-streams`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import stream_trials
+
+FOUND = {
+    27: "logsumexp of scores that are low: a sum of zeros times infinity",
+    109: "a sum of rows ran before the kernel that makes the rows",
+    2: "a depth that another sum reads as well",
+}
+
+
+@pytest.mark.parametrize("seed", range(40000, 40060))
+def test_a_program(seed: int) -> None:
+    found = stream_trials.tested(seed)
+    assert not found.faults, f"`make fuzz-streams SEED={seed} N=1`\n{found.faults[0]['text']}"
+
+
+@pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
+def test_what_was_found(seed: int) -> None:
+    assert not stream_trials.tested(seed).faults
