@@ -123,7 +123,7 @@ class Atoms:
         for m, c in poly.terms.items():
             parts: list[Monomial] = [()]
             for a in m:
-                parts = [*(p + (a,) for p in parts), *(parts if a in self.natural else ())]
+                parts = [*((*p, a) for p in parts), *(parts if a in self.natural else ())]
             for part in parts:
                 terms[part] = terms.get(part, 0) + c
         return Poly({m: c for m, c in terms.items() if c})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...program.axes import REDUCTIONS, Term, terms_below
 from ...schedule.streams.accumulators import Accumulator, operands_of
@@ -19,15 +19,6 @@ from .stream import Stream
 
 LARGEST = 3.4028234663852886e38
 """The largest finite float32."""
-
-
-@dataclass
-class _Turn:
-    """The body of a loop along the stream under construction."""
-
-    scope: Scope
-    part: Part
-    bodies: dict[Term, Term]
 
 
 class StreamPass:

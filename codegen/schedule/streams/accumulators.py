@@ -121,6 +121,8 @@ class _Accumulators:
         new = self.algebra.rewritten([t for s in sinks for t in s.terms], self._rule)
         done = tuple(s.of_terms(new) for s in sinks)
         live = set(terms_below(t for s in done for t in s.terms))
+        if not live & self.found.keys():
+            raise Unfusible(done[0].node, "products are left to the library: nothing sums them")
         live |= {t for a in self.found.values() if a.term in live for t in terms_below([a.body])}
         return Accumulation(done, tuple(a for a in self.found.values() if a.term in live))
 
