@@ -9,17 +9,16 @@ from __future__ import annotations
 import re
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fusegrad import explain
 from fusegrad.codegen import Kernel
-from fusegrad.codegen.devices import device_of
 from fusegrad.runtime.kernels.cross_compile.metrics import measure
 from fusegrad.runtime.kernels.cross_compile.pool import Binary
 from fusegrad.runtime.kernels.machine_code.counts import Launch, count, parameters
-from fusegrad.runtime.kernels.machine_code.model import model_figures
+from fusegrad.runtime.kernels.machine_code.model import launch_of
 from fusegrad.runtime.kernels.machine_code.sass import NoListingError
 from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.report.residuals import AGAIN, AS_WRITTEN
@@ -30,6 +29,8 @@ from .stream_functions import STREAMS
 
 _PRODUCT = re.compile(r"^\s*(?:@\S+\s+)?(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_s?mfma_)", re.M)
 """What the tensor cores are given, of each architecture: a line of PTX, or of AMD's assembly."""
+FOLLOWED = 16
+"""Programs of a launch whose instructions are counted."""
 
 
 def streams(name: str, targets: Sequence[str] = TARGETS) -> dict[str, Any]:
@@ -79,15 +80,32 @@ def products(asm: Mapping[str, str | bytes]) -> int:
 
 
 def _issued(found: Explanation, kernel: Kernel, binary: Binary, target: str, scores: int) -> dict[str, Any]:
-    """{} off sm_90, and for machine code that is not read; loops_once: whether a loop's turns hang on data."""
-    if target != TARGET:
+    """{} off sm_90, and for machine code that is not read."""
+    if target != TARGET or binary.error:
         return {}
-    model = model_figures(kernel, binary, found.sizes, device_of(target))["model"]
-    return {} if model is None else _per_score(model["instructions"], scores, model["data_dependent"])
+    return issued(binary.asm, launch_of(kernel, found.sizes, target), scores, kernel.name)
 
 
-def _per_score(instructions: float, scores: int, data_dependent: Sequence[int]) -> dict[str, Any]:
-    return {"per_32": round(32 * instructions / scores, 2), "loops_once": bool(data_dependent)}
+def issued(asm: Mapping[str, Any], launch: Launch, scores: int, name: str) -> dict[str, Any]:
+    """{"per_32", "loops_once": whether a loop's turns hang on data}; {} for machine code that is not read.
+
+    Nor is it where the text has products, and the programs that were followed came past none.
+    """
+    try:
+        counted = count(asm["cubin"], replace(launch, followed=spread(launch.programs)), name)
+    except NoListingError:
+        return {}
+    if products(asm) and not counted.pipes.get("matrix"):
+        return {}
+    return {"per_32": round(32 * counted.instructions / scores, 2), "loops_once": bool(counted.data_dependent)}
+
+
+def spread(programs: int) -> tuple[int, ...]:
+    """Some programs that are as many in the first blocks of a row as in the last: a mask leaves one less than another.
+
+    Numbers of one hexadecimal digit, repeated: whatever power of two the blocks of a row are, all their places occur.
+    """
+    return tuple(sorted({digit * 0x11111 % max(1, programs) for digit in range(FOLLOWED)}))
 
 
 # ------------------------------------------------------------------ kernels from outside
@@ -144,11 +162,6 @@ def _is_whole(kernel: PeerKernel, name: str, type_: str) -> bool:
 
 
 def _issued_by(kernel: PeerKernel, compiled: Any) -> dict[str, Any]:
-    """{} for machine code that is not read."""
     passed = [kernel.sizes.get(n) for n in kernel.function.arg_names if n in kernel.types]
     launch = Launch(TARGET, kernel.grid, compiled.metadata.num_warps, parameters([*passed, None, None]))
-    try:
-        counted = count(compiled.asm["cubin"], launch, compiled.metadata.name)
-    except NoListingError:
-        return {}
-    return _per_score(counted.instructions, kernel.scores, counted.data_dependent)
+    return issued(compiled.asm, launch, kernel.scores, compiled.metadata.name)

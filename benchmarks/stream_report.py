@@ -30,11 +30,12 @@ NOTES = {
     "and the bytes of it that are spilled. Shared memory of a program, in kB. For tensor cores: instructions in the "
     "kernel's text, not how often they run (`mma.sync`, `wgmma`, `tcgen05.mma`, `v_mfma`): one of them does as much as "
     "many of another architecture. Instructions: those that warps issue on sm_90 for 32 scores, masked ones included, "
-    "by the model of an H100 described below; `+` where the end of a loop hangs on data and it counts once, `-` where "
-    "the machine code cannot be followed, as with descriptors (TMA). No such number is a time: products that are "
-    "issued together overlap, and waiting is not counted. Rows without a direction's name are beside them: "
-    "kernels from a file outside of this repository (`--peer`), compiled in the same run for sm_90, with one tile "
-    "(rows x columns of scores) and its warps in their names; a better one was not searched for.",
+    "by the model of an H100 described below, of 16 programs that stand for all; `+` where the end of a loop hangs on "
+    "data and it counts once, `-` where the machine code cannot be followed: with descriptors (TMA), or where a lane "
+    "seems to enter none of its loops. No such number is a time: products that are issued together overlap, and "
+    "waiting is not counted. Rows `by hand` are beside them: kernels from a file outside of this repository "
+    "(`--peer FILE`), compiled in the same run for sm_90, at the tile (rows x columns of scores) and the warps in "
+    "their names; a better one was not searched for.",
 }
 
 

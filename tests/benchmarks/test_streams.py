@@ -10,11 +10,12 @@ import pytest
 
 from fusegrad import explain
 from fusegrad.benchmarks import __main__ as command
-from fusegrad.benchmarks import report, stream_report
+from fusegrad.benchmarks import report, stream_kernels, stream_report
 from fusegrad.benchmarks.kernels import TARGETS
 from fusegrad.benchmarks.plans import TARGET
 from fusegrad.benchmarks.stream_functions import STREAMS
-from fusegrad.benchmarks.stream_kernels import peers, products
+from fusegrad.benchmarks.stream_kernels import FOLLOWED, peers, products, spread
+from fusegrad.runtime.kernels.machine_code.counts import Counts, Launch
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -79,6 +80,13 @@ def test_kernels_of_a_file_from_outside_are_compiled_beside(tmp_path: Path) -> N
     assert need["per_32"] > 0 and not need["loops_once"]
 
 
+def test_a_program_that_comes_past_no_product_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asm, launch = {"ptx": PTX, "cubin": b""}, Launch(TARGET, (64, 1, 1), 4, ())
+    for pipes, found in (({"alu": 64.0}, {}), ({"alu": 60.0, "matrix": 4.0}, {"per_32": 2.0, "loops_once": False})):
+        monkeypatch.setattr(stream_kernels, "count", lambda cubin, at, name, pipes=pipes: Counts(pipes, 0))
+        assert stream_kernels.issued(asm, launch, 1024, "a kernel") == found
+
+
 # ------------------------------------------------------------------ tables and files
 def need(**other: Any) -> dict[str, Any]:
     return {"registers": 100, "spills": 0, "shared": 2048, "error": None, "products": 8, **other}
@@ -118,3 +126,11 @@ def test_the_part_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "streams.json").read_text())) == {"streams"}
     assert set(json.loads((tmp_path / "cpu.json").read_text())) == {"plans"}
     assert command.read(tmp_path) == found
+
+
+@pytest.mark.parametrize("blocks", [16, 32, 64, 128])
+def test_programs_that_are_counted_are_of_all_places_of_a_row(blocks: int) -> None:
+    """Under a causal mask the mean of their places is the mean of the work."""
+    followed = spread(32 * blocks)
+    assert len(followed) == FOLLOWED and sum(p % blocks for p in followed) / FOLLOWED == (blocks - 1) / 2
+    assert spread(1) == (0,)

@@ -26,12 +26,16 @@ PROGRAMS, MANY = 3, 5000
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched. parameters: (bytes, value) in their order; a pointer's value is of no matter."""
+    """How a kernel is launched. parameters: (bytes, value) in their order; a pointer's value is of no matter.
+
+    followed: the programs that stand for all; () for the middle of each third, where all have the same to do.
+    """
 
     target: str
     grid: tuple[int, int, int]
     warps: int
     parameters: tuple[tuple[int, int], ...]
+    followed: tuple[int, ...] = ()
 
     @property
     def programs(self) -> int:
@@ -71,7 +75,7 @@ def count(cubin: bytes, launch: Launch, kernel: str = "a kernel") -> Counts:
 def _count(cubin: bytes, launch: Launch, kernel: str) -> Counts:
     flow, decisions = _flow(cubin, kernel)
     lanes, most = [], 0
-    for program in _sampled(launch.programs):
+    for program in launch.followed or _sampled(launch.programs):
         lane = Lane(flow, decisions, Values(_constants(launch), _specials(launch, program)))
         flight = Flight()
         lane.run(flight.watch)
