@@ -29,7 +29,8 @@ NOTES = {
     KERNELS: "Machine code that was compiled, not run, for sm_80, sm_90, sm_100 and gfx942. Registers of a thread, "
     "and the bytes of it that are spilled. Shared memory of a program, in kB. For tensor cores: instructions in the "
     "kernel's text, not how often they run (`mma.sync`, `wgmma`, `tcgen05.mma`, `v_mfma`): one of them does as much as "
-    "many of another architecture. Instructions: those that warps issue on sm_90 for 32 scores, masked ones included, "
+    "many of another architecture. A target where the library does some products, as the model has it, "
+    "has other kernels and rows of its own. Instructions: those that warps issue on sm_90 for 32 scores, masked ones included, "
     "by the model of an H100 described below, of 16 programs that stand for all; `+` where the end of a loop hangs on "
     "data and it counts once, `-` where the machine code cannot be followed: with descriptors (TMA), or where a lane "
     "seems to enter none of its loops. No such number is a time: products that are issued together overlap, and "
@@ -58,26 +59,30 @@ def _over(moved: int | None, minimal: int) -> str:
 
 # ------------------------------------------------------------------ kernels
 def kernel_rows(results: Mapping[str, Any]) -> list[Row]:
-    """One for each kernel of sm_90; what another target has in its place stands beside it."""
-    return [list(_kernel(row, place)) for row in results["streams"]["rows"] for place in range(_most(row))]
+    """One for each kernel; targets that have the same ones share their rows, those of sm_90 first."""
+    rows = results["streams"]["rows"]
+    return [line for row in rows for alike in _alike(row["targets"]) for line in _rows(row, alike)]
 
 
-def _most(row: Mapping[str, Any]) -> int:
-    return max(map(len, row["targets"].values()), default=0)
+def _alike(targets: Mapping[str, Any]) -> list[list[str]]:
+    """The targets by the names of their kernels, and which of these have products."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for target in sorted(targets, key=lambda target: target != TARGET):
+        found.setdefault(tuple((name, bool(n["products"])) for name, n in targets[target].items()), []).append(target)
+    return list(found.values())
 
 
-def _kernel(row: Mapping[str, Any], place: int) -> Iterator[str]:
-    found = [_at(row["targets"].get(target, {}), place) for target in TARGETS]
-    yield from (row["case"], next(need["name"] for need in (found[TARGETS.index(TARGET)], *found) if need))
+def _rows(row: Mapping[str, Any], alike: Sequence[str]) -> Iterator[Row]:
+    for name in row["targets"][alike[0]]:
+        found = [row["targets"][target][name] if target in alike else {} for target in TARGETS]
+        yield [row["case"], name, *_needed(found)]
+
+
+def _needed(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of one kernel on each target, {} where it has none."""
     for name, text in (("registers", str), ("spills", str), ("shared", _kilobytes), ("products", str)):
         yield " ".join(_cell(need, name, text) for need in found)
     yield _issued(found[TARGETS.index(TARGET)])
-
-
-def _at(needs: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """The kernel at a place in the order of launches; {} where a target has fewer."""
-    named = [{"name": name, **need} for name, need in needs.items()]
-    return named[place] if place < len(named) else {}
 
 
 def _cell(need: Mapping[str, Any], name: str, text: Any) -> str:

@@ -93,15 +93,13 @@ def need(**other: Any) -> dict[str, Any]:
 
 
 def results() -> dict[str, Any]:
-    ours = {t: {"a": need(), "b": need()} for t in TARGETS[1:]}
-    ours[TARGET] = {"a": need(per_32=15.52, loops_once=False), "b": need(per_32=2.0, loops_once=True)}
+    counted = {"a": need(per_32=15.52, loops_once=False), "b": need(per_32=2.0, loops_once=True)}
+    others = {TARGETS[0]: {"a": need(products=0)}, TARGETS[2]: {"a": need(registers=99), "b": need()}}
+    targets = {**others, TARGET: counted, TARGETS[3]: {"a": need(error="no"), "b": need(spills=4)}}
     moved = {"bytes": [100, 300], "minimal": [100, 200], "eager": [1000, None], "saved": 1_000_000, "asked": 9_000_000}
     plan = {"what": "words", "scores": 1_000_000, "launches": [1, 2], "library": [0, 1], **moved}
-    rows = [
-        {"case": "A", **plan, "targets": {TARGETS[0]: {"a": need(error="no")}, **ours}},
-        {"case": "by hand", "scores": 1, "targets": {TARGET: {"c": need(spills=8)}}},
-    ]
-    return {"streams": {"date": "2026-01-01", "rows": rows}}
+    by_hand = {"case": "by hand", "scores": 1, "targets": {TARGET: {"c": need(spills=8)}}}
+    return {"streams": {"date": "2026-01-01", "rows": [{"case": "A", **plan, "targets": targets}, by_hand]}}
 
 
 def test_a_case_is_a_row_and_a_kernel_is_a_row() -> None:
@@ -109,8 +107,9 @@ def test_a_case_is_a_row_and_a_kernel_is_a_row() -> None:
         ["A", "words", "1 + 2", "0 + 1", "1.00  1.50", "10.00  -", "2.0", "1.0", "9.0"]
     ]
     assert stream_report.kernel_rows(results()) == [
-        ["A", "a", "error 100 100 100", "error 0 0 0", "error 2 2 2", "error 8 8 8", "15.5"],
-        ["A", "b", "- 100 100 100", "- 0 0 0", "- 2 2 2", "- 8 8 8", "2.0+"],
+        ["A", "a", "- 100 99 error", "- 0 0 error", "- 2 2 error", "- 8 8 error", "15.5"],
+        ["A", "b", "- 100 100 100", "- 0 0 4", "- 2 2 2", "- 8 8 8", "2.0+"],
+        ["A", "a", "100 - - -", "0 - - -", "2 - - -", "0 - - -", "-"],
         ["by hand", "c", "- 100 - -", "- 8 - -", "- 2 - -", "- 8 - -", "-"],
     ]
 
