@@ -4,7 +4,7 @@
     make bench ARGS=--write-docs                     .. into benchmarks/results and docs/benchmarks.md, to be committed
     make bench ARGS="--quick"                        one shape per Function
     make bench ARGS="--only host,latency"            some parts; the others' last results stay
-    make bench ARGS="--only streams --peer FILE"     kernels with matrix products, and a file's own beside them
+    make bench ARGS="--only streams --peer FILE"     kernels with matmuls, and a file's own beside them
     python -m fusegrad.benchmarks limits             tighten limits.json to what has become better
     python -m fusegrad.benchmarks needs              write needs.json from the last results
 

@@ -1,6 +1,6 @@
 """Attention and its kin as users write them in plain PyTorch, at the shapes that their kernels are compiled for.
 
-Their matrix products outgrow their operands; nothing here says how to do without them in memory.
+Their matmuls outgrow their operands; nothing here says how to do without them in memory.
 """
 
 from __future__ import annotations

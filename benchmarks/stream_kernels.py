@@ -1,4 +1,4 @@
-"""Kernels with matrix products inside, cross-compiled: registers, spills, instructions of the tensor cores. Not run.
+"""Kernels with matmuls inside, cross-compiled: registers, spills, instructions of the tensor cores. Not run.
 
 Beside them on request (`--peer FILE`) kernels that a Python file from outside lists as `KERNELS`, compiled in the same
 run; their figures are kept, their text is not.

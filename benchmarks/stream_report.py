@@ -1,4 +1,4 @@
-"""The tables of kernels with matrix products inside: what is planned for each case, and what each kernel needs."""
+"""The tables of kernels with matmuls inside: what is planned for each case, and what each kernel needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .plans import TARGET
 
 Row = Sequence[str]
 
-PLANS = "Matrix products that are never in memory"
+PLANS = "Matmuls that are never in memory"
 PLANS_HEAD = (
     "case", "", "launches", "by the library", "bytes / minimal", "eager", "scores, MB", "saved, MB", "asked, MB",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Kernels with matrix products inside: none spills on an H100; their figures, tables and files."""
+"""Kernels with matmuls inside: none spills on an H100; their figures, tables and files."""
 
 from __future__ import annotations
 
