@@ -15,6 +15,8 @@ from .polynomials import ONE, ZERO, Poly, Sample, common_atoms, exact_quotient, 
 
 UPPER_BOUNDS = 12
 """So many expressions that are at least another one are looked at for one that a division leaves nothing of."""
+STEPS = 100
+"""How many goals it may lead to, which of two operands always is the smaller: mostly neither, and it is not needed."""
 
 
 class Arithmetic:
@@ -156,14 +158,19 @@ class Arithmetic:
 
     def extremum(self, kind: str, a: Poly, b: Poly) -> Poly:
         """min(a, b), max(a, b)"""
-        sign = 1 if kind == "min" else -1
-        if self.world.holds((b - a) * sign):
-            return a
-        if self.world.holds((a - b) * sign):
-            return b
+        if (chosen := self._always_chosen(kind, a, b)) is not None:
+            return chosen
         if (kind, a, b) not in self._extrema:
             self._extrema[kind, a, b] = self._extremum(kind, a, b)
         return self._extrema[kind, a, b]
+
+    def _always_chosen(self, kind: str, a: Poly, b: Poly) -> Poly | None:
+        """The operand that the result is everywhere."""
+        more = b - a if kind == "min" else a - b
+        with self.world.budget.at_most(STEPS):
+            if self.world.holds(more):
+                return a
+            return b if self.world.holds(-more) else None
 
     def _extremum(self, kind: str, a: Poly, b: Poly) -> Poly:
         is_min = kind == "min"

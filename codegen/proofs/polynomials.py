@@ -171,9 +171,9 @@ def exact_quotient(poly: Poly, divisor: Poly) -> Poly | None:
             return quotient
         first = max(remainder.terms, key=_rank)
         c = Fraction(remainder.terms[first]) / divisor.terms[lead]
-        if c.denominator != 1 or not _contains(first, lead):
+        if c.denominator != 1 or not contains(first, lead):
             return None
-        step = Poly({_without(first, lead): int(c)})
+        step = Poly({without(first, lead): int(c)})
         quotient, remainder = quotient + step, remainder - step * divisor
     return None
 
@@ -203,7 +203,7 @@ def common_atoms(poly: Poly) -> Monomial:
 
 def divide_by_atoms(poly: Poly, monomial: Monomial) -> Poly:
     """poly / monomial, which is in every term."""
-    return Poly({_without(m, monomial): c for m, c in poly.terms.items()})
+    return Poly({without(m, monomial): c for m, c in poly.terms.items()})
 
 
 def _whole(c: Fraction) -> Coefficient:
@@ -214,11 +214,11 @@ def _rank(m: Monomial) -> tuple[int, Monomial]:
     return len(m), m
 
 
-def _contains(m: Monomial, part: Monomial) -> bool:
+def contains(m: Monomial, part: Monomial) -> bool:
     return all(m.count(a) >= part.count(a) for a in part)
 
 
-def _without(m: Monomial, part: Monomial) -> Monomial:
+def without(m: Monomial, part: Monomial) -> Monomial:
     atoms = list(m)
     for a in part:
         atoms.remove(a)

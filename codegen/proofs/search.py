@@ -17,13 +17,16 @@ from .atoms import Atoms, Bound, Bounds
 from .polynomials import (
     ONE,
     ZERO,
+    Monomial,
     Poly,
     common_atoms,
+    contains,
     content,
     divide_by_atoms,
     exact_quotient,
     is_integral,
     value_at,
+    without,
 )
 
 STEPS = 600
@@ -125,6 +128,8 @@ class Search:
             return n >= 0
         if (goal, self.later) in self.bounds.answers:
             return self.bounds.answers[goal, self.later]
+        if self.atoms.is_plain_from_one(goal):
+            return True
         return False if any(value_at(goal, s) < 0 for s in self.bounds.samples) else None
 
     def _without_common_factor(self, goal: Poly) -> Poly:
@@ -143,9 +148,30 @@ class Search:
             if (parted := goal.linear(atom)) is not None:
                 factor, remainder = parted
                 yield from self._eliminations(factor, remainder, atom, self._sign(factor, depth))
-        for fact in self.atoms.products:
-            if (difference := _less_by(goal, fact)) is not None:
+        harmful = [m for m, c in goal.terms.items() if m and c < 0]
+        for fact in self.atoms.products if harmful else ():
+            if (difference := self._less_by(goal, harmful, fact)) is not None:
                 yield difference
+
+    def _less_by(self, goal: Poly, harmful: list[Monomial], fact: Poly) -> Poly | None:
+        """n * goal - m * fact, without the longest product that does harm in both, or of which more does in the fact."""
+        both = [(m, f) for f, c in fact.terms.items() if f and c < 0 for m in harmful if self._is_part(m, f)]
+        if not both:
+            return None
+        longest, whole = max(both, key=lambda pair: (len(pair[0]), pair))
+        n, m = -fact.terms[whole], -goal.terms[longest]
+        if not isinstance(n, int) or not isinstance(m, int):
+            return None
+        difference = goal * n - fact * m
+        return difference if longest == whole else difference + Poly({longest: n * m, whole: -n * m})
+
+    def _is_part(self, monomial: Monomial, product: Monomial) -> bool:
+        """The product is the monomial, or that times what is at least one."""
+        if monomial == product:
+            return True
+        if len(monomial) >= len(product) or not contains(product, monomial):
+            return False
+        return self.atoms.positive.issuperset(monomial) and self.atoms.natural.issuperset(without(product, monomial))
 
     def _eliminations(self, factor: Poly, remainder: Poly, atom: int, sign: int) -> Iterator[Poly]:
         """Goals that are enough for factor * atom + remainder >= 0, with less of the atom."""
@@ -234,16 +260,6 @@ def _eliminate(factor: Poly, remainder: Poly, bound: Bound) -> Poly | None:
             times, by = Poly.of(n // shared), m // shared
             return remainder * by + times * bound.value + (by - 1 if slack.terms else 0)
     return remainder * bound.factor + factor * bound.value + slack
-
-
-def _less_by(goal: Poly, fact: Poly) -> Poly | None:
-    """n * goal - m * fact, without the longest product that does harm in both."""
-    both = [m for m, c in fact.terms.items() if m and c < 0 and goal.terms.get(m, 0) < 0]
-    if not both:
-        return None
-    longest = max(both, key=lambda m: (len(m), m))
-    n, m = -fact.terms[longest], -goal.terms[longest]
-    return goal * n - fact * m if isinstance(n, int) and isinstance(m, int) else None
 
 
 def _quotients_of_terms(poly: Poly, divisor: Poly) -> Poly:

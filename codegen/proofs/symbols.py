@@ -230,7 +230,7 @@ def _divided(guard: sympy.Basic) -> tuple[sympy.Expr, int] | None:
     return (size / by, 1) if by.free_symbols else None
 
 
-SCALES = ((4096, 5000), (4096, 5000), (1, 5000), (1, 300), (1, 12))
+SCALES = ((4096, 5000), (4096, 5000), (1, 5000), (16, 16), (4, 4), (1, 12))
 """Of the sizes in one sample: what most are multiples of, and how many times at most."""
 
 
@@ -239,8 +239,8 @@ def _draw_size(sample: Sample, random: Random) -> int:
     if -1 not in sample:
         sample[-1], sample[-2] = random.choice(SCALES)
     unit, most, kind = sample[-1], sample[-2], random.random()
-    if kind < 0.2:
-        return unit * random.choice((1, 1, 2, 3))
+    if kind < 0.3:
+        return random.choice((unit, unit, 1)) * random.choice((1, 1, 2, 3))
     if kind < 0.9 or most < SCALES[0][1]:
         return unit * random.randint(1, most)
     return unit * (random.randint(2**28, 2**33) // unit)
