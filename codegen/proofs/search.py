@@ -154,7 +154,7 @@ class Search:
                 yield difference
 
     def _less_by(self, goal: Poly, harmful: list[Monomial], fact: Poly) -> Poly | None:
-        """n * goal - m * fact, without the longest product that does harm in both, or of which more does in the fact."""
+        """n * goal - m * fact, without the longest product that does harm in both, or of which the fact has more."""
         both = [(m, f) for f, c in fact.terms.items() if f and c < 0 for m in harmful if self._is_part(m, f)]
         if not both:
             return None

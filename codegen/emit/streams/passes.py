@@ -91,7 +91,7 @@ class StreamPass:
     def _fix_known(self) -> None:
         """Sums of earlier passes are complete."""
         for term in self.values.accumulated:
-            if term not in self.labels and not is_tile_product(term):
+            if term not in self.labels and not term.axes & self.roles.over:
                 self.levels.fix(term, 0)
 
     def _emit_part(self, part: Part, host: Scope) -> None:
@@ -140,8 +140,16 @@ class StreamPass:
                 self.stream.products.emit(term, scope)
                 made.add(term)
             elif term.op in REDUCTIONS and set(term.param) <= set(self.roles.depth):
-                if term not in self.values.accumulated:
-                    self.stream.reduce_row(term)
+                self._reduce_depth(term, scope, made)
+
+    def _reduce_depth(self, term: Term, scope: Scope, made: set[Term]) -> None:
+        """Of rows once; of what is streamed in each turn."""
+        if term.axes & self.roles.over:
+            made.add(term)
+            self.stream.reduce_depth(term, scope.home(self.levels.of(term)))
+        elif term not in self.values.accumulated:
+            self.stream.reduce_depth(term, self.context.top)
+            self.levels.fix(term, 0)
 
     def _is_tile(self, term: Term) -> bool:
         return {self.roles.row, self.roles.stream} <= term.axes

@@ -10,7 +10,7 @@ from ...schedule.streams.roles import Roles
 from ..context import name_of
 from ..emit import Emitter
 from ..reductions.folds import as_result, fold_function
-from ..statements import call, literal
+from ..statements import Scope, call, literal
 from .products import TileProducts
 from .shapes import Shapes
 from .values import StreamValues
@@ -39,15 +39,14 @@ class Stream:
             self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
         self.shapes.take_over()
 
-    def reduce_row(self, term: Term) -> None:
-        """A reduction along a depth, once for the rows of the program."""
-        top = self.context.top
-        value = self.values.value(term.args[0], top)
-        with self.shapes.of(self.roles.row, term.param[0]):
+    def reduce_depth(self, term: Term, scope: Scope) -> None:
+        """A reduction along a depth, under a name."""
+        dims = self.shapes.dims(term)
+        value = self.values.value(term.args[0], scope)
+        with self.shapes.of(*dims, term.param[0]):
             value = self.shapes.spread(value, self.shapes.dims(term.args[0]))
-        folded = as_result(term, call(fold_function(term), value, literal(1)))
-        self.values.accumulated[term] = self.context.let(top, name_of(term) or "total", folded)
-        self.emitter.levels.fix(term, 0)
+        folded = as_result(term, call(fold_function(term), value, literal(len(dims))))
+        self.values.accumulated[term] = self.context.let(scope, name_of(term) or "total", folded)
 
     def store(self, sink: Sink) -> None:
         """What is made of complete sums."""
