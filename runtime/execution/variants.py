@@ -61,7 +61,7 @@ def counterpart_sizes(
     An axis that a reshape in the graph takes apart stays a multiple of its parts, as the guards of the kernels say; of
     the blocks of a loop it need not be one. None where every size is compiled in, so that there is no counterpart.
     """
-    shared = set().union(*(m.free_symbols for m in _remainders(guards) if not m.args[1].is_Integer))
+    shared = _related(guards)
     free = {s: n for s, n in sizes.items() if s not in pinned and s not in shared and n > 0}
     units = _parts_of_axes(guards, graph)
     hints = {s: _beside(n, units.get(s, 1), aligned) for s, n in free.items()}
@@ -78,6 +78,13 @@ def _parts_of_axes(guards: Iterable[sympy.Basic], graph: Graph) -> dict[sympy.Sy
     numbers = [m for m in _remainders(guards) if m.args[0].is_Symbol and m.args[1].is_Integer]
     parts = {sympy.denom(n) for v in graph.order() for aval in v.avals for n in aval.shape}
     return {m.args[0]: int(m.args[1]) for m in numbers if ALIGNED % int(m.args[1]) and m.args[1] in parts}
+
+
+def _related(guards: Iterable[sympy.Basic]) -> set[sympy.Symbol]:
+    """Sizes of which one is a multiple of the other, whatever that is: K = 2 H, Mod(K, H) == 0."""
+    equal = [g for g in guards if isinstance(g, sympy.Eq) and len(g.free_symbols) > 1]
+    multiples = [m for m in _remainders(equal) if m.args[1].is_Integer]
+    return set().union(*(g.free_symbols for g in equal if g.lhs not in multiples))
 
 
 def _remainders(guards: Iterable[sympy.Basic]) -> list[sympy.Mod]:

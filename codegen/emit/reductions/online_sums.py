@@ -154,7 +154,7 @@ class OnlineSums:
         if slide is not None:
             return slide.holds(place, not load.args)
         steps = [place.offset, *(c for a, c in place.terms if a is not axis)]
-        return dict(place.terms)[axis] == 1 and all(evaluate_size(n, hints) % access == 0 for n in steps)
+        return dict(place.terms).get(axis) == 1 and all(evaluate_size(n, hints) % access == 0 for n in steps)
 
     def _exp(self, like: Term, x: Expr) -> Expr:
         """exp of a difference to a maximum."""
