@@ -36,7 +36,7 @@ from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .any_length import LONGEST, AnyLength, versions_of_any_length
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one, substituted_graph
-from .versions import Row, Version, fixed_versions, least_limits, pinned_by, rows_of
+from .versions import Row, Version, fixed_versions, least_limits, pinned_by, relations_in, rows_of
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -130,8 +130,9 @@ class Gathered:
 
     @property
     def guards(self) -> tuple[Any, ...]:
-        """The assumptions about sizes that capturing and lowering both directions made."""
-        return self.specialization.captured.session.conditions(self.specialization.captured.symbols)
+        """The assumptions about sizes that capturing and lowering both directions made, and those of their kernels."""
+        own = self.specialization.captured.session.conditions(self.specialization.captured.symbols)
+        return tuple(dict.fromkeys((*own, *relations_in(v for p in self.parts for v in p.versions))))
 
     @property
     def sources(self) -> dict[sympy.Symbol, Source]:

@@ -74,6 +74,13 @@ def multiples_of(kernels: Kernels) -> tuple[sympy.Basic, ...]:
     return tuple(dict.fromkeys(g for k in kernels.kernels for g in k.guards if g.has(sympy.Mod)))
 
 
+def relations_in(versions: Iterable[Version]) -> Sequence[sympy.Basic]:
+    """What kernels assume of sizes among each other: K = 2 H, N >= M. The file has none for other sizes."""
+    guards = (g for v in versions for kernel in v.kernels.kernels for g in kernel.guards)
+    kinds = (sympy.Eq, sympy.GreaterThan)
+    return [g for g in guards if isinstance(g, kinds) and len(g.free_symbols) > 1 and not g.has(sympy.Mod)]
+
+
 def pinned_by(versions: Iterable[Version]) -> Sizes:
     """Symbols whose values are compiled into some kernel."""
     return {s: n for v in versions for kernel in v.kernels.kernels for s, n in kernel.pinned.items()}
