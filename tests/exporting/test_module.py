@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import venv
 from pathlib import Path
@@ -110,6 +111,16 @@ def test_modules_run_without_fusegrad(fresh: str, tmp_path: Path) -> None:
     done = run(fresh, *paths)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("agrees with the class as it was written") == len(paths) == len(cases) + 2
+
+
+def test_heads_in_another_ratio_are_refused(tmp_path: Path) -> None:
+    """Kernels of backward sum over two heads of queries for one of keys; the file has none for four."""
+    path = tmp_path / "attention.py"
+    cls, *args = CASES["attention"]
+    fusegrad.export(cls, *args, path=path)
+    q, k, v = (torch.randn(2, heads, 37, 16, dtype=torch.bfloat16, requires_grad=True) for heads in (8, 2, 2))
+    with pytest.raises(ValueError, match="exported for sizes with the relations"):
+        runpy.run_path(str(path))["attention"](q, k, v)
 
 
 class Pushes(Function):
