@@ -10,8 +10,10 @@ from ..schedule.schedule import Schedule
 from .mathematics import EXACT, TL, register_dtype
 from .names import LABELS, Names, SizeArguments, identifier
 from .prelude import HELPERS
-from .statements import Expr, Scope, call, literal
+from .statements import Expr, Scope, call, literal, name
 
+PRECISION, EXACTLY = "PRECISION", "ieee"
+"""The constant of kernels that multiply float32, and its value where torch's setting allows no TF32."""
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
 PROGRAM_ID = Expr("tl.program_id(0)", names=frozenset(["tl"]))
@@ -38,6 +40,13 @@ class Context:
         if value.text.isidentifier():
             return value
         return scope.define(self.names.fresh(wish), value)
+
+    def precision(self, dtype: str) -> dict[str, Expr | str]:
+        """The precision of float32 operands; what torch's setting allows is looked up at each launch."""
+        if dtype != "f32":
+            return {}
+        self.sizes.constants[PRECISION] = EXACTLY
+        return {"input_precision": name(PRECISION)}
 
     def comment(self, term: Term | Sink) -> str:
         """`file:line  text` of the user's source, the first time that a line is met."""

@@ -18,6 +18,7 @@ from ..kernel import Target
 from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term, terms_below
 from ..program.sizes import Hints, evaluate_size, power_of_two
 from ..schedule.schedule import Schedule
+from ..schedule.streams.algebra import source_of
 from .values import count_uses
 
 LEAST = 16
@@ -95,12 +96,6 @@ class Roles:
     def groups(self) -> tuple[Axis, ...]:
         """The axes of the sums that have none."""
         return tuple(dict.fromkeys(g for p in self.products for g in p.groups))
-
-
-def source_of(term: Term) -> Term:
-    """cast(x: bf16, f32)  ->  x"""
-    widens = term.op == "cast" and term.dtype == "f32" and term.args[0].dtype in LOW_FLOATS
-    return term.args[0] if widens else term
 
 
 def roles_of(program: Program, node: Value, target: Target, hints: Hints) -> Roles:

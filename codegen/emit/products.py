@@ -27,6 +27,7 @@ from ..program.sizes import Hints, cdiv, evaluate_size, tidy
 from ..program.terms import TermTable
 from ..program.unify import unify
 from ..schedule.schedule import Schedule
+from ..schedule.streams.algebra import source_of
 from .access.coordinates import Coord
 from .access.traffic import Traffic, add_bytes
 from .context import name_of
@@ -43,15 +44,12 @@ from .product_schedule import (
     refuse,
     roles_of,
     schedule_of,
-    source_of,
     tile_of,
 )
 from .statements import Accumulate, Expr, For, Let, Scope, Statement, binary, call, literal, name, total
 
 GROUP = 8
 """Rows of tiles that run together: their operands are in L2."""
-PRECISION, EXACTLY = "PRECISION", "ieee"
-"""The constant of kernels that multiply float32, and its value where torch's setting allows no TF32."""
 
 
 class ProductTile:
@@ -225,7 +223,7 @@ class ProductLoop:
     def _emit_dot(self, product_: Product, left: Expr, right: Expr, turn: Scope) -> None:
         """acc = tl.dot(left, right, acc)"""
         accumulator, comment = self.accumulators[product_.total], self.context.comment(product_.total)
-        precision = self._precision(product_.dtype)
+        precision = self.context.precision(product_.dtype)
         if self.is_one_turn and not accumulator.begun:
             accumulator.begun = True
             turn.body.append(Let(accumulator.label, call("tl.dot", left, right, **precision), comment))
@@ -242,12 +240,6 @@ class ProductLoop:
         shape = self.tile.shape(self.tile.dims)
         return [Let(label, call("tl.zeros", shape, literal("tl.float32"))) for label in new]
 
-    def _precision(self, dtype: str) -> dict[str, Expr | str]:
-        """The precision of float32 operands; what torch's setting allows is looked up at each launch."""
-        if dtype != "f32":
-            return {}
-        self.context.sizes.constants[PRECISION] = EXACTLY
-        return {"input_precision": name(PRECISION)}
 
 
 def name_product_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ...codegen.emit.products import EXACTLY, PRECISION
+from ...codegen.emit.context import EXACTLY, PRECISION
 from ...codegen.kernel import Kernel, Pointer, Scalar
 from ...ir.errors import UnsupportedBackendError
 from ...ir.text.syntax_trees import undisturbed

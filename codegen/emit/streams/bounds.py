@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -13,8 +13,6 @@ from ...program.sizes import evaluate_size, nonnegative, tidy
 from ...schedule.streams.masks import Bound, Span
 from ..statements import Expr, Scope, binary, call, literal, unary
 from .stream import Stream
-
-Join = Callable[[Sequence[Expr]], Expr]
 
 
 @dataclass(frozen=True)

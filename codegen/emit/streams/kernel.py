@@ -8,21 +8,21 @@ for col_at in tl.range(start, stop, BLOCK_N):      blocks in which something is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ....ir.types import ITEMSIZE, LOW_FLOATS, product
 from ...kernel import Kernel, Target
-from ...program.axes import Axis
+from ...program.axes import Axis, Program
 from ...program.sizes import Hints, cdiv, tidy
 from ...program.terms import TermTable
 from ...schedule.schedule import Schedule
 from ...schedule.streams.accumulators import Accumulation
 from ...schedule.streams.algebra import Algebra
-from ...schedule.streams.masks import span_of
+from ...schedule.streams.masks import Span, span_of
 from ...schedule.streams.powers import with_powers_of_two
 from ...schedule.streams.roles import Roles
-from ...schedule.streams.tiles import StreamTile, schedule_of, streamed_program, tile_of
+from ...schedule.streams.tiles import StreamTile, schedule_of, tile_of
 from ..access.traffic import Traffic, add_bytes
 from ..emit import Emitter, assemble
 from ..mathematics import fast_rules, rules_for
@@ -58,27 +58,25 @@ def kernel_of_stream(
     table: TermTable, sums: Accumulation, roles: Roles, target: Target, hints: Hints, label: str
 ) -> Kernel:
     """One kernel for sinks that share rows and a stream."""
+    sums = with_powers_of_two(Algebra(table, roles.is_fixed), sums, roles)
     spans = [span_of(sums.of_pass(turn), roles, hints) for turn in range(sums.passes)]
     tile = tile_of(roles, sums, target, hints, any(s.is_bounded for s in spans))
-    sums = with_powers_of_two(Algebra(table, roles.is_fixed), sums, roles)
-    program = streamed_program(sums)
+    program = Program(sums.sinks)
     emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), tile.blocks)
     is_low = any(t.op == "load" and t.dtype in LOW_FLOATS for t in program.terms)
     rules = rules_for(target.kind, target.fast, is_low)
     stream = Stream(emitter, table, roles, sums)
     stream.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
-    _emit(stream)
+    _emit(stream, spans)
     return assemble(emitter, traffic_of_stream(emitter, roles, tile))
 
 
-def _emit(stream: Stream) -> None:
+def _emit(stream: Stream, spans: Sequence[Span]) -> None:
     """Where the program is; one pass after the other; the stores."""
     stream.set_coordinates()
-    for turn in range(stream.sums.passes):
-        accumulators = stream.sums.of_pass(turn)
-        span = span_of(accumulators, stream.roles, stream.context.hints)
+    for turn, span in enumerate(spans):
         stream.context.sizes.guards.update(dict.fromkeys(span.guards))
-        StreamPass(stream, accumulators, span).emit()
+        StreamPass(stream, stream.sums.of_pass(turn), span).emit()
     sinks = stream.context.program.sinks
     stream.values.uses = uses_of([t for s in sinks for t in s.terms], stream.labels)
     for sink in sinks:

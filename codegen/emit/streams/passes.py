@@ -204,7 +204,7 @@ class StreamPass:
         dtype = self.stream.products.multiplied_in(x, y, a.term)
         left = self.stream.products.operand(x, dtype, scope)
         right = self.stream.products.operand(y, dtype, scope)
-        return call("tl.dot", left, right, so_far, **self.stream.products.precision(dtype))
+        return call("tl.dot", left, right, so_far, **self.context.precision(dtype))
 
     def _ratio(self, a: Accumulator, scope: Scope) -> Expr:
         """exp(G(now) - G(before)): by what a sum moves."""

@@ -15,9 +15,6 @@ from ..mathematics import narrow
 from ..statements import Expr, Let, Scope, call, name
 from ..values import Values
 
-PRECISION, EXACTLY = "PRECISION", "ieee"
-"""The constant of kernels that multiply float32, and its value where torch's setting allows no TF32."""
-
 
 @dataclass(eq=False)
 class TileProducts:
@@ -37,7 +34,7 @@ class TileProducts:
         first = self.operand(left, dtype, scope)
         second = call("tl.trans", self.operand(right, dtype, scope))
         label = self.context.names.fresh(name_of(term), "product")
-        product = call("tl.dot", first, second, **self.precision(dtype))
+        product = call("tl.dot", first, second, **self.context.precision(dtype))
         home = scope.home(self.values.levels.of(term))
         home.body.append(Let(label, product, self.context.comment(term)))
         self.values.accumulated[term] = name(label)
@@ -58,13 +55,6 @@ class TileProducts:
             return self.values.read_row(term, scope.home(self.values.levels.of(term)))
         value = self.values.value(term, scope)
         return narrow(value, dtype) if dtype in LOW_FLOATS else value
-
-    def precision(self, dtype: str) -> dict[str, Expr | str]:
-        """The precision of float32 operands; what torch's setting allows is looked up at each launch."""
-        if dtype != "f32":
-            return {}
-        self.context.sizes.constants[PRECISION] = EXACTLY
-        return {"input_precision": name(PRECISION)}
 
 
 def _node(term: Term) -> Value:

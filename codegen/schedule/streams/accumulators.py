@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ....ir import Value
 from ....ir.errors import Unfusible
 from ....ir.types import FLOATS
 from ...program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, terms_below
@@ -182,15 +183,13 @@ class _Accumulators:
     def _kind(self, term: Term, body: Term) -> Kind:
         if term.op != "sum":
             return "amax" if term.op == "amax" else "amin"
-        if self.operands(body) is not None:
+        if operands_of(body, self.roles) is not None:
             return "product"
-        if not body.axes & {self.roles.row} or body.axes & set(self.roles.depth):
-            raise Materialize([_node(term)]) if not body.axes & {self.roles.row} else _three_axes(term)
+        if self.roles.row not in body.axes:
+            raise Materialize([_node(term)])
+        if body.axes & set(self.roles.depth):
+            raise Unfusible(_node(term), "a tile of three axes")
         return "sum"
-
-    def operands(self, body: Term) -> tuple[Term, Term] | None:
-        """(x[row, stream], y[stream, depth]) of a product that is summed."""
-        return operands_of(body, self.roles)
 
 
 def operands_of(body: Term, roles: Roles) -> tuple[Term, Term] | None:
@@ -209,10 +208,6 @@ def _is_online(found: Factor | Shift | None) -> bool:
     return isinstance(found, Factor) and found.by is None
 
 
-def _node(term: Term):  # type: ignore[no-untyped-def]
+def _node(term: Term) -> Value:
     assert term.node is not None
     return term.node
-
-
-def _three_axes(term: Term) -> Unfusible:
-    return Unfusible(_node(term), "a tile of three axes")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from ....ir.types import FLOATS, LOW_FLOATS
-from ...program.axes import REDUCTIONS, Term, terms_below
+from ...program.axes import Term, terms_below
 from ...program.terms import TermTable
 
 Test: TypeAlias = Callable[[Term], bool]
@@ -247,8 +247,3 @@ def summands(term: Term, sign: int = 1) -> list[tuple[int, Term]]:
         first, second = term.args
         return summands(first, sign) + summands(second, sign if term.op == "add" else -sign)
     return summands(term.args[0], -sign) if term.op == "neg" else [(sign, term)]
-
-
-def reductions_over(terms: Iterable[Term], axes: frozenset[object]) -> list[Term]:
-    """The reductions along any of these axes, arguments first."""
-    return [t for t in terms_below(terms) if t.op in REDUCTIONS and axes & set(t.param)]

@@ -18,9 +18,6 @@ from ...program.axes import REDUCTIONS, SCANS, Axis, Materialize, Sink, Term, ax
 from ...program.sizes import Hints, evaluate_size
 from .algebra import is_tile_product
 
-DEEPEST = 256
-"""Elements of a contracted axis, or columns of a sum, that one tile has at most."""
-
 
 @dataclass(frozen=True)
 class Roles:
@@ -95,7 +92,7 @@ def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[A
             raise Unfusible(sink.node, "a product along an axis of length one")
         left, right = (a.axes for a in product.args[0].args)
         mine, other = left - right, right - left
-        if not mine & kept or (other & kept and _count(other & kept) > _count(mine & kept)):
+        if not mine & kept or (other & kept and len(other & kept) > len(mine & kept)):
             mine, other = other, mine
         contracted = set(product.param)
         rows |= mine - contracted
@@ -105,10 +102,6 @@ def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[A
     if rows & others:
         raise Unfusible(sink.node, "one axis is on both sides of its products")
     return rows, others, common, depth
-
-
-def _count(axes: Iterable[Axis]) -> int:
-    return sum(1 for _ in axes)
 
 
 def _longest(axes: Iterable[Axis], hints: Hints) -> Axis | None:

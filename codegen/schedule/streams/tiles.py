@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ....ir.types import ITEMSIZE
 from ...kernel import Target
-from ...program.axes import Axis, Program, Term, terms_below
+from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, power_of_two
 from ..schedule import Schedule
 from .accumulators import Accumulation, operands_of
@@ -160,8 +160,3 @@ def _programs(shape: Shape, roles: Roles, hints: Hints) -> int:
     for axis in roles.grid:
         count *= max(1, evaluate_size(axis.size, hints))
     return count
-
-
-def streamed_program(sums: Accumulation) -> Program:
-    """The program whose sinks are in terms of accumulators."""
-    return Program(sums.sinks)
