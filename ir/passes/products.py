@@ -65,9 +65,12 @@ class Decision:
         return Decision(self.value, None, why)
 
     def __str__(self) -> str:
-        origin = self.value.origin
-        name = origin.name or origin.where or f"%{self.value.id}"
-        return f"product {name}: {'in a kernel' if self.fused else 'by the library'}, {self.reason}"
+        return f"product {name_of(self.value)}: {'in a kernel' if self.fused else 'by the library'}, {self.reason}"
+
+
+def name_of(product: Value) -> str:
+    """The user's name of a product, or its line."""
+    return product.origin.name or product.origin.where or f"%{product.id}"
 
 
 @dataclass(frozen=True)

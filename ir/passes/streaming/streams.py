@@ -19,7 +19,7 @@ from ...graph import Graph, Value
 from ...types import Size
 from ..cost import Hints, estimate, minimal_bytes
 from ..fuse import Group, Step, View
-from ..products import SHARE, Machine
+from ..products import SHARE, Machine, name_of
 from ..virtual import directions, virtual_values
 from .alive import alive_share
 from .regions import Flow, Region
@@ -53,9 +53,7 @@ class StreamDecision:
         return StreamDecision(self.value, self.products, None, why)
 
     def __str__(self) -> str:
-        origin = self.value.origin
-        name = origin.name or origin.where or f"%{self.value.id}"
-        return f"stream {name}: {'never in memory' if self.streamed else 'in memory'}, {self.reason}"
+        return f"stream {name_of(self.value)}: {'never in memory' if self.streamed else 'in memory'}, {self.reason}"
 
 
 @dataclass(frozen=True)
