@@ -11,9 +11,12 @@ from ..ir.types import Size
 
 
 class Ref(NamedTuple):
-    """A buffer: input or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel."""
+    """A buffer: input or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel.
 
-    kind: Literal["input", "output", "temporary", "scratch"]
+    States, and what they are at first, are carried by a loop of the kernel, in registers.
+    """
+
+    kind: Literal["input", "output", "temporary", "scratch", "state", "initial"]
     index: int  # type: ignore[assignment]  # shadows tuple.index, which is of no use here
 
 

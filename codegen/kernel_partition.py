@@ -27,16 +27,19 @@ from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from .emit import prelude, products
 from .emit.emit import kernel_of
+from .emit.loops.kernel import kernel_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import kernel_of_stream
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import stored_pieces
+from .program.loops import INITIAL, STATE
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
+from .schedule.loops.roles import program_of, times_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
@@ -45,7 +48,8 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
-    {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract"}
+    {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract",
+     "scan", "pick"}
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""
@@ -86,6 +90,10 @@ def module(kernels: Iterable[Kernel], header: str = "") -> str:
 
 
 def _check_fusible(value: Value) -> None:
+    if value.prim == "scan":
+        for inner in value.params["body"].graph.order():
+            _check_fusible_step(value, inner)
+        return
     if PRIMS[value.prim].family not in FUSIBLE:
         raise Unfusible(value, f"{value.prim} is not emitted")
     if value.dtype in COMPLEX or (value.dtype in FLOAT8 and not only_moves(value)):
@@ -94,6 +102,13 @@ def _check_fusible(value: Value) -> None:
         raise Unfusible(value, f"{value.prim} has no rule")
     if value.prim == "scatter" and value.params["mode"] == "add" and value.dtype == "b1":
         raise Unfusible(value, "no atomic addition of booleans")
+
+
+def _check_fusible_step(scan: Value, value: Value) -> None:
+    """A step of a loop has no memory between its operations."""
+    if value.prim in ("scan", "pick", "dot", "scatter"):
+        raise Unfusible(scan, f"a step with {value.prim}")
+    _check_fusible(value)
 
 
 def _above_products(graph: Graph) -> set[int]:
@@ -359,6 +374,8 @@ class _Group:
         mine = self.streamed & {g.node.id for g in goals}  # they are made here, also for one another
         read = {k: _pinned(m, pins) for k, m in memory.items() if k not in mine}
         sinks = unify(terms, build_sinks(terms, read, own))
+        if any(s.ref.kind == STATE for s in sinks):
+            return self._looped(goals, memory, pins, terms, sinks, label)
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
             return self._streamed(goals, memory, pins, terms, sinks, label)
         # after axes have been unified: only then is it seen which sinks walk the same space
@@ -381,6 +398,24 @@ class _Group:
             return self._kernel(goals, memory, pinned, label)
         return replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins)
 
+
+    def _looped(
+        self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
+        sinks: Sequence[Sink], label: str,
+    ) -> Kernel | list[list[Goal]]:  # fmt: skip
+        """A kernel that goes through time, or the goals in parts: those of one loop share a kernel."""
+        times = {s.ref.index: next(a for a in s.axes if a.turn) for s in sinks if s.ref.kind == STATE}
+        loops: defaultdict[frozenset[Axis], list[Ref]] = defaultdict(list)
+        for sink in (s for s in sinks if s.ref.kind not in (STATE, INITIAL)):
+            loops[times_of(sink, times)].append(sink.ref)
+        if len(loops) > 1:
+            return [[g for g in goals if g.memory.ref in refs] for refs in loops.values()]
+        program = program_of(terms, sinks)
+        # what a step reduces along is in the tile from end to end: build again with the values of its symbols
+        if free := symbols(a.size for a in program.whole):
+            pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
+            return self._kernel(goals, memory, pinned, label)
+        return replace(kernel_of_loop(program, self.target, self.hints, label), pinned=pins)
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,

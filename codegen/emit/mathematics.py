@@ -290,7 +290,9 @@ def rules_for(kind: str, fast: bool, packed: bool) -> dict[str, Rule]:
     return table | shorter
 
 
-EXACT = frozenset("neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod".split())
+EXACT = frozenset(
+    "neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod carried last".split()
+)
 """Operations on low floats whose result needs no rounding."""
 
 

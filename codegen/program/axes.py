@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...ir import Value
 from ...ir.types import ITEMSIZE, Size
@@ -30,13 +30,19 @@ class Materialize(Exception):
         self.nodes, self.otherwise = tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(otherwise))
 
 
+Turn: TypeAlias = Literal["forward", "backward"]
+
+
 class Axis:
-    """A loop variable 0 .. size-1. Identity is identity; `order` makes every listing deterministic."""
+    """A loop variable 0 .. size-1. Identity is identity; `order` makes every listing deterministic.
 
-    __slots__ = ("name", "order", "size")
+    turn: of an axis whose steps come one after the other, in which direction. It is neither joined nor divided.
+    """
 
-    def __init__(self, size: Size, order: int) -> None:
-        self.size, self.order, self.name = size, order, ""
+    __slots__ = ("name", "order", "size", "turn")
+
+    def __init__(self, size: Size, order: int, turn: Turn | None = None) -> None:
+        self.size, self.order, self.turn, self.name = size, order, turn, ""
 
     def __repr__(self) -> str:
         return self.name or f"a{self.order}"
@@ -155,7 +161,8 @@ class Term:
            sum prod amax amin cumsum   param axes
            random  param kind                     args: seed, place
            check_index                            args: an index, the size that it is below, then the guards
-       carried param reduction                what it was before the turn of the loop that takes more in
+       carried param reduction, or state      what it was before the turn of the loop that takes more in
+       last    param state                    what it is when the loop is over
            any elementwise primitive
     """
 
@@ -177,7 +184,7 @@ def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
         return below | set(param)
     if op == "load":
         return below | {a for a, _ in param.place.terms}
-    if op == "carried":
+    if op in ("carried", "last") and param is not None:
         return frozenset(param.axes)
     return below | {a for a, _ in param.terms} if op == "index" else below
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 from ...ir import Value
@@ -62,7 +62,11 @@ class Unrolling:
 
 
 class Builder:
-    """One pass over the goals of a kernel. `goal`: the number of the one whose values are built."""
+    """One pass over the goals of a kernel.
+
+    goal: the number of the one whose values are built; path: the loops whose step this is; states, steps: what loops
+    carry, by number, and the builders of their steps.
+    """
 
     def __init__(
         self, terms: TermTable, memory: Mapping[int, Memory], rule_of: Callable[[Value], Rule], unrolling: Unrolling
@@ -70,6 +74,9 @@ class Builder:
         self.terms, self.axes, self.memory = terms, terms.axes, memory
         self.rule_of, self.unrolling = rule_of, unrolling
         self.goal = -1
+        self.path: tuple[int, ...] = ()
+        self.states: dict[Hashable, int] = {}
+        self.steps: dict[Value, Builder] = {}
         self.in_reduction = self.in_product = False
         self._values: dict[tuple[int, Place, Guards], Term] = {}
         self._places: dict[int, set[tuple[object, ...]]] = {}

@@ -70,7 +70,9 @@ class Joined:
             self._join(self.find(a), self.find(b))
 
     def _fit(self, pairs: Sequence[tuple[Axis, Axis]]) -> bool:
-        """No two axes that would be in one class are beside one another."""
+        """No two axes that would be in one class are beside one another, or have an order of their own."""
+        if any(a.turn or b.turn for a, b in pairs):
+            return False
         classes: dict[Axis, list[Axis]] = {}
         for a, b in pairs:
             mine, other = classes.get(a, [a]), classes.get(b, [b])

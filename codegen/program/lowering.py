@@ -14,6 +14,7 @@ from ..kernel import Ref
 from .axes import Axis, Index, Materialize, Memory, Part, Term
 from .builder import Builder, Guards, Place, Rule
 from .concatenations import piece_at, stored_pieces
+from .loops import Loops
 from .one_hot import value_at_one_place
 from .sizes import divide, longer_than_one, nonnegative, positive, same, tidy
 
@@ -158,7 +159,7 @@ def _divided(b: Builder, place: Index, size: Size) -> tuple[Index, Index]:
 
 def _refine_for(b: Builder, place: Index, size: Size) -> None:
     """Split the axis that straddles a multiple of `size`, if it divides."""
-    for axis, coefficient in place.terms:
+    for axis, coefficient in (t for t in place.terms if not t[0].turn):
         per = divide(size, coefficient if nonnegative(coefficient) else tidy(-coefficient))
         if per is None or per == 1 or not longer_than_one(per):
             continue
@@ -179,7 +180,7 @@ def _reduce(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
 
 
 def _reduced(b: Builder, node: Value, dim: int, size: Size) -> Index:
-    return Index() if size == 1 else Index.over(b.axes.axis(("over", node.id, dim), size))
+    return Index() if size == 1 else Index.over(b.axes.axis(("over", *b.path, node.id, dim), size))
 
 
 def _folded(b: Builder, node: Value, arg: Term, over: list[Axis]) -> Term:
@@ -289,7 +290,13 @@ family_rules: dict[str, Rule] = {
     "gather": _gather,
     "scatter": _scattered,
     "random": _random,
+    "scan": _result_of_loop,
+    "pick": _result_of_loop,
 }
+
+
+def _result_of_loop(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
+    return Loops(b).result(node, index)
 
 
 def rule_of(node: Value) -> Rule:

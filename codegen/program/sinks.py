@@ -9,6 +9,7 @@ from ...ir import Value
 from ..kernel import Ref
 from .axes import Goal, Index, Materialize, Memory, Part, Sink
 from .builder import Builder, Place, Unrolling
+from .loops import Loops
 from .lowering import indirect_index, rule_of
 from .terms import Restart, TermTable
 
@@ -24,6 +25,7 @@ def build_sinks(terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[
         builder = Builder(terms, memory, rule_of, unrolling)
         try:
             sinks = [s for number, goal in zip(numbers, goals, strict=True) for s in _sinks_of(builder, number, goal)]
+            sinks += Loops(builder).sinks()
         except Restart:
             continue
         return terms.renamed(sinks, terms.axes.refined)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ...ir import Value
 from ...ir.types import Size
-from .axes import REDUCTIONS, SCANS, Access, Axis, Index, Memory, Sink, Term, terms_below
+from .axes import REDUCTIONS, SCANS, Access, Axis, Index, Memory, Sink, Term, Turn, terms_below
 from .sizes import divide
 
 
@@ -24,10 +24,10 @@ class AxisTable:
         self._axes: dict[Any, Axis] = {}
         self._keys: dict[Axis, Any] = {}
 
-    def axis(self, key: Any, size: Size) -> Axis:
+    def axis(self, key: Any, size: Size, turn: Turn | None = None) -> Axis:
         """The axis known by `key`."""
         if key not in self._axes:
-            self._axes[key] = Axis(size, len(self._axes))
+            self._axes[key] = Axis(size, len(self._axes), turn)
             self._keys[self._axes[key]] = key
         return self._axes[key]
 
@@ -51,6 +51,11 @@ class AxisTable:
         outer = divide(axis.size, inner)
         assert outer is not None
         self.refined[axis] = self.halves(axis, inner, outer)
+        raise Restart
+
+    def replace(self, axis: Axis, place: Index) -> NoReturn:
+        """An axis is a place along others from now on. Every term built so far is stale."""
+        self.refined[axis] = place
         raise Restart
 
     def is_of_goal(self, axis: Axis, goal: int) -> bool:

@@ -48,7 +48,7 @@ def _refinement(axes: AxisTable, sinks: Sequence[Sink]) -> dict[Axis, Index] | N
     for long, short in _places_of_one_buffer(terms, scanned):
         for axis, stride in long.terms:
             inner = next((a.size for a, c in short.terms if same(c, stride)), axis.size)
-            if axis not in scanned and longer_than_one(inner) and (outer := _shorter(axis, inner)) is not None:
+            if axis not in scanned and not axis.turn and longer_than_one(inner) and (outer := _shorter(axis, inner)) is not None:
                 return {axis: axes.halves(axis, inner, outer)}
     return None
 
@@ -79,7 +79,7 @@ def _neighbours(sinks: Sequence[Sink]) -> tuple[Axis, Axis] | None:
     sets = [t.param for t in program.terms if t.op in (*REDUCTIONS, *SCANS, "spread")] + [s.axes for s in sinks]
     scanned = {a for t in program.terms if t.op in SCANS for a in t.param}
     for p, q in _always_together(program.axes, [*strides, *dict.fromkeys(sets)]):
-        if not {p, q} & scanned and all(p not in s or same(s[p], s[q] * q.size) for s in strides):
+        if not ({p, q} & scanned or p.turn or q.turn) and all(p not in s or same(s[p], s[q] * q.size) for s in strides):
             return p, q
     return None
 

@@ -1,0 +1,155 @@
+"""Loops over time: what a `scan` gives, in terms of what its body computes in one step, and of what is carried.
+
+    y[t, i]    the body's output, in terms of state[i], which is before the step, and of x[t, i]
+    last[i]    last(state[i]): the state once the loop is over
+
+A state is a buffer to the table of terms: the body stores to it and loads from it, at places along axes like any other,
+so that axes are joined and merged as in memory. It is in registers all the same (`emit/loops`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...ir import Value
+from ...ir.errors import Unfusible
+from ...ir.graph import Graph
+from ...ir.types import contiguous_strides
+from ..kernel import Ref
+from .axes import Axis, Index, Materialize, Memory, Sink, Term
+from .builder import Builder, Guards, Place
+from .sizes import same, tidy
+
+STATE, INITIAL = "state", "initial"
+
+
+@dataclass(frozen=True)
+class State:
+    """One carried value of a scan, along the axis of its steps."""
+
+    scan: Value
+    number: int
+    time: Axis
+
+    @property
+    def initial(self) -> Value:
+        return self.scan.args[self.number]
+
+    @property
+    def update(self) -> Value:
+        """What the body makes of it."""
+        value = self.scan.params["body"].graph.outputs[self.number]
+        assert value is not None
+        return value
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The loops of one kernel, while its values are built: states in the order in which they are met."""
+
+    _builder: Builder
+
+    def result(self, node: Value, index: Place) -> Term:
+        """One result of a scan: what is carried in the end, or what a step gives."""
+        if self._builder.path:
+            raise Unfusible(node, "a loop within a loop")
+        scan, number = (node, 0) if node.prim == "scan" else (node.args[0], node.params["index"])
+        if number < scan.params["carries"]:
+            state = self._number(State(scan, number, self._time(scan)))
+            return self._builder.terms.make("last", self._loaded(state, node, index), dtype=node.dtype, node=node)
+        self._walk_along(scan, node, index[0])
+        step = self._step(scan)
+        return step.guarded(step.graph.outputs[number], index[1:])
+
+    def sinks(self) -> list[Sink]:
+        """How each state begins, and what every step makes of it; states that only these read included."""
+        found: list[Sink] = []
+        while 2 * len(self._builder.states) > len(found):
+            number = len(found) // 2
+            found += self._sinks_of(list(self._builder.states)[number], number)
+        return found
+
+    # ------------------------------------------------------------------ steps
+    def _time(self, scan: Value) -> Axis:
+        turn = "backward" if scan.params["reverse"] else "forward"
+        return self._builder.axes.axis(("time", scan.id), scan.params["length"], turn)
+
+    def _walk_along(self, scan: Value, node: Value, index: Index) -> None:
+        """What a step gives is asked for at every step: then the axis of whoever asks is that of the steps."""
+        axes, time = self._builder.axes, self._time(scan)
+        own = axes.settled(Index.over(time))
+        if index == own:
+            return
+        if len(index.terms) == 1 and not index.values and own == Index.over(time):
+            ((axis, sign),) = index.terms
+            covers = same(axis.size, time.size) and same(index.offset, 0 if sign == 1 else tidy(time.size - 1))
+            if covers and sign in (1, -1) and axes.is_of_goal(axis, self._builder.goal):
+                axes.replace(axis, own if sign == 1 else own * -1 + index.offset)
+            # the steps of another loop in the same direction: both are one
+            if covers and sign == 1 and axis.turn == time.turn:
+                axes.replace(time, index)
+        raise Materialize([node])
+
+    def _step(self, scan: Value) -> Step:
+        if scan not in self._builder.steps:
+            time = self._builder.axes.settled(Index.over(self._time(scan)))
+            self._builder.steps[scan] = Step(self, self._builder, scan, time)
+        step = self._builder.steps[scan]
+        assert isinstance(step, Step)
+        return step
+
+    # ------------------------------------------------------------------ states
+    def before(self, scan: Value, number: int, node: Value, index: Place) -> Term:
+        """A carried value before the step."""
+        return self._loaded(self._number(State(scan, number, self._time(scan))), node, index)
+
+    def _number(self, state: State) -> int:
+        return self._builder.states.setdefault(state, len(self._builder.states))
+
+    def _loaded(self, state: int, node: Value, index: Place) -> Term:
+        memory = Memory(Ref(STATE, state), contiguous_strides(node.shape), node.dtype)
+        return self._builder.terms.load(memory, index, (), node)
+
+    def _sinks_of(self, state: Any, number: int) -> list[Sink]:
+        axes, shape, dtype = self._builder.axes, state.initial.shape, state.initial.dtype
+        keys = (("state", state.scan.id, state.number, d) for d in range(len(shape)))
+        own = tuple(Index() if n == 1 else Index.over(axes.axis(k, n)) for k, n in zip(keys, shape, strict=True))
+        place, walked = axes.settled(Index.linear(own, contiguous_strides(shape))), axes.walked(own)
+        time = axes.walked([Index.over(state.time)])
+        initial = self._builder.at(state.initial, own)
+        update = self._step(state.scan).guarded(state.update, own)
+        return [
+            Sink(Ref(INITIAL, number), initial, place, walked, dtype, "store", state.initial),
+            Sink(Ref(STATE, number), update, place, (*time, *walked), dtype, "store", state.update),
+        ]
+
+
+class Step(Builder):
+    """The values of a scan's body in one step, which is at `time`."""
+
+    def __init__(self, loops: Loops, outer: Builder, scan: Value, time: Index) -> None:
+        super().__init__(outer.terms, {}, outer.rule_of, outer.unrolling)
+        self.graph: Graph = scan.params["body"].graph
+        self.path = (*outer.path, scan.id)
+        self._loops, self._outer, self._scan, self._time = loops, outer, scan, time
+
+    def guarded(self, node: Value | None, index: Place) -> Term:
+        """A value of the body; there is no memory between its nodes. Raises Unfusible."""
+        assert node is not None
+        try:
+            return self.at(node, index)
+        except Materialize as request:
+            if any(n.graph is self.graph for n in request.nodes):
+                raise Unfusible(self._scan, f"the loop would need memory for {request.nodes[0].prim}") from None
+            raise
+
+    def _build(self, node: Value, place: Place, guards: Guards) -> Term:
+        if node.prim != "input":
+            return super()._build(node, place, guards)
+        number, scan = node.params["index"], self._scan
+        carries, steps = scan.params["carries"], scan.params["steps"]
+        if number < carries:
+            return self._loops.before(scan, number, node, place)
+        source = scan.args[number]
+        return self._outer.at(source, place if number >= carries + steps else (self._time, *place), guards)

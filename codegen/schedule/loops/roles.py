@@ -1,0 +1,126 @@
+"""Roles of the axes of a loop over time: the steps, the axes that a program covers whole, and the grid.
+
+    time    the steps, one after the other
+    whole   axes along which a step reduces: in the tile from end to end
+    grid    all others: each of their places goes through time by itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....ir.errors import Unfusible
+from ...program.axes import REDUCTIONS, SCANS, Axis, Materialize, Program, Sink, Term, terms_below
+from ...program.loops import INITIAL, STATE
+from ...program.terms import TermTable
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The param of a `carried` or `last` term: the number of a state, and its axes."""
+
+    number: int
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """A carried value: what it is at first, and after a step; `before` and `last` are how the program reads it."""
+
+    number: int
+    axes: tuple[Axis, ...]
+    dtype: str
+    initial: Sink
+    update: Sink
+    before: Term
+    last: Term
+
+
+class LoopProgram(Program):
+    """The sinks of a kernel with a loop: its stores are `sinks`, its states are beside them."""
+
+    def __init__(self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis) -> None:
+        super().__init__([*sinks, *(s for state in states for s in (state.initial, state.update))])
+        self.sinks, self.states, self.time = tuple(sinks), tuple(states), time
+        self.axes = tuple(sorted({*self.axes, time}, key=lambda a: a.order))
+
+    @property
+    def in_loop(self) -> list[Sink]:
+        """Stores of every step."""
+        return [s for s in self.sinks if self.time in s.axes]
+
+    @property
+    def after(self) -> list[Sink]:
+        """Stores of what is known once the loop is over."""
+        return [s for s in self.sinks if self.time not in s.axes]
+
+    @property
+    def whole(self) -> frozenset[Axis]:
+        """The axes that steps reduce along."""
+        return frozenset(a for t in self.terms if t.op in (*REDUCTIONS, *SCANS) for a in t.param)
+
+
+def times_of(sink: Sink, times: dict[int, Axis]) -> frozenset[Axis]:
+    """The loops that a store waits for, or is in."""
+    below = terms_below(sink.terms)
+    read = {times[t.param.ref.index] for t in below if is_state(t)}
+    return frozenset(read) | {a for a in sink.axes if a.turn}
+
+
+def is_state(term: Term) -> bool:
+    """A load of what is carried."""
+    return term.op == "load" and term.param.ref.kind == STATE
+
+
+def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
+    """The program of one loop. Raises Unfusible where a step reads a state that another lane has."""
+    updates = {s.ref.index: s for s in sinks if s.ref.kind == STATE}
+    initial = {s.ref.index: s for s in sinks if s.ref.kind == INITIAL}
+    (time,) = {a for s in updates.values() for a in s.axes if a.turn}
+    _check_order(sinks, time)
+    new: dict[Term, Term] = {}
+    for term in terms_below(t for s in sinks for t in s.terms):
+        new[term] = _with_states(table, term, new, updates, time)
+    states = [_state(table, n, initial[n].of_terms(new), updates[n].of_terms(new), time) for n in sorted(updates)]
+    return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in (STATE, INITIAL)], states, time)
+
+
+def _with_states(
+    table: TermTable, term: Term, new: dict[Term, Term], updates: dict[int, Sink], time: Axis
+) -> Term:
+    """The term with loads of states as what is carried."""
+    if term.op == "last":
+        (number, axes), dtype = _own_place(term.args[0], updates, time), term.dtype
+        return table.make("last", dtype=dtype, param=Carried(number, axes), node=term.node)
+    if is_state(term):
+        number, axes = _own_place(term, updates, time)
+        return table.make("carried", dtype=term.dtype, param=Carried(number, (time, *axes)), node=term.node)
+    args = tuple(new[a] for a in term.args)
+    return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
+
+
+def _own_place(load: Term, updates: dict[int, Sink], time: Axis) -> tuple[int, tuple[Axis, ...]]:
+    sink = updates[load.param.ref.index]
+    if load.param.place != sink.place or load.args:
+        raise Unfusible(sink.node, "a step reads what another element carries")
+    return load.param.ref.index, tuple(a for a in sink.axes if a is not time)
+
+
+def _state(table: TermTable, number: int, initial: Sink, update: Sink, time: Axis) -> LoopState:
+    axes = tuple(a for a in update.axes if a is not time)
+    before = table.make("carried", dtype=update.dtype, param=Carried(number, (time, *axes)))
+    last = table.make("last", dtype=update.dtype, param=Carried(number, axes))
+    return LoopState(number, axes, update.dtype, initial, update, before, last)
+
+
+def _check_order(sinks: Sequence[Sink], time: Axis) -> None:
+    """What a step reads is there before the loop or in it; what is summed is not the steps."""
+    for sink in sinks:
+        below = terms_below(sink.terms)
+        is_within = time in sink.axes
+        late = [t for t in below if t.op == "last" and (is_within or sink.ref.kind == INITIAL)]
+        summed = [t for t in below if t.op in (*REDUCTIONS, *SCANS) and any(a.turn for a in t.param)]
+        early = [t for t in below if time in t.axes and not is_within]
+        if nodes := [t.node for t in (*late, *summed, *early) if t.node is not None]:
+            raise Materialize(nodes)

@@ -1,0 +1,78 @@
+"""Blocks of a loop over time: as many programs as there are units, and no more lanes than registers hold."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ....ir.errors import Unfusible
+from ...kernel import Target
+from ...program.axes import Axis
+from ...program.sizes import Hints, evaluate_size, power_of_two, symbols
+from ..schedule import Schedule
+from ..workload import Workload
+from .roles import LoopProgram
+
+LANES = (1024, 512, 256, 128, 64, 32)
+"""Of one program, largest first: carried values, and what a step makes of them, are in registers."""
+MOST = 1 << 14
+"""Elements of a tile along axes that a step reduces along."""
+PER_THREAD = 4
+"""Elements of a tile for each thread, at least."""
+STAGES = 3
+"""Turns whose loads are in flight."""
+
+
+class LoopTile(NamedTuple):
+    """The axes of the grid in loop order, those with lanes in order, their blocks, warps and stages."""
+
+    grid: tuple[Axis, ...]
+    whole: tuple[Axis, ...]
+    blocks: dict[Axis, int]
+    warps: int
+    stages: int
+
+
+def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
+    """The largest block of the grid's fastest axis with which all units of the device have work."""
+    order = [a for a in w.order if a is not program.time]
+    whole = tuple(a for a in order if a in program.whole)
+    grid = tuple(a for a in order if a not in program.whole)
+    held = {a: power_of_two(w.size[a]) for a in whole}
+    tall = math.prod(held.values())
+    if tall > MOST:
+        raise Unfusible(program.states[0].update.node, f"a step reduces {tall} elements, which no program holds")
+    lanes = _lanes(w, grid, tall)
+    blocks = {**held, **({grid[-1]: lanes} if grid and lanes > 1 else {})}
+    warps = max(1, min(8, tall * lanes // (32 * PER_THREAD)))
+    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, power_of_two(warps), _stages(w.target))
+
+
+def _stages(target: Target) -> int:
+    return STAGES if target.kind == "cuda" else 1
+
+
+def _lanes(w: Workload, grid: tuple[Axis, ...], tall: int) -> int:
+    if not grid:
+        return 1
+    size, others = w.size[grid[-1]], math.prod(max(1, w.size[a]) for a in grid[:-1])
+    if w.target.kind == "interpret":
+        return min(1 << 12, max(16, power_of_two(size) // 2))
+    fitting = [n for n in LANES if n * tall <= MOST and n < 2 * size] or [max(1, min(LANES[-1], power_of_two(size)))]
+    busy = [n for n in fitting if -(-size // n) * others >= w.target.units]
+    return busy[0] if busy else fitting[-1]
+
+
+def schedule_of(program: LoopProgram, tile: LoopTile) -> Schedule:
+    """The tile as a schedule."""
+    return Schedule(
+        row=tile.whole, chunked=False, walk=(), grid=tile.grid, tile=dict(tile.blocks), inner=frozenset(), final=(),
+        after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps, stages=tile.stages,
+        order=(program.time, *(a for a in (*tile.grid, *tile.whole) if a not in tile.blocks), *tile.blocks),
+        hoisted=True, online={}, direct={},
+    )  # fmt: skip
+
+
+def pinned_sizes(tile: LoopTile, hints: Hints) -> dict[object, int]:
+    """Symbols of the axes that are in the tile from end to end: they are compiled in."""
+    return {s: evaluate_size(s, hints) for s in sorted(symbols(a.size for a in tile.whole), key=str)}
