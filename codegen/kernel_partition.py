@@ -45,7 +45,7 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
-    {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract"}
+    {"input", "elementwise", "source", "layout", "reduce", "cumulative", "gather", "scatter", "random", "contract"}
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""
