@@ -48,8 +48,8 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
-    {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract",
-     "scan", "pick"}
+    {"input", "elementwise", "source", "layout", "reduce", "cumulative", "gather", "scatter", "random", "contract",
+     "scan", "pick"}  # fmt: skip
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""

@@ -14,6 +14,7 @@ import sympy
 
 from .errors import InvalidGraphError
 from .graph import Graph, Value
+from .loops.body import operands_of
 from .types import COMPLEX, FLOAT8, FLOATS
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -47,6 +48,8 @@ def _node(value: Value, operands: list[Any], sizes: Mapping[sympy.Symbol, int], 
     if value.prim in table:
         result = table[value.prim](_Node(value, sizes), *operands)
         return result if value.prim == "pick" else np.asarray(result, dtype=DTYPES[value.dtype])
+    if value.prim == "scan":
+        return _scan(value, operands, sizes, extern)
     if extern is None:
         raise InvalidGraphError("the evaluator has no `extern` to call", node=f"{value!r} = {value.prim}")
     return extern(value, operands, sizes)
@@ -61,9 +64,9 @@ class _Node:
 
     def __getitem__(self, name: str) -> Any:
         param = self._params[name]
-        return tuple(map(self._number, param)) if isinstance(param, tuple) else self._number(param)
+        return tuple(map(self.number, param)) if isinstance(param, tuple) else self.number(param)
 
-    def _number(self, expr: Any) -> Any:
+    def number(self, expr: Any) -> Any:
         if not isinstance(expr, sympy.Basic):
             return expr
         result = expr.xreplace({s: sympy.Integer(self._sizes[s]) for s in expr.free_symbols}).doit()
@@ -92,6 +95,21 @@ def _pad(node: _Node, x: Array) -> Array:
 def _cumsum(node: _Node, x: Array) -> Array:
     axis = node["axis"]
     return np.flip(np.cumsum(np.flip(x, axis), axis), axis) if node["reverse"] else np.cumsum(x, axis)
+
+
+def _scan(value: Value, operands: list[Any], sizes: Mapping[sympy.Symbol, int], extern: Extern | None) -> Any:
+    """The body at each step in turn. Returns an array, or a list where there are several results."""
+    node, body = _Node(value, sizes), value.params["body"].graph
+    carries, xs, wholes = operands_of(value.params, operands)
+    stacked = [np.zeros([node.number(n) for n in t.shape], DTYPES[t.dtype]) for t in value.avals[len(carries) :]]
+    steps = range(node["length"])
+    for step in reversed(steps) if node["reverse"] else steps:
+        results = evaluate(body, [*carries, *(x[step] for x in xs), *wholes], sizes, extern)
+        carries = results[: len(carries)]
+        for whole, part in zip(stacked, results[len(carries) :], strict=True):
+            whole[step] = part
+    found = [*carries, *stacked]
+    return found if len(found) > 1 else found[0]
 
 
 def _perm_to_front(axes: Sequence[int], ndim: int) -> list[int]:

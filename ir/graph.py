@@ -137,7 +137,7 @@ class Graph:
         """The node `prim(*args, **params)`: the one already there, or a new one with its type inferred."""
         if any(a.graph is not self for a in args):
             raise InvalidGraphError("an operand belongs to another graph", node=prim)
-        key = (prim, tuple(a.id for a in args), tuple((k, _exact_key(v)) for k, v in sorted(params.items())))
+        key = (prim, tuple(a.id for a in args), tuple((k, exact_key(v)) for k, v in sorted(params.items())))
         pure = self._shares and not PRIMS[prim].effect
         if pure and key in self._interned:
             return Value(self, self._interned[key])
@@ -219,7 +219,7 @@ class Graph:
         return [v for v in self if v.id in live and v.prim != "input"]
 
 
-def _exact_key(param: Any) -> Any:
+def exact_key(param: Any) -> Any:
     """A parameter as a key that tells 1, 1.0 and True apart, and 0.0 from -0.0; NaN equals itself."""
     return (type(param).__name__, repr(param)) if isinstance(param, (bool, int, float, complex)) else param
 

@@ -138,6 +138,30 @@ def _arg_reduce(x: TensorType, axis: int) -> TensorType:
     return TensorType(drop_axes(x.shape, (axis,)), "i64")
 
 
+def _scan(
+    *xs: TensorType, body: Any, carries: int, steps: int, length: Size, reverse: bool
+) -> tuple[TensorType, ...]:
+    """The types of the last carries, and of what each step gives, `length` times."""
+    outputs = body.output_types
+    require(carries + steps <= len(xs) and carries <= len(outputs) > 0, "scan", f"{len(xs)} operands of {body}")
+    require(None not in outputs and not body.has_effects, "scan", f"{body} lacks a result, or has effects")
+    stacked = xs[carries : carries + steps]
+    whole_time = all(x.ndim > 0 and sizes_equal(x.shape[0], length) for x in stacked)
+    require(whole_time, "scan", f"axis 0 of {', '.join(map(str, stacked))} is not of {length} steps")
+    each = (*xs[:carries], *(x.with_shape(x.shape[1:]) for x in stacked), *xs[carries + steps :])
+    _same_types("takes", body.input_types, each)
+    _same_types("gives", outputs[:carries], xs[:carries])
+    return (*xs[:carries], *(y.with_shape((length, *y.shape)) for y in outputs[carries:]))
+
+
+def _same_types(what: str, found: Types, expected: Types) -> None:
+    same = len(found) == len(expected) and all(
+        a.dtype == b.dtype and same_shape(a.shape, b.shape) for a, b in zip(found, expected, strict=True)
+    )
+    shown = [", ".join(map(str, types)) for types in (found, expected)]
+    require(same, "scan", f"the body {what} {shown[0]}, and not {shown[1]}")
+
+
 type_rules: dict[str, Callable[..., TensorType | tuple[TensorType, ...]]] = {
     **{name: (lambda x: x) for name in UNARY},
     **{name: (lambda x: x.with_dtype("b1")) for name in PREDICATES},
@@ -159,6 +183,7 @@ type_rules: dict[str, Callable[..., TensorType | tuple[TensorType, ...]]] = {
     "argmax": _arg_reduce,
     "argmin": _arg_reduce,
     "cumsum": lambda x, axis, reverse: x,
+    "scan": _scan,
     "dot": _dot,
     "gather": _gather,
     "scatter": _scatter,

@@ -12,6 +12,10 @@
     sum prod amax amin(x, axes)          the axes go; sum and prod of low floats accumulate in float32
     argmax argmin(x, axis)               i64, the first of equals, NaN wins
     cumsum(x, axis, reverse)
+    scan(*init, *xs, *wholes, body, carries, steps, length, reverse)   -> (*last carries, *ys)
+                                         a loop: body(*carries, *one step of each x, *wholes) -> (*carries, *one step
+                                         of each y), `length` times along axis 0 of xs and ys, which may be 0 times;
+                                         reverse: from the last step to the first, ys at the place of their step
     dot(x, y, x_axes, y_axes, out_axes)  a two-operand einsum over integer labels
     gather(x, *index, axes)              index tensors of one shape; result: index.shape + the other axes of x
     scatter(base, src, *index, axes, mode)   its adjoint; src: index.shape + the other axes; mode "add" or "set"
@@ -75,7 +79,8 @@ _table = [
     Prim("cat", "layout", None, ("axis",)),
     *(Prim(name, "reduce", 1, ("axes",)) for name in ("sum", "prod", "amax", "amin")),
     *(Prim(name, "reduce", 1, ("axis",)) for name in ("argmax", "argmin")),
-    Prim("cumsum", "scan", 1, ("axis", "reverse")),
+    Prim("cumsum", "cumulative", 1, ("axis", "reverse")),
+    Prim("scan", "scan", None, ("body", "carries", "steps", "length", "reverse")),
     Prim("dot", "contract", 2, ("x_axes", "y_axes", "out_axes")),
     Prim("gather", "gather", None, ("axes",)),
     Prim("scatter", "scatter", None, ("axes", "mode")),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .errors import InvalidGraphError, TypeRuleError
 from .graph import Graph, Value
 from .infer import infer
+from .loops.body import bodies_of
 from .prims import PRIMS
 
 
@@ -51,8 +52,18 @@ def _hashable(graph: Graph, value: Value) -> str | None:
     return None
 
 
+def _body_holds(graph: Graph, value: Value) -> str | None:
+    """A body is a legal graph, too."""
+    for body in bodies_of(value.params):
+        try:
+            verify(body.graph)
+        except InvalidGraphError as error:
+            return f"in {body}: {error}"
+    return None
+
+
 node_checks: tuple[Callable[[Graph, Value], str | None], ...] = (
-    _prim_exists, _operands_first, _edges, _hashable, _type_holds,
+    _prim_exists, _operands_first, _edges, _body_holds, _hashable, _type_holds,
 )  # fmt: skip
 
 

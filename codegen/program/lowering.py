@@ -286,7 +286,7 @@ family_rules: dict[str, Rule] = {
     "elementwise": _elementwise,
     "reduce": _reduce,
     "contract": _dot,
-    "scan": _cumsum,
+    "cumulative": _cumsum,
     "gather": _gather,
     "scatter": _scattered,
     "random": _random,

@@ -3,7 +3,8 @@
     {"prim": "mul", "operands": [0, 3], "dtype": "f32", "shape": ["s0", 4096], "parameters": {}, "origin": {..}}
 
 Live nodes only, numbered in an order that runs. Sizes are ints or texts such as "s0*2"; inside parameters an expression
-is {"size": text}, a place for an operand {"operand": n}, a number that JSON lacks {"float": "inf"}, {"complex": [..]}.
+is {"size": text}, a place for an operand {"operand": n}, a number that JSON lacks {"float": "inf"}, {"complex": [..]},
+the body of a loop {"body": document}, whose sizes are those of the whole.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import sympy
 from ..errors import FusegradError, ParseError
 from ..graph import Graph, Origin, Value, provenance
 from ..infer import sizes_equal
+from ..loops.body import Body
 from ..prims import PRIMS, Arg
 from ..types import Size, TensorType
-from .text import FUNCTIONS, KINDS, kind_of, size_from, size_text, symbols_of
+from ..verify import verify
+from .text import FUNCTIONS, KINDS, kind_of, size_from, size_text, symbols_in
 
 Symbols = Mapping[str, sympy.Symbol]
 MOST_NODES = 20_000
@@ -31,12 +34,14 @@ LONGEST_TEXT = 1000
 LONGEST_SIZE = 400
 MOST_TERMS = 64
 DEEPEST = 12
+DEEPEST_LOOP = 4
 MOST_BRACKETS = 24
 MOST_FUNCTIONS = 10
 MOST_POWER = 4
 MOST_SECONDS = 20.0
 GROWING = ("exp", "sinh", "cosh", "tan")
 """Functions whose numbers may be too long to write down: no size from a file has them."""
+GRAPH_FIELDS = ("name", "symbols", "nodes", "outputs", "mutations")
 DERIVED_PARAMETERS = {"avals": "dtype and shape say it", "index": "the order of the inputs says it"}
 FAULTS = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError, FusegradError)
 """What reading data that is no graph may raise."""
@@ -65,13 +70,6 @@ def document(graph: Graph) -> dict[str, Any]:
 def symbols_document(symbols: Iterable[sympy.Symbol]) -> dict[str, str]:
     """name -> what is known about it, sorted."""
     return {s.name: kind_of(s) for s in sorted(symbols, key=lambda s: s.name)}
-
-
-def symbols_in(graph: Graph) -> set[sympy.Symbol]:
-    """The symbols of everything that a graph takes, does and gives."""
-    nodes = (*graph.inputs, *graph.order())
-    symbols = {s for v in nodes for part in (v.avals, *v.params.values()) for s in symbols_of(part)}
-    return symbols | {s for strides in graph.output_strides for s in symbols_of(strides)}
 
 
 def size_document(value: Size) -> int | str:
@@ -117,6 +115,8 @@ def _parameter(item: Any) -> Any:
         return {"size": size_text(item)}
     if isinstance(item, Arg):
         return {"operand": item.index}
+    if isinstance(item, Body):
+        return {"body": document(item.graph) | {"symbols": {}}}
     if isinstance(item, complex):
         return {"complex": [_parameter(item.real), _parameter(item.imag)]}
     if isinstance(item, float) and not math.isfinite(item):
@@ -130,7 +130,7 @@ def _parameter(item: Any) -> Any:
 def graph_from(data: Any) -> Graph:
     """The graph that `document` wrote. Raises ParseError, which says where the data is no graph; runs nothing of it."""
     reader = _Reader()
-    return reader.read(fields_from(data, "name", "symbols", "nodes", "outputs", "mutations", at="graph"))
+    return reader.read(fields_from(data, *GRAPH_FIELDS, at="graph"))
 
 
 def fields_from(data: Any, *names: str, at: object) -> dict[str, Any]:
@@ -236,15 +236,16 @@ def sizes_from(data: Any, symbols: Symbols, at: object) -> tuple[Size, ...]:
 class _Reader:
     """Builds a graph node by node; every node goes through the type rules."""
 
-    def __init__(self) -> None:
-        self.graph, self.symbols = Graph(), dict[str, sympy.Symbol]()
-        self.values: list[Value] = []
+    def __init__(self, within: _Reader | None = None) -> None:
+        self.graph, self.values = Graph(), list[Value]()
+        self.symbols = dict(within.symbols) if within else dict[str, sympy.Symbol]()
+        self.depth: int = within.depth + 1 if within else 0
+        self.latest: float = within.latest if within else time.monotonic() + MOST_SECONDS
 
     def read(self, data: dict[str, Any]) -> Graph:
         # Names and symbols first: sizes in nodes are read in terms of them.
-        latest = time.monotonic() + MOST_SECONDS
         self.graph.name = text_from(data["name"], "name", 200)
-        self.symbols = symbols_from(data["symbols"], "symbols")
+        self.symbols |= symbols_from(data["symbols"], "symbols")
         for at, node in enumerate(list_from(data["nodes"], "nodes")):
             place = f"node {at}"
             try:
@@ -253,7 +254,7 @@ class _Reader:
                 raise
             except FAULTS as error:
                 raise document_error(f"{type(error).__name__}: {error}"[:300], place) from error
-            if time.monotonic() > latest:
+            if time.monotonic() > self.latest:
                 raise document_error(f"to check it takes longer than {MOST_SECONDS:g} seconds", place)
         # Outputs and mutations last: they refer to nodes by number.
         self._outputs(list_from(data["outputs"], "outputs"))
@@ -358,10 +359,19 @@ def _complex(reader: _Reader, data: Any, at: str) -> complex:
     return complex(real, imaginary)
 
 
+def _body(reader: _Reader, data: Any, at: str) -> Body:
+    """The graph of a step, within the bounds that the whole has; it writes into nothing."""
+    if reader.depth >= DEEPEST_LOOP:
+        raise document_error(f"loops within loops more than {DEEPEST_LOOP} deep", at)
+    fields = fields_from(data, *GRAPH_FIELDS, at=at)
+    return Body(verify(_Reader(reader).read(fields)))
+
+
 _TAGGED: dict[str, Callable[[_Reader, Any, str], Any]] = {
     "size": lambda reader, data, at: size_from_document(data, reader.symbols, at),
     "operand": lambda reader, data, at: Arg(index_from(data, MOST_NODES, at)),
     "float": _float,
     "complex": _complex,
+    "body": _body,
 }
 

@@ -6,6 +6,13 @@
       %1 = cast(%0, dtype="f32") : f32[s0, 4096]    # scale.py:12 y = x.float()
       return %1
 
+The body of a loop stands before the nodes, under a number, and is indented:
+
+      body @0 "step"
+        %0 = input(name="h") : f32[4]
+        return %0
+      %2 = scan(%0, body=@0, carries=1, length=s0, reverse=False, steps=0) : f32[4]
+
 Strides are written where they are not row-major. A python object that has no literal (the target of a `call`) is
 written as `<name>` and read back as `Opaque(name)`. Functions that torch adds to sympy are written as plain sympy ones.
 """
@@ -15,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,6 +33,7 @@ from sympy.printing.str import StrPrinter
 from ..errors import FusegradError, ParseError
 from ..graph import Graph, Origin, Value
 from ..infer import sizes_equal
+from ..loops.body import Body, bodies_of
 from ..prims import Arg
 from ..types import ITEMSIZE, Size, TensorType, contiguous_strides, simplify_size
 
@@ -111,12 +119,22 @@ def plain_sympy(expr: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------- show
 def show(graph: Graph, *, origins: bool = False) -> str:
     """The canonical text of a graph; with `origins`, each line ends in the place of the user's code it comes from."""
+    return "\n".join([*_header(graph), *_lines(graph, "  ", origins), ""])
+
+
+def _lines(graph: Graph, indent: str, origins: bool) -> Iterator[str]:
+    """The nodes and results of a graph, behind the bodies that its nodes have."""
     nodes = [*graph.inputs, *graph.order()]
     number = {v.id: i for i, v in enumerate(nodes)}
-    body = [_node_text(v, number) + (_comment(v.origin) if origins else "") for v in nodes]
-    body.append(f"return {', '.join(_output_text(graph, i, number) for i in range(len(graph.outputs)))}".rstrip())
-    body += [f"mutate {i} = %{number[v.id]}" for i, v in sorted(graph.mutations.items())]
-    return "\n".join([*_header(graph, nodes), *(f"  {line}" for line in body), ""])
+    bodies = {body: f"@{i}" for i, body in enumerate(dict.fromkeys(b for v in nodes for b in bodies_of(v.params)))}
+    for body, name in bodies.items():
+        yield f"{indent}body {name} {json.dumps(body.graph.name)}"
+        yield from _lines(body.graph, f"{indent}  ", origins)
+    for value in nodes:
+        yield indent + _node_text(value, number, bodies) + (_comment(value.origin) if origins else "")
+    results = ", ".join(_output_text(graph, i, number) for i in range(len(graph.outputs)))
+    yield f"{indent}return {results}".rstrip()
+    yield from (f"{indent}mutate {i} = %{number[v.id]}" for i, v in sorted(graph.mutations.items()))
 
 
 def key(graph: Graph) -> str:
@@ -124,16 +142,24 @@ def key(graph: Graph) -> str:
     return hashlib.sha256(show(graph).encode()).hexdigest()
 
 
-def _header(graph: Graph, nodes: Iterable[Value]) -> Iterator[str]:
-    symbols = {s for v in nodes for part in (v.avals, *v.params.values()) for s in symbols_of(part)}
-    symbols |= {s for strides in graph.output_strides for s in symbols_of(strides)}
+def _header(graph: Graph) -> Iterator[str]:
+    symbols = symbols_in(graph)
     yield f"graph {json.dumps(graph.name)}"
     if symbols:
         yield f"symbols {', '.join(f'{s.name}: {kind_of(s)}' for s in sorted(symbols, key=lambda s: s.name))}"
 
 
+def symbols_in(graph: Graph) -> set[sympy.Symbol]:
+    """The symbols of everything that a graph takes, does and gives."""
+    nodes = (*graph.inputs, *graph.order())
+    symbols = {s for v in nodes for part in (v.avals, *v.params.values()) for s in symbols_of(part)}
+    return symbols | {s for strides in graph.output_strides for s in symbols_of(strides)}
+
+
 def symbols_of(param: Any) -> set[sympy.Symbol]:
-    """The sympy symbols inside a parameter, a type, or nested tuples of them."""
+    """The sympy symbols inside a parameter, a type, a body, or nested tuples of them."""
+    if isinstance(param, Body):
+        return symbols_in(param.graph)
     if isinstance(param, sympy.Basic):
         return set(param.free_symbols)
     if isinstance(param, TensorType):
@@ -152,9 +178,11 @@ def _comment(origin: Origin) -> str:
     return f"    # {' '.join(words)}" if words else ""
 
 
-def _node_text(value: Value, number: dict[int, int]) -> str:
+def _node_text(value: Value, number: dict[int, int], bodies: Mapping[Body, str]) -> str:
     params = {k: v for k, v in value.params.items() if _is_shown(value, k, v)}
-    inside = [f"%{number[a.id]}" for a in value.args] + [f"{k}={_text(v)}" for k, v in sorted(params.items())]
+    inside = [f"%{number[a.id]}" for a in value.args] + [
+        f"{k}={bodies[v] if isinstance(v, Body) else _text(v)}" for k, v in sorted(params.items())
+    ]
     return f"%{number[value.id]} = {value.prim}({', '.join(inside)}) : {_types_text(value.avals)}"
 
 
@@ -237,18 +265,21 @@ def size_from(text: str, symbols: Mapping[str, sympy.Symbol], settled: bool = Fa
 
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<comment>\#.*)|(?P<number>(?:\d+\.?\d*(?:e[+-]?\d+)?))|(?P<ref>%\d+)|(?P<operand>\$\d+)|(?P<name>\w[\w.]*)
+    r"""\s*(?:(?P<comment>\#.*)|(?P<number>(?:\d+\.?\d*(?:e[+-]?\d+)?))|(?P<ref>%\d+)|(?P<operand>\$\d+)|(?P<body>@\d+)|(?P<name>\w[\w.]*)
     |(?P<string>"(?:[^"\\]|\\.)*")|(?P<opaque><[^>]*>)|(?P<punct>\*\*|[-+*/()\[\],=:]))""",
     re.VERBOSE,
 )
+NONE: Mapping[str, Body] = {}
 WORDS: dict[str, Any] = {"None": None, "True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
 
 
 class _Reader:
     """Recursive descent over the tokens of one line; builds values, evaluates no code."""
 
-    def __init__(self, line: str, symbols: Mapping[str, sympy.Symbol], settled: bool = False) -> None:
-        self.symbols, self.settled = symbols, settled
+    def __init__(
+        self, line: str, symbols: Mapping[str, sympy.Symbol], settled: bool = False, bodies: Mapping[str, Body] = NONE
+    ) -> None:
+        self.symbols, self.settled, self.bodies = symbols, settled, bodies
         self.tokens = list(_tokens(line))
         self.at = 0
 
@@ -344,6 +375,7 @@ atoms: dict[str, Callable[[_Reader, str], Any]] = {
     "number": lambda reader, token: int(token) if token.isdigit() else float(token),
     "string": lambda reader, token: json.loads(token),
     "operand": lambda reader, token: Arg(int(token[1:])),
+    "body": lambda reader, token: reader.bodies[token],
     "opaque": lambda reader, token: Opaque(token[1:-1]),
     "name": lambda reader, token: reader.name(token),
 }
@@ -379,14 +411,18 @@ def _number(item: Any) -> Any:
 class _GraphReader:
     """Reads line by line; what a line begins with says what it is."""
 
-    def __init__(self) -> None:
-        self.graph = Graph()
-        self.symbols: dict[str, sympy.Symbol] = {}
+    def __init__(self, name: str = "graph", symbols: dict[str, sympy.Symbol] | None = None) -> None:
+        self.graph = Graph(name)
+        self.symbols: dict[str, sympy.Symbol] = {} if symbols is None else symbols
         self.values: dict[str, Value] = {}
+        self.bodies: dict[str, Body] = {}
+        self.within: tuple[str, _GraphReader] | None = None
         self.finished = False
 
     def read(self, line: str) -> None:
-        reader = _Reader(line, self.symbols)
+        if self.within is not None:
+            return self.read_body(*self.within, line)
+        reader = _Reader(line, self.symbols, bodies=self.bodies)
         if reader.kind == "end":
             return
         if reader.kind == "ref":
@@ -394,6 +430,16 @@ class _GraphReader:
         else:
             statements[reader.next()](self, reader)
         reader.finish()
+
+    def body(self, reader: _Reader) -> None:
+        """From here on lines are those of a body, up to its `return`."""
+        name = reader.next()
+        self.within = (name, _GraphReader(json.loads(reader.next()), self.symbols))
+
+    def read_body(self, name: str, inner: _GraphReader, line: str) -> None:
+        inner.read(line)
+        if inner.finished:
+            self.bodies[name], self.within = Body(inner.graph), None
 
     def graph_name(self, reader: _Reader) -> None:
         self.graph.name = json.loads(reader.next())
@@ -476,6 +522,7 @@ class _GraphReader:
 statements: dict[str, Callable[[_GraphReader, _Reader], None]] = {
     "graph": _GraphReader.graph_name,
     "symbols": _GraphReader.declare,
+    "body": _GraphReader.body,
     "return": _GraphReader.outputs,
     "mutate": _GraphReader.mutation,
 }

@@ -94,6 +94,6 @@ def _operations(value: Value) -> Size:
         sizes = dict(zip(value.params["x_axes"], value.args[0].shape, strict=True))
         sizes |= dict(zip(value.params["y_axes"], value.args[1].shape, strict=True))
         return 2 * product(sizes.values())
-    if family in ("reduce", "scan"):
+    if family in ("reduce", "cumulative"):
         return value.args[0].aval.numel
     return value.aval.numel if family == "elementwise" and value.prim != "cast" else 0

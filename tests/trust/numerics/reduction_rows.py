@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 CHUNKED = replace(INTERPRET, shared=2)
 """Room for almost nothing: rows go by in chunks."""
 CHUNKED_ROWS, IN_CHUNKS = 3, ("f32", "i64")
-NAMES = [n for n, p in PRIMS.items() if p.family in ("reduce", "scan")]
+NAMES = [n for n, p in PRIMS.items() if p.family in ("reduce", "cumulative")]
 ON_WHOLE = {"sum": ("i32", "i64"), "prod": ("i32", "i64"), "cumsum": ("i64",)}
 """Integers that ATen's rules sum and multiply in: narrower ones are converted before."""
 
