@@ -20,6 +20,7 @@ import sympy
 from ..ir import Graph, Value
 from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
+from ..ir.loops.body import Body
 from ..ir.passes.node_kinds import only_moves
 from ..ir.passes.virtual import virtual_values
 from ..ir.prims import PRIMS
@@ -142,9 +143,15 @@ def _expanded(graph: Graph, virtual: frozenset[int]) -> Graph:
                 spelled = _expand_primitive(value, args[0]) if value.prim in ("argmax", "argmin") else None
                 if value.prim in SPLIT and value.args[0].id in virtual:
                     spelled = _of_rows(value, args[0])
-                new[value.id] = spelled or out.emit(value.prim, args, value.params)
+                new[value.id] = spelled or out.emit(value.prim, args, _expanded_params(value))
     outputs = [None if o is None else new[o.id] for o in graph.outputs]
     return out.returning(outputs, graph.output_strides)
+
+
+def _expanded_params(value: Value) -> dict[str, Any]:
+    return {
+        k: Body(_expanded(p.graph, frozenset())) if isinstance(p, Body) else p for k, p in value.params.items()
+    }  # fmt: skip
 
 
 SPLIT = ("sum", "amax", "amin")
@@ -186,6 +193,8 @@ def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, Size]) -> Graph:
 def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
     if isinstance(param, tuple):
         return tuple(_substitute_param(p, pins) for p in param)
+    if isinstance(param, Body):
+        return Body(_substituted(param.graph, pins))
     if not isinstance(param, sympy.Basic) or not param.free_symbols & pins.keys():
         return param
     replaced = param.subs(dict(pins))
@@ -217,7 +226,7 @@ class _Group:
 
     def _empty(self) -> dict[sympy.Symbol, int]:
         """Symbols that make a size zero: they are compiled in."""
-        sizes = {n for v in (*self.graph.inputs, *self.order) for n in v.shape if not isinstance(n, int)}
+        sizes = {n for v in (*self.graph.inputs, *self.order) for t in v.avals for n in t.shape if not isinstance(n, int)}
         zeros = symbols(n for n in sizes if evaluate_size(n, self.hints) == 0)
         return {s: int(self.hints[s]) for s in sorted(zeros, key=str)}
 

@@ -329,7 +329,7 @@ def _drawn(function: str, values: Values, term: Term, scope: Scope) -> Expr:
 # ------------------------------------------------------------------ what is known of terms
 def casts_of_all_users(program: Program) -> dict[Term, str]:
     """The dtypes of values that nothing reads but casts to them."""
-    reads = {s for sink in program.sinks for s in sink.terms}
+    reads = set(program.roots)
     casts: dict[Term, set[str]] = {}
     for term in program.terms:
         for arg in term.args:
@@ -347,7 +347,7 @@ def digits_of(term: Term) -> str:
 def count_uses(program: Program) -> dict[Term, int]:
     """The number of terms and outputs that use each term."""
     uses: dict[Term, int] = {}
-    users = (*(t.args for t in program.terms), *(s.terms for s in program.sinks))
+    users = (*(t.args for t in program.terms), program.roots)
     for term in (t for terms in users for t in terms):
         uses[term] = uses.get(term, 0) + 1
     return uses

@@ -262,11 +262,12 @@ class Traffic(NamedTuple):
 
 
 class Program:
-    """The sinks of one kernel, over unified axes."""
+    """The sinks of one kernel, over unified axes; `roots`: what they read, once for each of them."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
-        self.terms = terms_below(t for s in self.sinks for t in s.terms)
+        self.roots = tuple(t for s in self.sinks for t in s.terms)
+        self.terms = terms_below(self.roots)
         axes = {a for s in self.sinks for a in s.axes}.union(*(axes_mentioned(t) for t in self.terms))
         self.axes = tuple(sorted(axes, key=lambda a: a.order))
 

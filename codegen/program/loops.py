@@ -37,11 +37,14 @@ class State:
         return self.scan.args[self.number]
 
     @property
+    def parameter(self) -> Value:
+        """The body's input."""
+        return self.scan.params["body"].graph.inputs[self.number]  # type: ignore[no-any-return]
+
+    @property
     def update(self) -> Value:
         """What the body makes of it."""
-        value = self.scan.params["body"].graph.outputs[self.number]
-        assert value is not None
-        return value
+        return self.scan.params["body"].graph.outputs[self.number]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Loops:
         if number < scan.params["carries"]:
             state = self._number(State(scan, number, self._time(scan)))
             return self._builder.terms.make("last", self._loaded(state, node, index), dtype=node.dtype, node=node)
-        self._walk_along(scan, node, index[0])
+        self._walk_along(scan, node, self._builder.axes.settled(index[0]))
         step = self._step(scan)
         return step.guarded(step.graph.outputs[number], index[1:])
 
@@ -121,7 +124,7 @@ class Loops:
         update = self._step(state.scan).guarded(state.update, own)
         return [
             Sink(Ref(INITIAL, number), initial, place, walked, dtype, "store", state.initial),
-            Sink(Ref(STATE, number), update, place, (*time, *walked), dtype, "store", state.update),
+            Sink(Ref(STATE, number), update, place, (*time, *walked), dtype, "store", state.parameter),
         ]
 
 

@@ -269,6 +269,10 @@ def _scattered(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     raise Materialize([node])
 
 
+def _result_of_loop(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
+    return Loops(b).result(node, index)
+
+
 rules: dict[str, Rule] = {
     "input": _input,
     "full": _full,
@@ -293,10 +297,6 @@ family_rules: dict[str, Rule] = {
     "scan": _result_of_loop,
     "pick": _result_of_loop,
 }
-
-
-def _result_of_loop(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
-    return Loops(b).result(node, index)
 
 
 def rule_of(node: Value) -> Rule:
