@@ -107,7 +107,7 @@ def _check_fusible(value: Value) -> None:
 
 def _check_fusible_step(scan: Value, value: Value) -> None:
     """A step of a loop has no memory between its operations."""
-    if value.prim in ("scan", "pick", "dot", "scatter"):
+    if value.prim in ("scan", "pick", "scatter"):
         raise Unfusible(scan, f"a step with {value.prim}")
     _check_fusible(value)
 

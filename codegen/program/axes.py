@@ -161,6 +161,7 @@ class Term:
            sum prod amax amin cumsum   param axes
            random  param kind                     args: seed, place
            check_index                            args: an index, the size that it is below, then the guards
+       matmul  param the summed axis          args: tiles [rows, its lanes] and [the axis, columns]
        carried param reduction, or state      what it was before the turn of the loop that takes more in
        last    param state                    what it is when the loop is over
            any elementwise primitive
@@ -184,6 +185,8 @@ def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
         return below | set(param)
     if op == "load":
         return below | {a for a, _ in param.place.terms}
+    if op == "matmul":
+        return below - {param}
     if op in ("carried", "last") and param is not None:
         return frozenset(param.axes)
     return below | {a for a, _ in param.terms} if op == "index" else below

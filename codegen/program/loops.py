@@ -1,10 +1,11 @@
 """Loops over time: what a `scan` gives, in terms of what its body computes in one step, and of what is carried.
 
     y[t, i]    the body's output, in terms of state[i], which is before the step, and of x[t, i]
-    last[i]    last(state[i]): the state once the loop is over
+    last[i]    last(initial[i]): the state once the loop is over, where it was before
 
 A state is a buffer to the table of terms: the body stores to it and loads from it, at places along axes like any other,
-so that axes are joined and merged as in memory. It is in registers all the same (`emit/loops`).
+so that axes are joined and merged as in memory. What it is at first and last is another buffer, along its own axes: in a
+step it may be read along others. Both are in registers all the same (`emit/loops`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Loops:
         scan, number = (node, 0) if node.prim == "scan" else (node.args[0], node.params["index"])
         if number < scan.params["carries"]:
             state = self._number(State(scan, number, self._time(scan)))
-            return self._builder.terms.make("last", self._loaded(state, node, index), dtype=node.dtype, node=node)
+            last = self._loaded(Ref(INITIAL, state), node, index)
+            return self._builder.terms.make("last", last, dtype=node.dtype, node=node)
         self._walk_along(scan, node, self._builder.axes.settled(index[0]))
         step = self._step(scan)
         return step.guarded(step.graph.outputs[number], index[1:])
@@ -105,13 +107,13 @@ class Loops:
     # ------------------------------------------------------------------ states
     def before(self, scan: Value, number: int, node: Value, index: Place) -> Term:
         """A carried value before the step."""
-        return self._loaded(self._number(State(scan, number, self._time(scan))), node, index)
+        return self._loaded(Ref(STATE, self._number(State(scan, number, self._time(scan)))), node, index)
 
     def _number(self, state: State) -> int:
         return self._builder.states.setdefault(state, len(self._builder.states))
 
-    def _loaded(self, state: int, node: Value, index: Place) -> Term:
-        memory = Memory(Ref(STATE, state), contiguous_strides(node.shape), node.dtype)
+    def _loaded(self, state: Ref, node: Value, index: Place) -> Term:
+        memory = Memory(state, contiguous_strides(node.shape), node.dtype)
         return self._builder.terms.load(memory, index, (), node)
 
     def _sinks_of(self, state: Any, number: int) -> list[Sink]:

@@ -125,6 +125,14 @@ class TermTable:
         return wide
 
     # ------------------------------------------------------------------ renaming
+    def moved(self, term: Term, to: Mapping[Axis, Index]) -> Term:
+        """The term at another place."""
+        new: dict[Term, Term] = {}
+        for t in terms_below([term]):
+            param = _param(t, to, lambda place: place.renamed(to))
+            new[t] = self.make(t.op, *(new[a] for a in t.args), dtype=t.dtype, param=param, node=t.node)
+        return new[term]
+
     def renamed(self, sinks: Sequence[Sink], to: Mapping[Axis, Index]) -> list[Sink]:
         """The sinks with axes replaced, every term interned again."""
         full = {a: self.axes.settled(Index.over(a).renamed(to)) for a in to}

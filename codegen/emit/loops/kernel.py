@@ -9,18 +9,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
+from ....ir.errors import Unfusible
+from ....ir.types import LOW_FLOATS
 from ...kernel import Kernel, Target
 from ...program.axes import Axis, Term
 from ...program.sizes import Hints
 from ...schedule.loops.roles import LoopProgram, LoopState
 from ...schedule.loops.tiles import schedule_of, tile_of
 from ...schedule.schedule import Schedule
+from ...schedule.streams.algebra import source_of
 from ...schedule.workload import Workload
 from ..access.coordinates import Coord
 from ..context import as_tensor, name_of
 from ..emit import Emitter, assemble
+from ..mathematics import narrow
 from ..names import Names
 from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
 
@@ -28,7 +33,8 @@ from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, na
 def kernel_of_loop(program: LoopProgram, target: Target, hints: Hints, label: str) -> Kernel:
     """One kernel for a loop and what is made of its results."""
     tile = tile_of(Workload(program, target, hints), program, hints)
-    emitter = Emitter(program, schedule_of(program, tile), target, hints, label, name_axes)
+    sizes = {**tile.blocks, **tile.depths}
+    emitter = Emitter(program, schedule_of(program, tile), target, hints, label, name_axes, sizes)
     loop = Loop(emitter, program)
     loop.set_coordinates()
     loop.begin()
@@ -48,6 +54,22 @@ def name_axes(plan: Schedule, names: Names) -> Mapping[Axis, str]:
         axis.name = word or letter.lower()
         names.fresh(letter), names.fresh(axis.name)
     return letters
+
+
+def multiplied_in(left: Term, right: Term, product: Term) -> str:
+    """The dtype of the operands of a product: what was only widened is multiplied as it was."""
+    sources = {source_of(t).dtype for t in (left, right)}
+    found = sources.pop() if len(sources) == 1 else product.dtype
+    if found not in ("f16", "bf16", "f32"):
+        assert product.node is not None
+        raise Unfusible(product.node, f"no tile of {found} is multiplied")
+    return found
+
+
+def operand(term: Term, dtype: str, value: Expr) -> Expr:
+    """A tile as it is multiplied."""
+    value = as_tensor(term, value)
+    return narrow(value, dtype) if dtype in LOW_FLOATS else value
 
 
 class Loop:
@@ -93,6 +115,8 @@ class Loop:
         variable = self.context.names.fresh("step" if self.program.time.turn == "backward" else "t_at")
         self._set_time(name(variable), scope)
         self._fix_states(scope.level)
+        for product in self.program.products:
+            self._multiply(product, scope)
         for sink in self.program.in_loop:
             self.emitter.stores.store(sink, scope)
         self._carry_on(scope)
@@ -113,6 +137,33 @@ class Loop:
         for state in self.program.states:
             self.values.accumulated[state.before] = name(self.labels[state])
             self.emitter.levels.fix(state.before, level)
+
+    def _multiply(self, term: Term, scope: Scope) -> None:
+        """tl.dot of a tile of rows with a matrix that has the summed axis first."""
+        rows, matrix = term.args
+        dtype = multiplied_in(rows, matrix, term)
+        left = operand(rows, dtype, self.values.value(rows, scope))
+        (column,) = matrix.axes - {term.param, self.program.time}
+        with self._dimensions(term.param, column):
+            right = operand(matrix, dtype, self.values.value(matrix, scope))
+            right = self.context.let(scope.home(self.emitter.levels.of(matrix)), name_of(matrix) or "matrix", right)
+        product = call("tl.dot", left, right, **self.context.precision(dtype))
+        product = self.context.round_reduction(term, product)
+        label = scope.define(self.context.names.fresh(name_of(term), "product"), product, self.context.comment(term))
+        self.values.accumulated[term] = label
+        self.emitter.levels.fix(term, scope.level)
+
+    @contextmanager
+    def _dimensions(self, *axes: Axis) -> Iterator[None]:
+        """Another tile for a while, of axes that are whole in it."""
+        tile, coords = self.emitter.tile, self.emitter.coords
+        dims, before = tile.dims, coords.before(axes)
+        tile.dims = axes
+        for axis in axes:
+            coords.set_whole(axis)
+        yield
+        tile.dims = dims
+        coords.restore(axes, before)
 
     def _carry_on(self, scope: Scope) -> None:
         """All that is carried changes at once."""

@@ -14,6 +14,7 @@ from ....ir.errors import Unfusible
 from ...program.axes import REDUCTIONS, SCANS, Axis, Materialize, Program, Sink, Term, terms_below
 from ...program.loops import INITIAL, STATE
 from ...program.terms import TermTable
+from .products import with_products
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,20 @@ class LoopProgram(Program):
         return [s for s in self.sinks if self.time not in s.axes]
 
     @property
+    def products(self) -> list[Term]:
+        """The products of matrices in a step, operands first."""
+        return [t for t in self.terms if t.op == "matmul"]
+
+    @property
+    def depths(self) -> frozenset[Axis]:
+        """The axes that products sum along, which are rows of what is multiplied with."""
+        return frozenset(t.param for t in self.products)
+
+    @property
     def whole(self) -> frozenset[Axis]:
-        """The axes that steps reduce along."""
-        return frozenset(a for t in self.terms if t.op in (*REDUCTIONS, *SCANS) for a in t.param)
+        """The axes that steps reduce along, and the columns of products."""
+        reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS) for a in t.param}
+        return frozenset(reduced.union(*(t.args[1].axes - {t.param} for t in self.products)))
 
 
 def times_of(sink: Sink, times: dict[int, Axis]) -> frozenset[Axis]:
@@ -70,20 +82,25 @@ def times_of(sink: Sink, times: dict[int, Axis]) -> frozenset[Axis]:
 
 def is_state(term: Term) -> bool:
     """A load of what is carried."""
-    return term.op == "load" and term.param.ref.kind == STATE
+    return term.op == "load" and term.param.ref.kind in (STATE, INITIAL)
 
 
 def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     """The program of one loop. Raises Unfusible where a step reads a state that another lane has."""
-    updates = {s.ref.index: s for s in sinks if s.ref.kind == STATE}
-    initial = {s.ref.index: s for s in sinks if s.ref.kind == INITIAL}
+    updates = _of_kind(sinks, STATE)
     (time,) = {a for s in updates.values() for a in s.axes if a.turn}
     _check_order(sinks, time)
+    sinks = with_products(table, sinks)
     new: dict[Term, Term] = {}
     for term in terms_below(t for s in sinks for t in s.terms):
         new[term] = _with_states(table, term, new, updates, time)
+    updates, initial = _of_kind(sinks, STATE), _of_kind(sinks, INITIAL)
     states = [_state(table, n, initial[n].of_terms(new), updates[n].of_terms(new), time) for n in sorted(updates)]
     return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in (STATE, INITIAL)], states, time)
+
+
+def _of_kind(sinks: Sequence[Sink], kind: str) -> dict[int, Sink]:
+    return {s.ref.index: s for s in sinks if s.ref.kind == kind}
 
 
 def _with_states(

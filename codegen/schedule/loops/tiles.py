@@ -15,6 +15,8 @@ from .roles import LoopProgram
 
 LANES = (1024, 512, 256, 128, 64, 32)
 """Of one program, largest first: carried values, and what a step makes of them, are in registers."""
+LEAST = 16
+"""The shortest side of what is multiplied."""
 MOST = 1 << 14
 """Elements of a tile along axes that a step reduces along."""
 PER_THREAD = 4
@@ -24,28 +26,34 @@ STAGES = 3
 
 
 class LoopTile(NamedTuple):
-    """The axes of the grid in loop order, those with lanes in order, their blocks, warps and stages."""
+    """The axes of the grid in loop order; lanes by axis in the order of the tile, then depths of products."""
 
     grid: tuple[Axis, ...]
     whole: tuple[Axis, ...]
     blocks: dict[Axis, int]
+    depths: dict[Axis, int]
     warps: int
     stages: int
 
 
 def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     """The largest block of the grid's fastest axis with which all units of the device have work."""
-    order = [a for a in w.order if a is not program.time]
+    order = [a for a in w.order if a is not program.time and a not in program.depths]
+    least = LEAST if program.products else 1
     whole = tuple(a for a in order if a in program.whole)
     grid = tuple(a for a in order if a not in program.whole)
-    held = {a: power_of_two(w.size[a]) for a in whole}
+    held = {a: max(least, power_of_two(w.size[a])) for a in whole}
+    depths = {a: max(least, power_of_two(w.size[a])) for a in w.order if a in program.depths}
     tall = math.prod(held.values())
     if tall > MOST:
         raise Unfusible(program.states[0].update.node, f"a step reduces {tall} elements, which no program holds")
-    lanes = _lanes(w, grid, tall)
-    blocks = {**held, **({grid[-1]: lanes} if grid and lanes > 1 else {})}
+    lanes = max(least, _lanes(w, grid, tall))
+    if program.products and (len(whole) != 1 or not grid):
+        raise Unfusible(program.states[0].update.node, "a product without rows and columns")
+    blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
+    order = order if not program.products else [*grid, *whole]
     warps = max(1, min(8, tall * lanes // (32 * PER_THREAD)))
-    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, power_of_two(warps), _stages(w.target))
+    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, power_of_two(warps), _stages(w.target))
 
 
 def _stages(target: Target) -> int:
@@ -68,7 +76,7 @@ def schedule_of(program: LoopProgram, tile: LoopTile) -> Schedule:
     return Schedule(
         row=tile.whole, chunked=False, walk=(), grid=tile.grid, tile=dict(tile.blocks), inner=frozenset(), final=(),
         after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps, stages=tile.stages,
-        order=(program.time, *(a for a in (*tile.grid, *tile.whole) if a not in tile.blocks), *tile.blocks),
+        order=(program.time, *tile.depths, *(a for a in (*tile.grid, *tile.whole) if a not in tile.blocks), *tile.blocks),
         hoisted=True, online={}, direct={},
     )  # fmt: skip
 

@@ -1,0 +1,76 @@
+"""Products with what is carried: the sum over k of h[i, k] * w[k, j] has h as a tile, whose lanes are j and k by turns.
+
+    sum over k of mul(f(state[i, k]), w[j, k])   ->   matmul(f(state[i, j]), w[j, k]) along k
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ....ir import Value
+from ....ir.errors import Unfusible
+from ...program.axes import Axis, Index, Sink, Term, terms_below
+from ...program.loops import STATE
+from ...program.sizes import same
+from ...program.terms import TermTable
+
+
+def with_products(table: TermTable, sinks: Sequence[Sink]) -> list[Sink]:
+    """The sinks with products of matrices in the place of sums that read a state along another axis than its own."""
+    places = {s.ref.index: s.place for s in sinks if s.ref.kind == STATE}
+    new: dict[Term, Term] = {}
+    todo = [t for s in reversed(sinks) for t in s.terms]
+    while todo:
+        term = todo[-1]
+        product = _product(table, term, places) if term not in new else None
+        # the operand of a product is asked for at its own place, and nothing in it anywhere else
+        args = term.args if product is None else product.args
+        if missing := [a for a in args if a not in new and term not in new]:
+            todo += missing
+            continue
+        new.setdefault(todo.pop(), _rebuilt(table, product or term, new))
+    return [s.of_terms(new) for s in sinks]
+
+
+def _rebuilt(table: TermTable, term: Term, new: Mapping[Term, Term]) -> Term:
+    args = tuple(new[a] for a in term.args)
+    return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
+
+
+def _product(table: TermTable, term: Term, places: Mapping[int, Index]) -> Term | None:
+    """The product that a sum is."""
+    if term.op != "sum" or len(term.param) != 1 or term.args[0].op != "mul":
+        return None
+    (depth,) = term.param
+    sides = [(factor, _other_axis(factor, depth, places)) for factor in term.args[0].args]
+    across = [(factor, axis) for factor, axis in sides if axis is not None]
+    if not across:
+        return None
+    if len(across) == 2:
+        raise Unfusible(_node(term), "a product of what is carried with itself")
+    ((tile, column),) = across
+    matrix = next(f for f, axis in sides if axis is None)
+    if column not in matrix.axes or not matrix.axes <= {depth, column, *_steps(matrix)}:
+        raise Unfusible(_node(term), "a product of what is carried with more than a matrix")
+    own = table.moved(tile, {depth: Index.over(column)})
+    return table.make("matmul", own, matrix, dtype=term.dtype, param=depth, node=term.node)
+
+
+def _steps(term: Term) -> set[Axis]:
+    return {a for a in term.axes if a.turn}
+
+
+def _other_axis(factor: Term, depth: Axis, places: Mapping[int, Index]) -> Axis | None:
+    """The axis that a state has where this factor reads it along `depth`."""
+    found: set[Axis] = set()
+    for load in (t for t in terms_below([factor]) if t.op == "load" and t.param.ref.kind == STATE):
+        strides = dict(load.param.place.terms)
+        own = places[load.param.ref.index]
+        if depth in strides and depth not in own.walked:
+            found |= {a for a, c in own.terms if same(c, strides[depth]) and same(a.size, depth.size)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _node(term: Term) -> Value:
+    assert term.node is not None
+    return term.node
