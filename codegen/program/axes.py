@@ -162,6 +162,7 @@ class Term:
            random  param kind                     args: seed, place
            check_index                            args: an index, the size that it is below, then the guards
        matmul  param the summed axis          args: tiles [rows, its lanes] and [the axis, columns]
+       moved   param (axis, place along it)    the argument's other lanes: element `place` for the element at the axis
        carried param reduction, or state      what it was before the turn of the loop that takes more in
        last    param state                    what it is when the loop is over
            any elementwise primitive

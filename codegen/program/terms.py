@@ -159,6 +159,8 @@ def _param(term: Term, to: Mapping[Axis, Index], place_of: Callable[[Index], Ind
         return replace(term.param, place=place_of(term.param.place))
     if term.op == "index":
         return place_of(term.param)
+    if term.op == "moved":
+        return term.param[0], place_of(term.param[1])
     return _axes(term.param, to) if term.op in (*REDUCTIONS, *SCANS, "spread") else term.param
 
 

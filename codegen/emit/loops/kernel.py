@@ -115,8 +115,11 @@ class Loop:
         variable = self.context.names.fresh("step" if self.program.time.turn == "backward" else "t_at")
         self._set_time(name(variable), scope)
         self._fix_states(scope.level)
-        for product in self.program.products:
-            self._multiply(product, scope)
+        for term in self.program.terms:
+            if term.op == "matmul":
+                self._multiply(term, scope)
+            elif term.op == "moved":
+                self._move(term, scope)
         for sink in self.program.in_loop:
             self.emitter.stores.store(sink, scope)
         self._carry_on(scope)
@@ -151,6 +154,23 @@ class Loop:
         product = self.context.round_reduction(term, product)
         label = scope.define(self.context.names.fresh(name_of(term), "product"), product, self.context.comment(term))
         self.values.accumulated[term] = label
+        self.emitter.levels.fix(term, scope.level)
+
+    def _move(self, term: Term, scope: Scope) -> None:
+        """tl.gather along an axis that is whole in the tile; elsewhere is nothing, which nothing asks for."""
+        axis, place = term.param
+        state = term.args[0]
+        tile, last = self.emitter.tile, literal(self.emitter.tile.block_sizes[axis] - 1)
+        lane = self.emitter.coords[axis].lane
+        assert lane is not None
+        scalar = self.context.sizes.text(place.offset, "shift")
+        sign = dict(place.terms)[axis]
+        at = binary("+", lane, scalar) if sign == 1 else binary("-", scalar, lane)
+        inside = call("tl.minimum", call("tl.maximum", at, literal(0)), last)
+        index = scope.home(0).define(self.context.names.fresh("source"), tile.broadcast(inside, state.axes))
+        dim = literal(tile.dims.index(axis))
+        gathered = call("tl.gather", self.values.value(state, scope), index, dim)
+        self.values.accumulated[term] = self.context.let(scope, "neighbour", gathered)
         self.emitter.levels.fix(term, scope.level)
 
     @contextmanager

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....ir.errors import Unfusible
-from ...program.axes import REDUCTIONS, SCANS, Axis, Materialize, Program, Sink, Term, terms_below
+from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Materialize, Program, Sink, Term, terms_below
 from ...program.loops import INITIAL, STATE
+from ...program.sizes import divide, same, tidy
 from ...program.terms import TermTable
 from .products import with_products
 
@@ -68,8 +69,9 @@ class LoopProgram(Program):
 
     @property
     def whole(self) -> frozenset[Axis]:
-        """The axes that steps reduce along, and the columns of products."""
+        """The axes that steps reduce along, or move what is carried along, and the columns of products."""
         reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS) for a in t.param}
+        reduced |= {t.param[0] for t in self.terms if t.op == "moved"}
         return frozenset(reduced.union(*(t.args[1].axes - {t.param} for t in self.products)))
 
 
@@ -108,20 +110,42 @@ def _with_states(
 ) -> Term:
     """The term with loads of states as what is carried."""
     if term.op == "last":
-        (number, axes), dtype = _own_place(term.args[0], updates, time), term.dtype
-        return table.make("last", dtype=dtype, param=Carried(number, axes), node=term.node)
+        load = term.args[0]
+        sink = updates[load.param.ref.index]
+        if load.param.place != sink.place:
+            raise Materialize([n for n in [term.node] if n is not None])
+        param = Carried(sink.ref.index, tuple(a for a in sink.axes if a is not time))
+        return table.make("last", dtype=term.dtype, param=param, node=term.node)
     if is_state(term):
-        number, axes = _own_place(term, updates, time)
-        return table.make("carried", dtype=term.dtype, param=Carried(number, (time, *axes)), node=term.node)
+        return _carried(table, term, updates[term.param.ref.index], time)
     args = tuple(new[a] for a in term.args)
     return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
 
 
-def _own_place(load: Term, updates: dict[int, Sink], time: Axis) -> tuple[int, tuple[Axis, ...]]:
-    sink = updates[load.param.ref.index]
-    if load.param.place != sink.place or load.args:
+def _carried(table: TermTable, load: Term, sink: Sink, time: Axis) -> Term:
+    """What is carried at the place of a load: at its own, or as far along one axis as another element is."""
+    axes = tuple(a for a in sink.axes if a is not time)
+    own = table.make("carried", dtype=load.dtype, param=Carried(sink.ref.index, (time, *axes)), node=load.node)
+    if load.param.place == sink.place:
+        return own
+    moved = _moved_along(load, sink)
+    if moved is None or load.param.indirect:
         raise Unfusible(sink.node, "a step reads what another element carries")
-    return load.param.ref.index, tuple(a for a in sink.axes if a is not time)
+    return table.make("moved", own, dtype=load.dtype, param=moved, node=load.node)
+
+
+def _moved_along(load: Term, sink: Sink) -> tuple[Axis, Index] | None:
+    """(axis, place along it): the only axis of the state along which a load is elsewhere."""
+    own, place = dict(sink.place.terms), load.param.place
+    elsewhere = [a for a in own if dict(place.terms).get(a) != own[a]]
+    strides = [(a, 1) for a in own] if not elsewhere else [(elsewhere[0], -1)]
+    if len(elsewhere) > 1 or set(place.walked) != set(own):
+        return None
+    for axis, sign in strides:
+        steps = divide(place.offset, own[axis])
+        if steps is not None and same(dict(place.terms)[axis], tidy(own[axis] * sign)):
+            return axis, Index.over(axis) * sign + steps
+    return None
 
 
 def _state(table: TermTable, number: int, initial: Sink, update: Sink, time: Axis) -> LoopState:
