@@ -424,7 +424,7 @@ class _Group:
         if free := symbols(a.size for a in program.whole):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        return replace(kernel_of_loop(program, self.target, self.hints, label), pinned=pins)
+        return replace(kernel_of_loop(terms, program, self.target, self.hints, label), pinned=pins)
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,

@@ -51,6 +51,11 @@ def times(a, b):
     return a * b
 
 @triton.jit
+def first_order(a, b, c, d):
+    """a * h + b and then c * h + d, as one step."""
+    return a * c, b * c + d
+
+@triton.jit
 def row_max(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     """The maximum along an axis; NaN wins."""
     return tl.reduce(v, axis, larger, keep_dims=keep_dims)

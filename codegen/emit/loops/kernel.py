@@ -1,41 +1,33 @@
-"""A loop over time to text: what is carried is set before the loop, read and set again in every turn of it.
-
-    h = tl.load(h0_ptr + ..)
-    for t in tl.range(0, T):
-        h_next = tl.load(a_ptr + t * ..) * h + tl.load(x_ptr + t * ..)
-        tl.store(out_ptr + t * .., h_next)
-        h = h_next
-"""
+"""A loop over time to text: step by step, or many steps at once where what is carried is a linear recurrence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-from ....ir.errors import Unfusible
-from ....ir.types import LOW_FLOATS
 from ...kernel import Kernel, Target
-from ...program.axes import Axis, Term
+from ...program.axes import Axis
 from ...program.sizes import Hints
-from ...schedule.loops.roles import LoopProgram, LoopState
-from ...schedule.loops.tiles import schedule_of, tile_of
+from ...program.terms import TermTable
+from ...schedule.loops.recurrences import recurrences_of
+from ...schedule.loops.roles import LoopProgram
+from ...schedule.loops.tiles import chunked_tile_of, in_chunks, schedule_of, tile_of
 from ...schedule.schedule import Schedule
-from ...schedule.streams.algebra import source_of
 from ...schedule.workload import Workload
-from ..access.coordinates import Coord
-from ..context import as_tensor, name_of
 from ..emit import Emitter, assemble
-from ..mathematics import narrow
 from ..names import Names
-from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
+from .chunks import ChunkedLoop
+from .steps import Loop
 
 
-def kernel_of_loop(program: LoopProgram, target: Target, hints: Hints, label: str) -> Kernel:
+def kernel_of_loop(table: TermTable, program: LoopProgram, target: Target, hints: Hints, label: str) -> Kernel:
     """One kernel for a loop and what is made of its results."""
-    tile = tile_of(Workload(program, target, hints), program, hints)
+    workload = Workload(program, target, hints)
+    linear = recurrences_of(table, program) if in_chunks(workload, program) else None
+    chunk = None if linear is None else chunked_tile_of(workload, program)
+    tile = chunk or tile_of(workload, program, hints)
     sizes = {**tile.blocks, **tile.depths}
     emitter = Emitter(program, schedule_of(program, tile), target, hints, label, name_axes, sizes)
-    loop = Loop(emitter, program)
+    loop = Loop(emitter, program) if linear is None or chunk is None else ChunkedLoop(emitter, program, linear)
     loop.set_coordinates()
     loop.begin()
     loop.emit()
@@ -54,160 +46,3 @@ def name_axes(plan: Schedule, names: Names) -> Mapping[Axis, str]:
         axis.name = word or letter.lower()
         names.fresh(letter), names.fresh(axis.name)
     return letters
-
-
-def multiplied_in(left: Term, right: Term, product: Term) -> str:
-    """The dtype of the operands of a product: what was only widened is multiplied as it was."""
-    sources = {source_of(t).dtype for t in (left, right)}
-    found = sources.pop() if len(sources) == 1 else product.dtype
-    if found not in ("f16", "bf16", "f32"):
-        assert product.node is not None
-        raise Unfusible(product.node, f"no tile of {found} is multiplied")
-    return found
-
-
-def operand(term: Term, dtype: str, value: Expr) -> Expr:
-    """A tile as it is multiplied."""
-    value = as_tensor(term, value)
-    return narrow(value, dtype) if dtype in LOW_FLOATS else value
-
-
-class Loop:
-    """A loop under construction. `labels`: the names of what is carried."""
-
-    def __init__(self, emitter: Emitter, program: LoopProgram) -> None:
-        self.emitter, self.program, self.context = emitter, program, emitter.context
-        self.values = emitter.values
-        self.labels: dict[LoopState, str] = {}
-
-    def set_coordinates(self) -> None:
-        """Axes that the program covers whole, and its place in the grid."""
-        context, coords, plan = self.context, self.emitter.coords, self.context.plan
-        for axis in plan.row:
-            coords.set_whole(axis)
-        if any(set(plan.grid) - set(s.axes) for s in self.program.sinks):
-            self.emitter.walk.require_nonzero(a.size for a in plan.grid)
-        axes = [a for a in plan.grid if not coords.is_one_block(a)]
-        if axes:
-            self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
-
-    def begin(self) -> None:
-        """What is carried, at first."""
-        top = self.context.top
-        for state in self.program.states:
-            value = self._in_all_lanes(state, state.initial.value, top)
-            self.labels[state] = self.context.names.fresh(self._wish(state))
-            top.define(self.labels[state], value)
-
-    def _wish(self, state: LoopState) -> str:
-        return name_of(state.update) or name_of(state.initial) or "state"
-
-    def _in_all_lanes(self, state: LoopState, term: Term, scope: Scope) -> Expr:
-        """A value in the shape that is carried, which is one in all turns."""
-        value = as_tensor(term, self.values.value(term, scope))
-        is_missing = self.emitter.tile.is_missing_lanes(state.axes, term.axes)
-        return self.emitter.tile.broadcast(value, state.axes) if is_missing else value
-
-    # ------------------------------------------------------------------ a turn
-    def emit(self) -> None:
-        """for t in tl.range(0, T): the stores of a step, then what is carried into the next."""
-        scope, plan = Scope(1, self.context.top), self.context.plan
-        variable = self.context.names.fresh("step" if self.program.time.turn == "backward" else "t_at")
-        self._set_time(name(variable), scope)
-        self._fix_states(scope.level)
-        for term in self.program.terms:
-            if term.op == "matmul":
-                self._multiply(term, scope)
-            elif term.op == "moved":
-                self._move(term, scope)
-        for sink in self.program.in_loop:
-            self.emitter.stores.store(sink, scope)
-        self._carry_on(scope)
-        pipelined = {"num_stages": literal(plan.stages)} if plan.stages > 1 else {}
-        steps = self.context.sizes.text(self.program.time.size, "T")
-        self.context.top.body.append(For(variable, call("tl.range", literal(0), steps, **pipelined), scope.body))
-        del self.emitter.coords[self.program.time]
-
-    def _set_time(self, turn: Expr, scope: Scope) -> None:
-        time, sizes = self.program.time, self.context.sizes
-        if time.turn == "backward":
-            turn = binary("-", binary("-", sizes.text(time.size, "T"), literal(1)), turn)
-        at = scope.define(time.name, call("tl.cast", turn, literal("tl.int64")))
-        self.emitter.coords[time] = Coord(at, None, None, scope.level)
-        self.emitter.levels.clear()
-
-    def _fix_states(self, level: int) -> None:
-        for state in self.program.states:
-            self.values.accumulated[state.before] = name(self.labels[state])
-            self.emitter.levels.fix(state.before, level)
-
-    def _multiply(self, term: Term, scope: Scope) -> None:
-        """tl.dot of a tile of rows with a matrix that has the summed axis first."""
-        rows, matrix = term.args
-        dtype = multiplied_in(rows, matrix, term)
-        left = operand(rows, dtype, self.values.value(rows, scope))
-        (column,) = matrix.axes - {term.param, self.program.time}
-        with self._dimensions(term.param, column):
-            right = operand(matrix, dtype, self.values.value(matrix, scope))
-            right = self.context.let(scope.home(self.emitter.levels.of(matrix)), name_of(matrix) or "matrix", right)
-        product = call("tl.dot", left, right, **self.context.precision(dtype))
-        product = self.context.round_reduction(term, product)
-        label = scope.define(self.context.names.fresh(name_of(term), "product"), product, self.context.comment(term))
-        self.values.accumulated[term] = label
-        self.emitter.levels.fix(term, scope.level)
-
-    def _move(self, term: Term, scope: Scope) -> None:
-        """tl.gather along an axis that is whole in the tile; elsewhere is nothing, which nothing asks for."""
-        axis, place = term.param
-        state = term.args[0]
-        tile, last = self.emitter.tile, literal(self.emitter.tile.block_sizes[axis] - 1)
-        lane = self.emitter.coords[axis].lane
-        assert lane is not None
-        scalar = self.context.sizes.text(place.offset, "shift")
-        sign = dict(place.terms)[axis]
-        at = binary("+", lane, scalar) if sign == 1 else binary("-", scalar, lane)
-        inside = call("tl.minimum", call("tl.maximum", at, literal(0)), last)
-        index = scope.home(0).define(self.context.names.fresh("source"), tile.broadcast(inside, state.axes))
-        dim = literal(tile.dims.index(axis))
-        gathered = call("tl.gather", self.values.value(state, scope), index, dim)
-        self.values.accumulated[term] = self.context.let(scope, "neighbour", gathered)
-        self.emitter.levels.fix(term, scope.level)
-
-    @contextmanager
-    def _dimensions(self, *axes: Axis) -> Iterator[None]:
-        """Another tile for a while, of axes that are whole in it."""
-        tile, coords = self.emitter.tile, self.emitter.coords
-        dims, before = tile.dims, coords.before(axes)
-        tile.dims = axes
-        for axis in axes:
-            coords.set_whole(axis)
-        yield
-        tile.dims = dims
-        coords.restore(axes, before)
-
-    def _carry_on(self, scope: Scope) -> None:
-        """All that is carried changes at once."""
-        changed = []
-        for state in self.program.states:
-            value = self._in_all_lanes(state, state.update.value, scope)
-            changed.append((self.labels[state], self._apart(value, scope)))
-        for label, value in changed:
-            if value.text != label:
-                scope.body.append(Accumulate(label, "=", value))
-
-    def _apart(self, value: Expr, scope: Scope) -> Expr:
-        """What is carried reads the states before the step: with several of them, under a name of its own."""
-        if len(self.program.states) == 1:
-            return value
-        is_state = value.text in self.labels.values()
-        return scope.define(self.context.names.fresh("before" if is_state else "after"), value)
-
-    # ------------------------------------------------------------------ behind it
-    def finish(self) -> None:
-        """The stores of what is known now."""
-        self.emitter.levels.clear()
-        for state in self.program.states:
-            self.values.accumulated[state.last] = name(self.labels[state])
-            self.emitter.levels.fix(state.last, 0)
-        for sink in self.program.after:
-            self.emitter.stores.store(sink, self.context.top)

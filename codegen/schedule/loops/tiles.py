@@ -36,6 +36,35 @@ class LoopTile(NamedTuple):
     stages: int
 
 
+ROWS, CHUNK = 64, 2048
+"""Steps that are taken at once, at most, and elements of such a tile."""
+LANES_OF_UNIT = 512
+"""Elements that go through time by themselves, for each unit: with as many, their loads fill the bandwidth."""
+
+
+def in_chunks(w: Workload, program: LoopProgram) -> bool:
+    """Many steps at once pay where few elements go through time, or time is what is contiguous in memory."""
+    beside = math.prod(max(1, w.size[a]) for a in w.order if a is not program.time)
+    return w.size[program.time] > LEAST and (beside < LANES_OF_UNIT * w.target.units or w.vector is program.time)
+
+
+def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
+    """A tile of many steps; None where what a step reduces along leaves no room for it."""
+    time = program.time
+    order = [a for a in w.order if a is not time]
+    whole = tuple(a for a in order if a in program.whole)
+    grid = tuple(a for a in order if a not in program.whole)
+    held = {a: power_of_two(w.size[a]) for a in whole}
+    rows = min(ROWS, power_of_two(w.size[time]))
+    lanes = CHUNK // (math.prod(held.values()) * rows)
+    if not lanes:
+        return None
+    lanes = min(lanes, power_of_two(w.size[grid[-1]])) if grid else 1
+    blocks = {**held, **({grid[-1]: lanes} if lanes > 1 else {}), time: rows}
+    warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    return LoopTile(grid, whole, {a: blocks[a] for a in w.order if a in blocks}, {}, warps, 1)
+
+
 def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     """The largest block of the grid's fastest axis with which all units of the device have work."""
     order = [a for a in w.order if a is not program.time and a not in program.depths]
@@ -76,7 +105,7 @@ def schedule_of(program: LoopProgram, tile: LoopTile) -> Schedule:
     return Schedule(
         row=tile.whole, chunked=False, walk=(), grid=tile.grid, tile=dict(tile.blocks), inner=frozenset(), final=(),
         after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps, stages=tile.stages,
-        order=(program.time, *tile.depths, *(a for a in (*tile.grid, *tile.whole) if a not in tile.blocks), *tile.blocks),
+        order=(*(() if program.time in tile.blocks else (program.time,)), *tile.depths, *(a for a in (*tile.grid, *tile.whole) if a not in tile.blocks), *tile.blocks),
         hoisted=True, online={}, direct={},
     )  # fmt: skip
 

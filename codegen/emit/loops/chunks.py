@@ -1,0 +1,156 @@
+"""Many steps of a linear recurrence at once: a tile of steps is scanned, on top of what the steps before it carry.
+
+    for first_t in tl.range(0, T, BLOCK_T):
+        product, total = tl.associative_scan((a, b), 0, first_order)
+        after = product * h + total
+        h = the last row of after
+
+Products of many factors may leave the range of floats where what is carried does not: then the tile is walked by step.
+"""
+
+from __future__ import annotations
+
+from ...program.axes import Term
+from ...schedule.loops.recurrences import Linear
+from ...schedule.loops.roles import LoopProgram, LoopState
+from ..context import as_tensor
+from ..emit import Emitter
+from ..mathematics import TL, number, register_dtype
+from ..statements import Accumulate, Expr, For, If, Let, Scope, binary, call, literal, name
+from .steps import Loop
+
+INFINITY = literal('float("inf")')
+
+
+class ChunkedLoop(Loop):
+    """`linear`: what each state is multiplied with, and what is added to it."""
+
+    def __init__(self, emitter: Emitter, program: LoopProgram, linear: dict[LoopState, Linear]) -> None:
+        super().__init__(emitter, program)
+        self.linear, self.time = linear, program.time
+        self.dim = emitter.tile.dims.index(program.time)
+        self.is_reversed = program.time.turn == "backward"
+
+    def emit(self) -> None:
+        """for first_t in tl.range(0, T, BLOCK_T): all states, the stores of these steps, what is carried on."""
+        context, tile = self.context, self.emitter.tile
+        scope = Scope(1, context.top)
+        variable = context.names.fresh("t_at")
+        self._set_steps(name(variable), scope)
+        after = {state: self._scanned(state, scope) for state in self.linear}
+        for sink in self.program.in_loop:
+            self.emitter.stores.store(sink, scope)
+        for state, label in after.items():
+            end = self._row(label, 0 if self.is_reversed else tile.block_sizes[self.time] - 1)
+            scope.body.append(Accumulate(self.labels[state], "=", end))
+        steps = context.sizes.text(self.time.size, "T")
+        over = call("tl.range", literal(0), steps, tile.block(self.time))
+        context.top.body.append(For(variable, over, scope.body))
+        del self.emitter.coords[self.time]
+
+    def _set_steps(self, at: Expr, scope: Scope) -> None:
+        sizes, block = self.context.sizes, self.emitter.tile.block(self.time)
+        sizes.require_countable(self.time.size)
+        if self.is_reversed:
+            steps = sizes.text(self.time.size, "T")
+            last = binary("*", binary("-", call("tl.cdiv", steps, block), literal(1)), block)
+            at = binary("-", last, at)
+        label = self.context.names.fresh(f"first_{self.time.name}")
+        first = scope.define(label, call("tl.cast", at, literal("tl.int64")))
+        self.emitter.coords.set_lanes(self.time, first, scope, scope.level)
+        self.emitter.levels.clear()
+
+    # ------------------------------------------------------------------ one state
+    def _scanned(self, state: LoopState, scope: Scope) -> Expr:
+        """The state after each step of the tile; what is before each, and what it is made of, are known from here on."""
+        factor, rest = self.linear[state]
+        before, added = name(self.labels[state]), self._tile(state, rest, 0, "added", scope)
+        if factor is None:
+            after = added
+        elif factor.op == "const" and factor.param == 1:
+            after = binary("+", call("tl.cumsum", added, literal(self.dim), **self._direction()), before)
+        else:
+            after = self._product(state, self._tile(state, factor, 1, "factor", scope), added, before, scope)
+        after = after if after.text.isidentifier() else self._named(state, "after", after, scope)
+        self._know(state.update.value, after, scope)
+        self._know(state.before, self._named(state, "before", self._shifted(after, before), scope), scope)
+        return after
+
+    def _know(self, term: Term, value: Expr, scope: Scope) -> None:
+        self.values.accumulated[term] = value
+        self.emitter.levels.fix(term, scope.level)
+
+    def _named(self, state: LoopState, word: str, value: Expr, scope: Scope) -> Expr:
+        label = self.context.names.fresh(f"{self.labels[state]}_{word}")
+        return scope.define(label, value)
+
+    def _direction(self) -> dict[str, Expr | str]:
+        return {"reverse": literal("True")} if self.is_reversed else {}
+
+    def _tile(self, state: LoopState, term: Term | None, neutral: int, word: str, scope: Scope) -> Expr:
+        """A value at every step of the tile; steps behind the end change nothing."""
+        nothing = literal(number(neutral, state.dtype))
+        axes, mask = (self.time, *state.axes), self.emitter.coords[self.time].mask
+        if term is None:
+            value = call("tl.full", literal("[]"), nothing, literal(TL[register_dtype(state.dtype)]))
+        else:
+            value = as_tensor(term, self.values.value(term, scope))
+        if mask is not None and term is not None:
+            value = call("tl.where", mask, value, nothing)
+        present = {self.time, *term.axes} if term is not None and mask is not None else term.axes if term else ()
+        if self.emitter.tile.is_missing_lanes(axes, present):
+            value = self.emitter.tile.broadcast(value, axes)
+        return self.context.let(scope, word, value)
+
+    def _product(self, state: LoopState, factor: Expr, added: Expr, before: Expr, scope: Scope) -> Expr:
+        """The state after each step, by a scan; by step where that is not finite."""
+        pair = Expr(f"({factor}, {added})", names=factor.names | added.names)
+        both = call("tl.associative_scan", pair, literal(self.dim), name("first_order"), **self._direction())
+        runs = self.context.let(scope, "runs", both)
+        product, total = (Expr(f"{runs}[{i}]", names=runs.names) for i in (0, 1))
+        after = self._named(state, "after", binary("+", binary("*", product, before), total), scope)
+        wild = binary("<", binary("+", call("tl.abs", product), call("tl.abs", total)), INFINITY)
+        is_wild = call("tl.max", call("tl.where", wild, literal(0), literal(1)))
+        scope.body.append(If(binary("!=", is_wild, literal(0)), self._by_step(state, after, factor, added, before)))
+        return after
+
+    def _by_step(self, state: LoopState, after: Expr, factor: Expr, added: Expr, before: Expr) -> list[Let | For]:
+        names, block = self.context.names, self.emitter.tile.block(self.time)
+        here, at = names.fresh(f"{self.labels[state]}_here"), names.fresh("step")
+        turn = name(at)
+        if self.is_reversed:
+            turn = binary("-", binary("-", block, literal(1)), turn)
+        lane = self._lane()
+        is_here = binary("==", lane, turn)
+        rows = [self._sum_where(is_here, x) for x in (factor, added)]
+        step = binary("+", binary("*", name(here), rows[0]), rows[1])
+        body = [
+            Accumulate(here, "=", step),
+            Accumulate(after.text, "=", call("tl.where", is_here, name(here), after)),
+        ]
+        return [Let(here, before), For(at, call("tl.range", literal(0), block), list(body))]
+
+    # ------------------------------------------------------------------ rows of a tile
+    def _lane(self) -> Expr:
+        lane = self.emitter.coords[self.time].lane
+        assert lane is not None
+        return lane
+
+    def _sum_where(self, condition: Expr, value: Expr) -> Expr:
+        picked = call("tl.where", condition, value, literal("0.0"))
+        return call("tl.sum", picked, literal(self.dim), keep_dims=literal("True"))
+
+    def _row(self, tile: Expr, number: int) -> Expr:
+        return self._sum_where(binary("==", self._lane(), literal(number)), tile)
+
+    def _shifted(self, after: Expr, carried: Expr) -> Expr:
+        """What is before each step: the row before, or what the tile before carried on."""
+        lane, last = self._lane(), self.emitter.tile.block_sizes[self.time] - 1
+        if self.is_reversed:
+            source, edge = call("tl.minimum", binary("+", lane, literal(1)), literal(last)), last
+        else:
+            source, edge = call("tl.maximum", binary("-", lane, literal(1)), literal(0)), 0
+        shape = f"{after}.shape"
+        index = call("tl.broadcast_to", source, Expr(shape, names=after.names))
+        moved = call("tl.gather", after, index, literal(self.dim))
+        return call("tl.where", binary("==", lane, literal(edge)), carried, moved)
