@@ -262,10 +262,22 @@ def _reduce(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State
     return _state_by_shape(node, symbol)
 
 
-def _scan(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+def _cumulative(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     if axis_of(node, symbol) == node.params["axis"]:
         raise refusal(node, "runs along it")
     return _layout(node, states, symbol)
+
+
+def _scan(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """Not along time; along another dim each step is divided, as long as none of its results is a sum over it."""
+    if mentions(node.params["length"], symbol):
+        raise refusal(node, "runs along it")
+    if PARTIAL in states:
+        raise refusal(node, "is not linear in a sum over it, of which each rank has a part")
+    step = divide(node.params["body"].graph, symbol)
+    if PARTIAL in step.outputs or any(step.degrees):
+        raise refusal(node, "adds over it in each step")
+    return _state_by_shape(node, symbol) if len(node.avals) == 1 else WHOLE
 
 
 def _dot(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
@@ -361,7 +373,8 @@ sharding_rules: dict[str, Rule] = {
     "flip": _flip,
     "cat": _cat,
     "sum": _sum,
-    "cumsum": _scan,
+    "cumsum": _cumulative,
+    "scan": _scan,
     "dot": _dot,
     "gather": _gather,
     "scatter": _scatter,

@@ -72,6 +72,8 @@ def _checked_degree(value: Value, degree: Degree) -> Fraction:
 def _degree(node: Value, operands: Sequence[Degree], symbol: sympy.Symbol) -> Degree:
     if node.prim == "full":
         return _degree_of_full(node, symbol)
+    if node.prim == "scan":
+        return _degree_of_scan(node, operands, symbol)
     if any(operands):
         rule = degree_rules.get(node.prim)
         if rule is None:
@@ -83,6 +85,13 @@ def _degree(node: Value, operands: Sequence[Degree], symbol: sympy.Symbol) -> De
 def _degree_of_zeros(node: Value) -> Degree:
     """Of what is computed of zeros and infinities alone: whatever stays so."""
     return None if node.prim in KEEPS_ZEROS else NONE
+
+
+def _degree_of_scan(node: Value, operands: Sequence[Degree], symbol: sympy.Symbol) -> Degree:
+    """A step that computes with the size has another degree in each step."""
+    if any(operands) or any(degrees(node.params["body"].graph, symbol)):
+        raise refusal(node, SIZED)
+    return NONE
 
 
 def _degree_of_full(node: Value, symbol: sympy.Symbol) -> Degree:

@@ -238,7 +238,7 @@ class _Reader:
 
     def __init__(self, within: _Reader | None = None) -> None:
         self.graph, self.values = Graph(), list[Value]()
-        self.symbols = dict(within.symbols) if within else dict[str, sympy.Symbol]()
+        self.symbols: dict[str, sympy.Symbol] = dict(within.symbols) if within else {}
         self.depth: int = within.depth + 1 if within else 0
         self.latest: float = within.latest if within else time.monotonic() + MOST_SECONDS
 

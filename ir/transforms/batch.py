@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from ..graph import Graph, Value, building, emit, provenance
+from ..loops.batched import batch_scan
 from ..prims import BINARY, COMPARE, UNARY
 from ..rewrite import name_of
 from ..types import Size
@@ -75,6 +76,8 @@ def _batch_node(
         rule = rules.batch(node, mapped, size, randomness)
         results = inline_rule(rule.graph, node, args)
         return (results[0], rule.mapped[0]) if len(results) == 1 else (results, list(rule.mapped))
+    if node.prim == "scan" and any(mapped):
+        return batch_scan(node, args, mapped, size, lambda body, lanes: batch(body, lanes, size, rules))
     if any(mapped):
         return batch_rules[node.prim](size, mapped, node, *args, **node.params), True
     return emit(node.prim, *args, **node.params), False

@@ -65,17 +65,22 @@ class NonLinearError(FusegradError):
         return self.facts["refusal"]  # type: ignore[no-any-return]
 
 
+Reasons: TypeAlias = "dict[int, Refusal | None]"
+"""By the ids of the values that depend on the inputs: None where they do linearly."""
+State: TypeAlias = 'Refusal | Literal["constant", "zero"] | None'
+
+
 def why_not_linear(
     graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES, outputs: Sequence[int] | None = None
 ) -> Refusal | None:
     """The first reason why outputs (by default all, and mutations) are not linear in these inputs together, or None."""
     results = graph.results if outputs is None else [o for i in outputs if (o := graph.outputs[i]) is not None]
-    return _first_refusal(results, *_classify(graph, inputs, rules))
+    return _first_refusal(results, *_of_inputs(graph, inputs, rules))
 
 
 def linear_part(graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES) -> set[int]:
     """Ids of the values that are linear in these inputs, as every result is proved to be. Raises NonLinearError."""
-    reasons, zero = _classify(graph, inputs, rules)
+    reasons, zero = _of_inputs(graph, inputs, rules)
     refusal = _first_refusal(graph.results, reasons, zero)
     if refusal is not None:
         names = ", ".join(f"`{graph.inputs[i].params['name']}`" for i in inputs)
@@ -83,13 +88,22 @@ def linear_part(graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RUL
     return {value for value, reason in reasons.items() if reason is None}
 
 
-def _classify(
-    graph: Graph, inputs: Sequence[int], rules: ExternRules
-) -> tuple[dict[int, Refusal | None], set[int]]:
-    """Values that depend on the inputs (None: linear, else the first reason why not), and those that are zero."""
-    reasons: dict[int, Refusal | None] = {graph.inputs[i].id: None for i in inputs}
-    zero: set[int] = set()
+def _of_inputs(graph: Graph, inputs: Sequence[int], rules: ExternRules) -> tuple[Reasons, set[int]]:
+    return _classify(graph, {graph.inputs[i].id: None for i in inputs}, set(), rules)
+
+
+def _classify(graph: Graph, reasons: Reasons, zero: set[int], rules: ExternRules) -> tuple[Reasons, set[int]]:
+    """Values that depend on the inputs (None: linear, else the first reason why not), and those that are zero.
+
+    Of the inputs both are given.
+    """
+    of_loops: dict[int, list[State]] = {}
     for node in graph.order():
+        if node.prim == "scan":
+            of_loops[node.id] = _states_of_scan(node, reasons, zero, rules)
+        if (states := _states(node, of_loops)) is not None:
+            _record(node, states, reasons, zero)
+            continue
         hits = tuple(i for i, a in enumerate(node.args) if a.id in reasons)
         if hits:
             before = (reasons[node.args[i].id] for i in hits)
@@ -99,7 +113,7 @@ def _classify(
     return reasons, zero
 
 
-def _first_refusal(results: Sequence[Value], by_value: dict[int, Refusal | None], zero: set[int]) -> Refusal | None:
+def _first_refusal(results: Sequence[Value], by_value: Reasons, zero: set[int]) -> Refusal | None:
     reasons = (by_value[r.id] if r.id in by_value else _constant(r, zero) for r in results)
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -119,6 +133,51 @@ def _refusal(node: Value, hits: tuple[int, ...], zero: set[int], rules: ExternRu
     if all(i in hits or node.args[i].id in zero for i in together):
         return None
     return _refusal_at(node, "affine", "adds a term that does not depend on it (affine)")
+
+
+# ---------------------------------------------------------------------------------------------- loops
+def _states(node: Value, of_loops: dict[int, list[State]]) -> list[State] | None:
+    """What is known of the results of a loop, or of the one that is picked."""
+    if node.prim == "pick" and (states := of_loops.get(node.args[0].id)) is not None:
+        return [states[node.params["index"]]]
+    return of_loops.get(node.id)
+
+
+def _record(node: Value, states: list[State], reasons: Reasons, zero: set[int]) -> None:
+    """A loop is linear where a result is; which results are not, their picks say."""
+    depending = [s for s in states if not isinstance(s, str)]
+    if depending:
+        reasons[node.id] = None if None in depending else depending[0]
+    elif "constant" not in states:
+        zero.add(node.id)
+
+
+def _state(value: Value, reasons: Reasons, zero: set[int]) -> State:
+    return reasons[value.id] if value.id in reasons else "zero" if value.id in zero else "constant"
+
+
+def _states_of_scan(node: Value, reasons: Reasons, zero: set[int], rules: ExternRules) -> list[State]:
+    """The states of the results: those of the carries are what all steps together make of them."""
+    body, count = node.params["body"].graph, node.params["carries"]
+    states = [_state(a, reasons, zero) for a in node.args]
+    while True:
+        pairs = list(zip(body.inputs, states, strict=True))
+        own = {v.id: s for v, s in pairs if not isinstance(s, str)}, {v.id for v, s in pairs if s == "zero"}
+        found = _classify(body, *own, rules)
+        given = [_state(o, *found) for o in body.outputs]
+        carried = [_joined(*pair) for pair in zip(states, given, body.outputs[:count], strict=False)]
+        if carried == states[:count]:
+            return [*carried, *given[count:]]
+        states[:count] = carried
+
+
+def _joined(before: State, after: State, value: Value) -> State:
+    """The state of a carry that may be either: a linear one with a constant added is affine."""
+    if before == after or after == "zero" or isinstance(before, Refusal):
+        return before
+    if before == "zero" or isinstance(after, Refusal):
+        return after
+    return _refusal_at(value, "affine", "gives a result that does not depend on it (affine)")
 
 
 NON_LINEAR: tuple[Kind, str] = ("non-linear", "is not linear in it")

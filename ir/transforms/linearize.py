@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import InvalidGraphError
 from ..graph import Graph, Value, building, emit, provenance
+from ..loops.forward_mode import push_scan
 from ..prims import COMPARE, PREDICATES, Arg
 from ..rewrite import name_of, nodes_between
 from ..types import COMPLEX, LOW_FLOATS, Size, product
@@ -66,18 +68,20 @@ def push_forward(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_p
     if graph.mutations and not with_primal:
         raise InvalidGraphError("tangents alone are asked of a graph that writes into its inputs", node=graph.name)
     out = Graph(f"{graph.name}_jvp")
-    env = {v.id: out.input_like(v) for v in graph.inputs}
+    env: dict[int, Any] = {v.id: out.input_like(v) for v in graph.inputs}
     # Tangents come behind all inputs, so that the primal's inputs keep their numbers.
     moving = [graph.inputs[i] for i in wrt]
     dot: dict[int, Any] = {v.id: out.input(v.aval, f"{v.params['name']}_dot") for v in moving}
     with building(out):
         for node in graph.order():
             with provenance(node.origin):
+                args, dots = [env[a.id] for a in node.args], [dot.get(a.id) for a in node.args]
+                if node.prim == "scan" and any(d is not None for d in dots):
+                    env[node.id], dot[node.id] = push_scan(node, args, dots, partial(_push_body, rules))
+                    continue
                 # The primal first: a jvp rule may read its result.
-                args = [env[a.id] for a in node.args]
-                ans = env[node.id] = emit(node.prim, *args, **node.params)
+                ans = env[node.id] = _primal(node, args)
             # No tangent is a structural zero: such a node gets none, and costs nothing.
-            dots = [dot.get(a.id) for a in node.args]
             if any(d is not None for d in dots):
                 with on_behalf_of(node):
                     dot[node.id] = tangent_of(node, dots, ans, args, rules)
@@ -89,6 +93,17 @@ def push_forward(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_p
     if with_primal:
         return out.returning([*primal, *tangents], [*graph.output_strides, *_row_major(out, tangents)])
     return out.returning(tangents)
+
+
+def _primal(node: Value, args: list[Any]) -> Value:
+    """The node itself; of a loop that carries tangents too, its results are at hand."""
+    if node.prim == "pick" and isinstance(args[0], list):
+        return args[0][node.params["index"]]  # type: ignore[no-any-return]
+    return emit(node.prim, *args, **node.params)
+
+
+def _push_body(rules: ExternRules, body: Graph, wrt: Sequence[int]) -> Graph:
+    return push_forward(body, wrt, rules, with_primal=True)
 
 
 def tangent_of(node: Value, dots: list[Any], ans: Value, args: list[Value], rules: ExternRules) -> Result:

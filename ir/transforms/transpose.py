@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sympy
@@ -14,6 +15,9 @@ import sympy
 from ..errors import InvalidGraphError
 from ..graph import Graph, Value, building, emit, provenance
 from ..infer import sizes_equal
+from ..loops.prune import prune_scans
+from ..loops.reverse_mode import transpose_scan
+from ..loops.separate import separate_scans
 from ..rewrite import name_of, nodes_between
 from ..types import Size, simplify_size
 from .extern import NO_RULES, Batched, ExternRules, inline_rule
@@ -47,6 +51,7 @@ def transpose(graph: Graph, linear_in: Sequence[int], rules: ExternRules = NO_RU
 
     Raises NonLinearError where the graph is not linear in these inputs together.
     """
+    graph = separate_scans(prune_scans(graph), linear_in)
     out = _graph_with_inputs(f"{graph.name}_transposed", [v for i, v in enumerate(graph.inputs) if i not in linear_in])
     results = [o for o in graph.outputs if o is not None]
     cotangents = [(o, out.input(o.aval, f"{name_of(o)}_bar")) for o in results]
@@ -68,8 +73,10 @@ def vjp(
     bars = [out.input(o.aval, f"{name_of(o)}_bar") for i in cotangent_of if (o := graph.outputs[i]) is not None]
     pairs = [(forward.outputs[i], bar) for i, bar in zip(cotangent_of, bars, strict=True)]
     live = [(dot, bar) for dot, bar in pairs if dot is not None]
-    forward.returning([dot for dot, _ in live])
-    pulled = _pull_back(forward, range(len(graph.inputs), len(forward.inputs)), out, live, deferred)
+    tangents = range(len(graph.inputs), len(forward.inputs))
+    forward = separate_scans(prune_scans(forward.returning([dot for dot, _ in live])), tangents)
+    seeds = list(zip(forward.results, (bar for _, bar in live), strict=True))
+    pulled = _pull_back(forward, tangents, out, seeds, deferred)
     return require_no_draws("vjp", pulled)
 
 
@@ -136,6 +143,9 @@ def _pull(
         return
     if node.prim in EXTERN:
         contributions = _extern(node, bar, args, hits, rules)
+    elif node.prim == "scan":
+        each = bar if isinstance(bar, list) else [bar]
+        contributions = transpose_scan(node, each, args, hits, partial(transpose, rules=rules))
     else:
         rule = transpose_rules[node.prim]
         contributions = [rule(i, bar, *args, **node.params) for i in hits]

@@ -12,6 +12,8 @@ import sympy
 
 from fusegrad.ir import Graph, TensorType, Value, building, emit
 from fusegrad.ir.evaluate import evaluate
+from fusegrad.ir.loops.body import Body
+from fusegrad.ir.loops.loop import results_of
 from fusegrad.ir.prims import PRIMS
 from fusegrad.ir.sharding.rules import PARTIAL, WHOLE, ZERO, divide, sharding_rules
 from fusegrad.ir.sharding.scaling import NotDivisible, degree_rules
@@ -94,6 +96,25 @@ def over(x: Value, size: Any) -> Value:
     return emit("div", emit("sum", x, axes=(0, 1)), sized(size))
 
 
+def loop(step: Callable[..., Sequence[Value]], size: Any) -> Build:
+    """step(carry, step of x) along axis 0 of x, which has `size` steps."""
+
+    def build(h: Value, x: Value) -> list[Value]:
+        body = Graph("step")
+        inputs = [body.input(h.aval, "h"), body.input(x.aval.with_shape(x.shape[1:]), "x")]
+        with building(body):
+            body.returning(step(*inputs))
+        params = {"carries": 1, "steps": 1, "length": size, "reverse": False}
+        return results_of(emit("scan", h, x, body=Body(body), **params))
+
+    return build
+
+
+def decayed(h: Value, x: Value) -> list[Value]:
+    new = emit("add", emit("mul", h, x), x)
+    return [new, emit("amax", new, axes=(1,))]
+
+
 DIVISIBLE: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], tuple[Any, ...], Sequence[str]]] = {
     "elementwise": (lambda x, y: emit("mul", emit("exp", x), spread(y)), ((N, M), (M,)), (0,), ()),
     "sum": (lambda x: emit("sum", x, axes=(0,)), ((N, M),), (PARTIAL,), ()),
@@ -114,6 +135,7 @@ DIVISIBLE: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], tuple[Any, ...], 
     "flip of another axis": (lambda x: emit("flip", x, axes=(1,)), ((N, M),), (0,), ()),
     "cat of another axis": (lambda x, y: emit("cat", x, y, axis=1), ((N, 2), (N, 3)), (0,), ()),
     "cumsum of another axis": (lambda x: emit("cumsum", x, axis=1, reverse=True), ((N, M),), (0,), ()),
+    "a loop over time": (loop(decayed, M), ((N, 3), (M, N, 3)), (0, 1), ()),
     "a product's rows": (
         lambda x, y: emit("dot", x, y, x_axes=(0, 1), y_axes=(1, 2), out_axes=(2, 0)), ((N, M), (M, 3)), (1,), (),
     ),
@@ -189,6 +211,21 @@ REFUSED: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], str]] = {
     "prod": (lambda x: emit("prod", x, axes=(0,)), ((N, M),), "reduces it by prod"),
     "argmax": (lambda x: emit("argmax", x, axis=0), ((N, M),), "reduces it by argmax"),
     "cumsum": (lambda x: emit("cumsum", x, axis=0, reverse=False), ((N, M),), "runs along it"),
+    "a loop along it": (loop(decayed, N), ((M, 3), (N, M, 3)), "runs along it"),
+    "a sum over it in each step": (
+        loop(lambda h, x: [emit("add", h, emit("sum", x, axes=(0,)))], M), ((3,), (M, N, 3)), "not linear",
+    ),
+    "sums over it of all steps": (
+        loop(lambda h, x: [h, emit("sum", x, axes=(0,))], M), ((3,), (M, N, 3)), "in each step",
+    ),
+    "a mean in each step": (
+        loop(lambda h, x: [emit("mul", h, emit("full", value=1 / N, shape=(N, 3), dtype="f64")), x], M),
+        ((N, 3), (M, N, 3)), "in each step",
+    ),
+    "a loop over a sum": (
+        lambda h, x: loop(decayed, M)(emit("broadcast", emit("sum", h, axes=(0,)), shape=(2, 3), axes=(1,)), x),
+        ((N, 3), (M, 2, 3)), "not linear",
+    ),
     "a sum that is not only added": (lambda x: emit("exp", emit("sum", x, axes=(0,))), ((N, M),), "not linear"),
     "a sum beside what is none": (lambda x, y: emit("add", emit("sum", x, axes=(0,)), y), ((N, M), (M,)), "not linear"),
     "a softmax": (softmax, ((N, M),), "spreads over it"),

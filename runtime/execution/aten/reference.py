@@ -19,6 +19,7 @@ from ....ir.prims import Arg
 from ....tracer.dtypes import to_torch
 from ...values.sizes import Sizes, evaluate
 from . import philox
+from .loops import run_loop
 
 
 # ---------------------------------------------------------------------------------------------- one node
@@ -102,6 +103,15 @@ def _cumsum(node: Node, x: torch.Tensor) -> torch.Tensor:
     if not node["reverse"]:
         return x.cumsum(axis, dtype=x.dtype)
     return x.flip(axis).cumsum(axis, dtype=x.dtype).flip(axis)
+
+
+def _scan(node: Node, *operands: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
+    body = node.params["body"].graph
+
+    def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [r for r in run(body, inputs, node.sizes, node.device) if r is not None]
+
+    return run_loop(node.value, operands, node.sizes, node.device, step)
 
 
 def _dot(node: Node, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -231,6 +241,7 @@ table: dict[str, Callable[..., Any]] = {
     "argmax": lambda node, x: torch.argmax(x, node["axis"]),
     "argmin": lambda node, x: torch.argmin(x, node["axis"]),
     "cumsum": _cumsum,
+    "scan": _scan,
     "dot": _dot,
     "gather": _gather,
     "scatter": _scatter,

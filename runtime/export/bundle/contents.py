@@ -25,10 +25,10 @@ from ....ir.text.document import (
     sizes_from,
     symbols_document,
     symbols_from,
-    symbols_in,
     text_from,
 )
 from ....ir.text.relations import Condition, relation_document, relation_from
+from ....ir.text.text import symbols_in
 from ....ir.types import ITEMSIZE, Size
 from ...persistence.literals import constant_document, constant_from, places_document
 

@@ -135,8 +135,10 @@ def _norm_numpy(h: Any, x: Any, w: Any) -> Any:
 ROW, SQUARE = f64(3, N), f64(N, N)
 loops = [
     Loop("gated", (ROW,), (ROW, ROW), (), _gated, lambda h, x, w: ([h[0] * x[0] + x[1]],) * 2),
-    Loop("carries alone", (ROW,), (ROW,), (), lambda h, x, w: ([mul(h[0], x[0])], []), lambda h, x, w: ([h[0] * x[0]], [])),
-    Loop("results alone", (), (ROW,), (ROW,), lambda h, x, w: ([], [mul(x[0], w[0])]), lambda h, x, w: ([], [x[0] * w[0]])),
+    Loop("carries alone", (ROW,), (ROW,), (), lambda h, x, w: ([mul(h[0], x[0])], []),
+         lambda h, x, w: ([h[0] * x[0]], [])),
+    Loop("results alone", (), (ROW,), (ROW,), lambda h, x, w: ([], [mul(x[0], w[0])]),
+         lambda h, x, w: ([], [x[0] * w[0]])),
     Loop("rnn", (ROW,), (ROW,), (SQUARE,), _rnn, _rnn_numpy),
     Loop("maximum with reset", (ROW,), (ROW, TensorType((3, N), "b1")), (), _reset,
          lambda h, x, w: ([np.where(x[1], x[0], np.maximum(h[0], x[0]))],) * 2),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_samples import LENGTHS, N, T, Loop, f64, loops, numbers
+from loop_samples import LENGTHS, Loop, N, T, f64, loops, numbers
 
 from fusegrad.ir import Graph, InvalidGraphError, TensorType, building, emit, parse, show, verify
 from fusegrad.ir.errors import ParseError, TypeRuleError

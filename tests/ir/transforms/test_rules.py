@@ -235,7 +235,7 @@ def test_second_order_is_the_difference_quotient_of_the_first(sample: Sample) ->
 
 # ---------------------------------------------------------------------------------------------- the tables
 def test_every_primitive_has_a_line_in_each_table() -> None:
-    structural = {*EXTERN, "pick", "input"}
+    structural = {*EXTERN, "pick", "input", "scan"}
     assert set(PRIMS) == {*batch_rules, *unmapped, *structural}
     assert not set(batch_rules) & {*unmapped, *structural}
     assert set(PRIMS) == {*jvp_rules, *constant, *structural}

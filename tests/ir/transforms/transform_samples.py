@@ -12,6 +12,8 @@ import sympy
 
 from fusegrad.ir import Graph, TensorType, Value, building, emit
 from fusegrad.ir.evaluate import evaluate
+from fusegrad.ir.loops.body import Body
+from fusegrad.ir.loops.loop import results_of
 from fusegrad.ir.prims import Arg
 from fusegrad.ir.transforms.extern import Batched
 
@@ -76,7 +78,11 @@ def i64(*shape: Any) -> TensorType:
     return TensorType(shape, "i64")
 
 
-def constant(value: Any, like: Value) -> Value:
+def a_step(x: Value) -> TensorType:
+    return x.aval.with_shape(x.shape[1:])
+
+
+def constant(value: Any, like: Any) -> Value:
     return emit("full", value=value, shape=like.shape, dtype=like.dtype)
 
 
@@ -97,7 +103,83 @@ ELEMENTWISE = (
     "atanh sigmoid erf lgamma reciprocal"
 ).split()
 
+
+
+def scan(step: Callable[..., Any], carries: int, steps: int, reverse: bool = False) -> Build:
+    """A loop along axis 0 of the xs, which are of M steps: step(*inputs of the body) -> its outputs."""
+
+    def build(*xs: Value) -> list[Value]:
+        body = Graph("step")
+        types = [x.aval.with_shape(x.shape[1:]) if carries <= i < carries + steps else x.aval for i, x in enumerate(xs)]
+        inputs = [body.input(t, f"s{i}") for i, t in enumerate(types)]
+        with building(body):
+            body.returning(step(*inputs))
+        params = {"carries": carries, "steps": steps, "length": M, "reverse": reverse}
+        return results_of(emit("scan", *xs, body=Body(body), **params))
+
+    return build
+
+
+def _gated(h: Value, a: Value, x: Value) -> list[Value]:
+    new = emit("add", emit("mul", h, a), x)
+    return [new, new]
+
+
+def _rnn(h: Value, x: Value, w: Value) -> list[Value]:
+    product = emit("dot", h, w, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))
+    new = emit("tanh", emit("add", product, x))
+    return [new, emit("sum", emit("mul", new, new), axes=(1,))]
+
+
+def _crossed(h: Value, k: Value, x: Value, w: Value) -> list[Value]:
+    """Carries that change places, a whole in each step, what was carried before among the results."""
+    return [emit("sin", k), emit("add", emit("mul", h, w), x), h, emit("mul", k, x), x]
+
+
+def _counted(n: Value, h: Value, x: Value) -> list[Value]:
+    """A counter beside, and a factor that is made of it."""
+    one, scale = constant(1, n), emit("cast", emit("broadcast", n, shape=h.shape, axes=()), dtype="f64")
+    return [emit("add", n, one), emit("add", emit("mul", h, emit("sin", scale)), x), n]
+
+
+def _reset(h: Value, x: Value, keep: Value) -> list[Value]:
+    new = emit("max", emit("where", keep, h, constant(-1.0, h)), x)
+    return [new, new]
+
+
+def _of_samples(h: Value, x: Value) -> list[Value]:
+    """One op that is no primitive in each step."""
+    total, doubled = split_op(emit("mul", h, x))
+    return [doubled, total]
+
+
+def _within(h: Value, x: Value) -> list[Value]:
+    """A loop within each step."""
+    return [scan(lambda k, y: [emit("sin", emit("add", k, y))], 1, 1)(h, x)[0], h]
+
+
+def _linear_beside(h: Value, k: Value, x: Value, g: Value) -> list[Value]:
+    """h is carried whatever g is, and k is linear in it."""
+    new = emit("sin", emit("add", h, x))
+    return [new, emit("add", emit("mul", k, new), g), emit("mul", g, h), new]
+
+
+ROW, ROWS, SQUARE = f64(2, N), f64(M, 2, N), f64(N, N)
+loops = [
+    Sample("scan gated", (ROW, ROWS, ROWS), scan(_gated, 1, 2)),
+    Sample("scan gated reverse", (ROW, ROWS, ROWS), scan(_gated, 1, 2, reverse=True)),
+    Sample("scan rnn", (ROW, ROWS, SQUARE), scan(_rnn, 1, 1), (-1.0, 1.0)),
+    Sample("scan crossed", (ROW, ROW, ROWS, ROW), scan(_crossed, 2, 1, reverse=True)),
+    Sample("scan counted", (i64(), ROW, ROWS), scan(_counted, 2, 1)),
+    Sample("scan with reset", (ROW, ROWS, TensorType((M, 2, N), "b1")), scan(_reset, 1, 2)),
+    Sample("scan of one result", (ROW, ROWS), scan(lambda h, x: [emit("mul", emit("sin", h), x)], 1, 1)),
+    Sample("scan without carries", (ROWS, ROW), scan(lambda x, w: [emit("mul", emit("sin", x), w)], 0, 1)),
+    Sample("scan of aten", (ROW, ROWS), scan(_of_samples, 1, 1)),
+    Sample("scan within", (ROW, f64(M, M, 2, N)), scan(_within, 1, 1)),
+]
+
 samples = [
+    *loops,
     *(Sample(name, (X,), prim(name), spans.get(name, (-2.0, 2.0))) for name in ELEMENTWISE),
     *(Sample(name, (X, Y), prim(name)) for name in "add sub mul max min rem fmod atan2 hypot".split()),
     *(Sample(name, (X, Y), prim(name), POSITIVE) for name in ("div", "pow")),
@@ -200,6 +282,15 @@ linear = [
     Sample("rounded", (X,), lambda g: emit("cast", emit("cast", g, dtype="bf16"), dtype="f64"), linear_in=(0,)),
     *(Sample(f"matmul {i}", (f64(M, N), f64(N, 3)), prim("dot", x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)),
              linear_in=(i,)) for i in (0, 1)),
+    Sample("loop", (ROW, ROWS, ROWS), scan(_gated, 1, 2), linear_in=(0, 2)),
+    Sample("loop backwards", (ROW, ROWS, ROWS), scan(_gated, 1, 2, reverse=True), linear_in=(0, 2)),
+    Sample("loop from zeros", (ROWS, ROWS),
+           lambda a, g: scan(_gated, 1, 2)(constant(0.0, a_step(a)), a, g), linear_in=(1,)),
+    Sample("loop with a matrix", (ROW, ROWS, SQUARE), scan(lambda h, g, w: [emit("add", emit("dot", h, w,
+           x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)), g)], 1, 1), linear_in=(0, 1)),
+    Sample("whole in a loop", (ROWS, ROW), scan(lambda x, g: [emit("mul", x, g)], 0, 1), linear_in=(1,)),
+    Sample("loop beside what is known", (ROW, ROW, ROWS, ROWS),
+           lambda *xs: [scan(_linear_beside, 2, 2)(*xs)[i] for i in (1, 2)], linear_in=(1, 3)),
     Sample("scan", (X,), prim("cumsum", axis=1, reverse=False), linear_in=(0,)),
     Sample("index", (f64(3, M), i64(N)), prim("gather", axes=(0,)), below=3, linear_in=(0,)),
     Sample("add at", (f64(3, M), f64(N, M), i64(N)), prim("scatter", axes=(0,), mode="add"), below=3, linear_in=(0, 1)),
