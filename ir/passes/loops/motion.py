@@ -85,14 +85,14 @@ def _for_all_steps(loop: Loop, values: Sequence[Value], known: dict[Value, Value
 def _done_behind(loop: Loop) -> list[Value] | None:
     """Results of steps that are made of products, and go into no other step, are made of what these multiply."""
     count = len(loop.init)
-    within = {v.id for v in nodes_between(loop.results[:count], [])} | {o.id for o in loop.results[:count]}
+    within = _above(loop, loop.results[:count])
     late = {v.id for v in loop.body.order() if v.id not in within and PRIMS[v.prim].family in APART}
     late = below(loop.body, [Value(loop.body, i) for i in sorted(late)]) - within if late else late
     ends = [o for o in dict.fromkeys(loop.results[count:]) if o.id in late]
     if not ends:
         return None
     sources = {v.id for v in (*loop.inputs.xs, *loop.inputs.wholes)}
-    between = [v for v in nodes_between(ends, []) if v.id in late]
+    between = [v for v in loop.body.order() if v.id in _above(loop, ends) & late]
     frontier = list(dict.fromkeys(a for v in between for a in v.args if a.id not in late))
     carried = below(loop.body, loop.inputs.carries)
     handed = [v for v in frontier if v.id in carried]
@@ -108,6 +108,11 @@ def _done_behind(loop: Loop) -> list[Value] | None:
     assert all(has_axis)
     at_step |= dict(zip(ends, made, strict=True))
     return [*results[:count], *(at_step[o] for o in loop.results[count:])]
+
+
+def _above(loop: Loop, values: Sequence[Value]) -> set[int]:
+    """The ids of these and of what they are made of, inputs aside."""
+    return {v.id for v in nodes_between(values, [v.id for v in loop.body.inputs])}
 
 
 def _bytes(values: Collection[Value]) -> int:
@@ -146,9 +151,15 @@ def _sum_of_steps(loop: Loop, number: int, step: Value) -> list[Value]:
     carries = [i for i in range(count) if i != number]
     pairs = [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
     results = _emitted(loop.part(carries, pairs[0], pairs[1], [*loop.results[count:], step]))
-    total = emit("add", loop.init[number], emit("sum", results.pop(), axes=(0,)))
-    results.insert(number, total)
+    results.insert(number, emit("add", loop.init[number], _summed(results.pop())))
     return results
+
+
+def _summed(products: Value) -> Value:
+    """The sum over steps, which a product takes along with its own."""
+    if products.prim != "dot":
+        return emit("sum", products, axes=(0,))
+    return emit("dot", *products.args, **products.params | {"out_axes": products.params["out_axes"][1:]})
 
 
 def _sum_of_sums(loop: Loop, number: int, step: Value) -> list[Value]:
