@@ -40,7 +40,7 @@ from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
-from .schedule.loops.roles import program_of, times_of
+from .schedule.loops.roles import LoopProgram, program_of, times_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
@@ -92,8 +92,7 @@ def module(kernels: Iterable[Kernel], header: str = "") -> str:
 
 def _check_fusible(value: Value) -> None:
     if value.prim == "scan":
-        for inner in value.params["body"].graph.order():
-            _check_fusible_step(value, inner)
+        _check_steps(value)
         return
     if PRIMS[value.prim].family not in FUSIBLE:
         raise Unfusible(value, f"{value.prim} is not emitted")
@@ -105,11 +104,15 @@ def _check_fusible(value: Value) -> None:
         raise Unfusible(value, "no atomic addition of booleans")
 
 
-def _check_fusible_step(scan: Value, value: Value) -> None:
+def _check_steps(scan: Value) -> None:
     """A step of a loop has no memory between its operations."""
-    if value.prim in ("scan", "pick", "scatter"):
-        raise Unfusible(scan, f"a step with {value.prim}")
-    _check_fusible(value)
+    for value in scan.params["body"].graph.order():
+        if value.prim in ("scan", "pick", "scatter"):
+            raise Unfusible(scan, f"a step with {value.prim}")
+        try:
+            _check_fusible(value)
+        except Unfusible as error:
+            raise Unfusible(scan, error.reason) from None
 
 
 def _above_products(graph: Graph) -> set[int]:
@@ -419,7 +422,17 @@ class _Group:
             loops[times_of(sink, times)].append(sink.ref)
         if len(loops) > 1:
             return [[g for g in goals if g.memory.ref in refs] for refs in loops.values()]
-        program = program_of(terms, sinks)
+        try:
+            program = program_of(terms, sinks)
+            return self._loop(program, goals, memory, pins, terms, label)
+        except Unfusible as error:  # of a step: what is called instead is the loop
+            raise Unfusible(next(v for v in self.order if v.prim == "scan"), error.reason) from error
+
+    def _loop(
+        self, program: LoopProgram, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int],
+        terms: TermTable, label: str,
+    ) -> Kernel | list[list[Goal]]:  # fmt: skip
+        """The kernel of one loop, again where sizes have to be compiled in."""
         # what a step reduces along is in the tile from end to end: build again with the values of its symbols
         if free := symbols(a.size for a in program.whole):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}

@@ -36,7 +36,9 @@ class Clusters:
         self.lifetimes = Lifetimes(kinds, hints)
         self.largest: dict[int, Largest] = {}
         for value in kinds.nodes.values():
-            if not kinds.is_free(value) and value.prim != "pick":
+            if value.prim == "pick":
+                self._add_result(value)
+            elif not kinds.is_free(value):
                 self._add(value)
 
     def of(self, value: Value) -> int | None:
@@ -61,6 +63,12 @@ class Clusters:
                 self.dag.add_edge(self._exit(origin), value.id)
         if self._exit(value) != value.id:
             self.dag.add_edge(value.id, self._exit(value))
+
+    def _add_result(self, value: Value) -> None:
+        """One of several results is where all of them are made."""
+        if not self.kinds.in_memory(value):
+            self.leader[value.id] = value.args[0].id
+            self.lifetimes.join(value.args[0].id, value.id)
 
     def _exit(self, value: Value) -> int:
         return -1 - value.id if value.prim == "scatter" and not self.kinds.is_extern(value) else value.id

@@ -73,7 +73,8 @@ class NodeKinds:
 
     def in_memory(self, value: Value) -> bool:
         """Without a kernel of ours: an input, or what a call returns."""
-        return value.prim in ("input", "pick") or self.is_extern(value)
+        made = value.args[0] if value.prim == "pick" else value
+        return made.prim == "input" or self.is_extern(made)
 
     def is_free(self, value: Value) -> bool:
         """Costs nothing wherever it is needed, and so belongs to no cluster."""

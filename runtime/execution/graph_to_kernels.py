@@ -204,7 +204,7 @@ def _refused_alike(graph: Graph, refused: Value, apart: frozenset[int]) -> froze
     """The nodes that the generator would refuse for the same reason; all of them where none is found."""
     remaining = [v for v in graph.order() if v.id not in apart]
     fusible = [v for v in remaining if PRIMS[v.prim].family not in ("extern", "contract", "pick")]
-    alike = frozenset(v.id for v in fusible if v.prim == refused.prim and v.dtype == refused.dtype)
+    alike = frozenset(v.id for v in fusible if v.prim == refused.prim and v.avals[0].dtype == refused.avals[0].dtype)
     return alike or frozenset(v.id for v in fusible)
 
 

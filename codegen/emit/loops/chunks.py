@@ -138,7 +138,8 @@ class ChunkedLoop(Loop):
 
     def _sum_where(self, condition: Expr, value: Expr) -> Expr:
         picked = call("tl.where", condition, value, literal("0.0"))
-        return call("tl.sum", picked, literal(self.dim), keep_dims=literal("True"))
+        keep_dims = {"keep_dims": literal("True")} if len(self.emitter.tile.dims) > 1 else {}
+        return call("tl.sum", picked, literal(self.dim), **keep_dims)
 
     def _row(self, tile: Expr, number: int) -> Expr:
         return self._sum_where(binary("==", self._lane(), literal(number)), tile)

@@ -19,9 +19,11 @@ LEAST = 16
 """The shortest side of what is multiplied."""
 MOST = 1 << 14
 """Elements of a tile along axes that a step reduces along."""
+HELD = 1 << 12
+"""Elements of a tile, where it can be as small: a step holds several such tiles."""
 PER_THREAD = 4
 """Elements of a tile for each thread, at least."""
-STAGES = 3
+STAGES = 8
 """Turns whose loads are in flight."""
 
 
@@ -95,7 +97,7 @@ def _lanes(w: Workload, grid: tuple[Axis, ...], tall: int) -> int:
     size, others = w.size[grid[-1]], math.prod(max(1, w.size[a]) for a in grid[:-1])
     if w.target.kind == "interpret":
         return min(1 << 12, max(16, power_of_two(size) // 2))
-    fitting = [n for n in LANES if n * tall <= MOST and n < 2 * size] or [max(1, min(LANES[-1], power_of_two(size)))]
+    fitting = [n for n in LANES if n * tall <= HELD and n < 2 * size] or [max(1, min(LANES[-1], power_of_two(size)))]
     busy = [n for n in fitting if -(-size // n) * others >= w.target.units]
     return busy[0] if busy else fitting[-1]
 
