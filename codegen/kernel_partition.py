@@ -49,8 +49,7 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
-    {"input", "elementwise", "source", "layout", "reduce", "cumulative", "gather", "scatter", "random", "contract",
-     "scan", "pick"}  # fmt: skip
+    "input elementwise source layout reduce cumulative gather scatter random contract scan pick".split()
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""
@@ -229,7 +228,8 @@ class _Group:
 
     def _empty(self) -> dict[sympy.Symbol, int]:
         """Symbols that make a size zero: they are compiled in."""
-        sizes = {n for v in (*self.graph.inputs, *self.order) for t in v.avals for n in t.shape if not isinstance(n, int)}
+        types = (t for v in (*self.graph.inputs, *self.order) for t in v.avals)
+        sizes = {n for t in types for n in t.shape if not isinstance(n, int)}
         zeros = symbols(n for n in sizes if evaluate_size(n, self.hints) == 0)
         return {s: int(self.hints[s]) for s in sorted(zeros, key=str)}
 

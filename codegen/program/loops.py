@@ -4,25 +4,26 @@
     last[i]    last(initial[i]): the state once the loop is over, where it was before
 
 A state is a buffer to the table of terms: the body stores to it and loads from it, at places along axes like any other,
-so that axes are joined and merged as in memory. What it is at first and last is another buffer, along its own axes: in a
-step it may be read along others. Both are in registers all the same (`emit/loops`).
+so that axes are joined and merged as in memory. What it is at first and last is another buffer, along its own axes: in
+a step it may be read along others. Both are in registers all the same (`emit/loops`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ...ir import Value
 from ...ir.errors import Unfusible
 from ...ir.graph import Graph
 from ...ir.types import contiguous_strides
 from ..kernel import Ref
-from .axes import Axis, Index, Materialize, Memory, Sink, Term
+from .axes import Axis, Index, Materialize, Memory, Sink, Term, Turn
 from .builder import Builder, Guards, Place
 from .sizes import same, tidy
 
-STATE, INITIAL = "state", "initial"
+STATE: Final = "state"
+INITIAL: Final = "initial"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Loops:
 
     # ------------------------------------------------------------------ steps
     def _time(self, scan: Value) -> Axis:
-        turn = "backward" if scan.params["reverse"] else "forward"
+        turn: Turn = "backward" if scan.params["reverse"] else "forward"
         return self._builder.axes.axis(("time", scan.id), scan.params["length"], turn)
 
     def _walk_along(self, scan: Value, node: Value, index: Index) -> None:

@@ -48,7 +48,8 @@ def _refinement(axes: AxisTable, sinks: Sequence[Sink]) -> dict[Axis, Index] | N
     for long, short in _places_of_one_buffer(terms, scanned):
         for axis, stride in long.terms:
             inner = next((a.size for a, c in short.terms if same(c, stride)), axis.size)
-            if axis not in scanned and not axis.turn and longer_than_one(inner) and (outer := _shorter(axis, inner)) is not None:
+            is_divisible = axis not in scanned and not axis.turn and longer_than_one(inner)
+            if is_divisible and (outer := _shorter(axis, inner)) is not None:
                 return {axis: axes.halves(axis, inner, outer)}
     return None
 

@@ -16,7 +16,7 @@ from ...schedule.loops.roles import LoopProgram, LoopState
 from ..context import as_tensor
 from ..emit import Emitter
 from ..mathematics import TL, number, register_dtype
-from ..statements import Accumulate, Expr, For, If, Let, Scope, binary, call, literal, name
+from ..statements import Accumulate, Expr, For, If, Let, Scope, Statement, binary, call, literal, name
 from .steps import Loop
 
 INFINITY = literal('float("inf")')
@@ -62,7 +62,7 @@ class ChunkedLoop(Loop):
 
     # ------------------------------------------------------------------ one state
     def _scanned(self, state: LoopState, scope: Scope) -> Expr:
-        """The state after each step of the tile; what is before each, and what it is made of, are known from here on."""
+        """The state after each step of the tile; what is before each step is known from here on, too."""
         factor, rest = self.linear[state]
         before, added = name(self.labels[state]), self._tile(state, rest, 0, "added", scope)
         if factor is None:
@@ -114,7 +114,7 @@ class ChunkedLoop(Loop):
         scope.body.append(If(binary("!=", is_wild, literal(0)), self._by_step(state, after, factor, added, before)))
         return after
 
-    def _by_step(self, state: LoopState, after: Expr, factor: Expr, added: Expr, before: Expr) -> list[Let | For]:
+    def _by_step(self, state: LoopState, after: Expr, factor: Expr, added: Expr, before: Expr) -> list[Statement]:
         names, block = self.context.names, self.emitter.tile.block(self.time)
         here, at = names.fresh(f"{self.labels[state]}_here"), names.fresh("step")
         turn = name(at)
@@ -124,11 +124,11 @@ class ChunkedLoop(Loop):
         is_here = binary("==", lane, turn)
         rows = [self._sum_where(is_here, x) for x in (factor, added)]
         step = binary("+", binary("*", name(here), rows[0]), rows[1])
-        body = [
+        body: list[Statement] = [
             Accumulate(here, "=", step),
             Accumulate(after.text, "=", call("tl.where", is_here, name(here), after)),
         ]
-        return [Let(here, before), For(at, call("tl.range", literal(0), block), list(body))]
+        return [Let(here, before), For(at, call("tl.range", literal(0), block), body)]
 
     # ------------------------------------------------------------------ rows of a tile
     def _lane(self) -> Expr:

@@ -105,9 +105,10 @@ def _product(table: TermTable, term: Term, a: Term, by: Term) -> Term:
 
 def _divided(table: TermTable, term: Term, args: list[Linear]) -> Linear | None:
     x, by = args
-    if by.factor is not None:
+    divisor = by.rest
+    if by.factor is not None or divisor is None:
         return None
-    quotients = [None if a is None else table.make("div", a, by.rest, dtype=term.dtype, node=term.node) for a in x]
+    quotients = [None if a is None else table.make("div", a, divisor, dtype=term.dtype, node=term.node) for a in x]
     return Linear(*quotients)
 
 

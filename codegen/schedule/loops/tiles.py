@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ....ir.errors import Unfusible
 from ...kernel import Target
 from ...program.axes import Axis
-from ...program.sizes import Hints, evaluate_size, power_of_two, symbols
+from ...program.sizes import Hints, power_of_two
 from ..schedule import Schedule
 from ..workload import Workload
 from .roles import LoopProgram
@@ -83,8 +83,8 @@ def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
         raise Unfusible(program.states[0].update.node, "a product without rows and columns")
     blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
     order = order if not program.products else [*grid, *whole]
-    warps = max(1, min(8, tall * lanes // (32 * PER_THREAD)))
-    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, power_of_two(warps), _stages(w.target))
+    warps = power_of_two(max(1, min(8, tall * lanes // (32 * PER_THREAD))))
+    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, warps, _stages(w.target))
 
 
 def _stages(target: Target) -> int:
@@ -104,14 +104,11 @@ def _lanes(w: Workload, grid: tuple[Axis, ...], tall: int) -> int:
 
 def schedule_of(program: LoopProgram, tile: LoopTile) -> Schedule:
     """The tile as a schedule."""
+    scalars = (a for a in (*tile.grid, *tile.whole) if a not in tile.blocks)
+    by_step = () if program.time in tile.blocks else (program.time,)
     return Schedule(
         row=tile.whole, chunked=False, walk=(), grid=tile.grid, tile=dict(tile.blocks), inner=frozenset(), final=(),
         after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps, stages=tile.stages,
-        order=(*(() if program.time in tile.blocks else (program.time,)), *tile.depths, *(a for a in (*tile.grid, *tile.whole) if a not in tile.blocks), *tile.blocks),
+        order=(*by_step, *tile.depths, *scalars, *tile.blocks),
         hoisted=True, online={}, direct={},
     )  # fmt: skip
-
-
-def pinned_sizes(tile: LoopTile, hints: Hints) -> dict[object, int]:
-    """Symbols of the axes that are in the tile from end to end: they are compiled in."""
-    return {s: evaluate_size(s, hints) for s in sorted(symbols(a.size for a in tile.whole), key=str)}

@@ -1,0 +1,186 @@
+"""Code motion: products of matrices, and sums of what is only added up, leave the body of a `scan`.
+
+    h = tanh(x[t] @ w + h @ u)      x @ w before the loop, of all steps at once
+    out[t] = h @ v                  out = hs @ v behind it
+    dw += g[t].T @ h[t - 1]         dw = gs.T @ hs behind it: one product, summed over steps as well
+    db += g[t].sum(0)               db[i] += g[t, i] in the loop, its sum behind it
+
+Kernels hold products with what they carry; any other is the library's, which is faster with all steps at once. Sums are
+taken in another order than step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..graph import Graph, Value, building, emit
+from ..passes.cost import estimate
+from ..prims import PRIMS
+from ..rewrite import extract, nodes_between
+from ..transforms.ops import inline, zeros
+from ..types import Size
+from .loop import Loop, below, loop_of, rebuild_scans, scans_of
+
+Batch: TypeAlias = "Callable[[Graph, Sequence[bool], Size], tuple[Graph, tuple[bool, ...]]]"
+"""(a graph, its inputs that are mapped, the batch) -> the graph over a batch, and its outputs that have the axis."""
+
+APART = ("contract", "cumulative")
+"""Families that are worth a loop's while to do for all steps at once."""
+MOST = 4
+"""Bytes that may be stacked for each byte of what is made of them behind the loop."""
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Graph -> an equal graph whose loops do step by step what has to be done so. `batch` is vmap."""
+
+    batch: Batch = field(hash=False)
+
+    def __call__(self, graph: Graph) -> Graph:
+        return rebuild_scans(graph, self._moved) if scans_of(graph) else graph
+
+    def _moved(self, node: Value, args: list[Value]) -> list[Value] | None:
+        """The results of a scan with what leaves it before and behind it; None where nothing does."""
+        loop = loop_of(node, args)
+        return self._summed_later(loop) or self._done_behind(loop) or self._done_before(loop)
+
+    def _emitted(self, loop: Loop) -> list[Value]:
+        """The results of a loop, of which more may leave."""
+        results = loop.emit()
+        node = results[0] if results[0].prim == "scan" else results[0].args[0]
+        return self._moved(node, list(node.args)) or results
+
+    # ------------------------------------------------------------------ before the loop
+    def _done_before(self, loop: Loop) -> list[Value] | None:
+        """What no step's result goes into is made for all steps at once."""
+        carried = below(loop.body, loop.inputs.carries)
+        early = [v for v in loop.body.order() if v.id not in carried and PRIMS[v.prim].family in APART]
+        if not early:
+            return None
+        needed = [v for v in early if any(u not in early for u in v.users) or v in loop.results]
+        made, has_axis = self._for_all_steps(loop, needed, {})
+        again = _pairs(loop)
+        for value, result, varies in zip(needed, made, has_axis, strict=True):
+            again[0 if varies else 1].append((value, result))
+        count = len(loop.init)
+        smaller = loop.part(range(count), again[0], again[1], loop.results[count:]).without_unread()
+        return self._emitted(smaller)
+
+    def _for_all_steps(
+        self, loop: Loop, values: Sequence[Value], known: dict[Value, Value]
+    ) -> tuple[list[Value], list[bool]]:
+        """Values of the body for all steps at once, and which of them have the axis of steps.
+
+        known: values of the body that are there already, stacked.
+        """
+        xs = dict(zip(loop.inputs.xs, loop.xs, strict=True)) | known
+        wholes = dict(zip(loop.inputs.wholes, loop.wholes, strict=True))
+        sources = [*xs, *wholes]
+        part = extract(values, sources, name=loop.body.name)
+        graph, mapped = self.batch(part, [v in xs for v in sources], loop.length)
+        made = inline(graph, [*xs.values(), *wholes.values()])
+        return [m for m in made if m is not None], list(mapped)
+
+    # ------------------------------------------------------------------ behind the loop
+    def _done_behind(self, loop: Loop) -> list[Value] | None:
+        """Results of steps that are made of products, and go into no other step, are made of what these multiply."""
+        count = len(loop.init)
+        within = _above(loop, loop.results[:count])
+        late = {v.id for v in loop.body.order() if v.id not in within and PRIMS[v.prim].family in APART}
+        late = below(loop.body, [Value(loop.body, i) for i in sorted(late)]) - within if late else late
+        ends = [o for o in dict.fromkeys(loop.results[count:]) if o.id in late]
+        if not ends:
+            return None
+        sources = {v.id for v in (*loop.inputs.xs, *loop.inputs.wholes)}
+        between = [v for v in loop.body.order() if v.id in _above(loop, ends) & late]
+        frontier = list(dict.fromkeys(a for v in between for a in v.args if a.id not in late))
+        carried = below(loop.body, loop.inputs.carries)
+        handed = [v for v in frontier if v.id in carried]
+        fresh = [v for v in handed if v not in loop.results[count:]]
+        if _bytes(fresh) > MOST * _bytes(ends) or any(v.id in sources for v in ends):
+            return None
+        own = [o for o in dict.fromkeys(loop.results[count:]) if o.id not in late]
+        stacked = list(dict.fromkeys([*own, *handed]))
+        pairs = _pairs(loop)
+        results = self._emitted(loop.part(range(count), pairs[0], pairs[1], stacked).without_unread())
+        at_step = dict(zip(stacked, results[count:], strict=True))
+        made, has_axis = self._for_all_steps(loop, ends, {v: at_step[v] for v in handed})
+        assert all(has_axis)
+        at_step |= dict(zip(ends, made, strict=True))
+        return [*results[:count], *(at_step[o] for o in loop.results[count:])]
+
+    # ------------------------------------------------------------------ sums of all steps
+    def _summed_later(self, loop: Loop) -> list[Value] | None:
+        """The first carry that a step only adds to: its sum, over steps or within each, is taken behind the loop."""
+        found = next((pair for i in range(len(loop.init)) if (pair := _added(loop, i)) is not None), None)
+        if found is None:
+            return None
+        number, step = found
+        return self._sum_of_steps(loop, number, step) if step.prim == "dot" else self._sum_of_sums(loop, number, step)
+
+    def _sum_of_steps(self, loop: Loop, number: int, step: Value) -> list[Value]:
+        """init + the sum over steps of what each adds."""
+        count = len(loop.init)
+        carries = [i for i in range(count) if i != number]
+        pairs = _pairs(loop)
+        results = self._emitted(loop.part(carries, pairs[0], pairs[1], [*loop.results[count:], step]))
+        results.insert(number, emit("add", loop.init[number], _summed(results.pop())))
+        return results
+
+    def _sum_of_sums(self, loop: Loop, number: int, step: Value) -> list[Value]:
+        """A carry of what a step sums, not yet summed."""
+        wide = step.args[0]
+        body = loop.body.copy()
+        with building(body):
+            larger = body.input(wide.aval, loop.inputs.carries[number].params["name"])
+            after = emit("add", larger, Value(body, wide.id))
+        inputs = [Value(body, v.id) for v in loop.body.inputs]
+        outputs = [Value(body, o.id) for o in loop.results]
+        inputs[number], outputs[number] = larger, after
+        init = list(loop.init)
+        init[number] = zeros(wide.aval)
+        again = Loop(
+            extract(outputs, inputs, name=body.name), tuple(init), loop.xs, loop.wholes, loop.length, loop.reverse
+        )
+        results = self._emitted(again.without_unread())
+        results[number] = emit("add", loop.init[number], emit("sum", results[number], axes=step.params["axes"]))
+        return results
+
+
+def _pairs(loop: Loop) -> list[list[tuple[Value, Value]]]:
+    """The inputs of the body with their operands: xs, wholes."""
+    return [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
+
+
+def _above(loop: Loop, values: Sequence[Value]) -> set[int]:
+    """The ids of these and of what they are made of, inputs aside."""
+    return {v.id for v in nodes_between(values, [v.id for v in loop.body.inputs])}
+
+
+def _bytes(values: Collection[Value]) -> int:
+    return sum(estimate(v.aval.nbytes) for v in values)
+
+
+def _added(loop: Loop, number: int) -> tuple[int, Value] | None:
+    """What a step adds to a carry that nothing else reads: a product, or a sum."""
+    before, after = loop.inputs.carries[number], loop.results[number]
+    if after.prim != "add" or before not in after.args or len(before.users) != 1 or after.args[0] == after.args[1]:
+        return None
+    if any(o in (after, before) for i, o in enumerate(loop.results) if i != number) or len(after.users) > 0:
+        return None
+    (step,) = (a for a in after.args if a != before)
+    carried = below(loop.body, loop.inputs.carries)
+    return (number, step) if step.prim in ("dot", "sum") and step.id in carried | _steps(loop) else None
+
+
+def _steps(loop: Loop) -> set[int]:
+    return below(loop.body, loop.inputs.xs)
+
+
+def _summed(products: Value) -> Value:
+    """The sum over steps, which a product takes along with its own."""
+    if products.prim != "dot":
+        return emit("sum", products, axes=(0,))
+    return emit("dot", *products.args, **products.params | {"out_axes": products.params["out_axes"][1:]})
