@@ -530,6 +530,13 @@ CODES = (
         "Nothing.",
         (r"floats that are added", r"which of several values"),
     ),
+    Code(
+        "FG120", "a loop over time runs step by step: its steps are launches of their own",
+        "A loop has a body that no single kernel can run yet; the kernels and calls of its body are launched for each "
+        "step, compiled once for any number of steps.",
+        "Nothing; where the steps are small, a loop over fewer and larger ones costs less.",
+        (r"a loop over time runs step by step",),
+    ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(
         "FG200", "RMSNorm.forward cannot be traced: it calls `print`",

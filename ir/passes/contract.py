@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..graph import Graph, Value
+from ..loops.tidy import in_bodies
 from ..rewrite import make, rebuild
 from ..types import FLOATS, Size
 from .layout import only_ones, squeezed, wide
@@ -29,6 +30,7 @@ class Contract:
     """Graph -> an equal graph where sums of outer products are `dot`."""
 
     def __call__(self, graph: Graph) -> Graph:
+        graph = in_bodies(graph, self)
         contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
         selected = _not_needed_otherwise(graph, contractions)
         return rebuild(graph, {}, {v.id: c.build for v, c in selected.items()}) if selected else graph

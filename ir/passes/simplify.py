@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..graph import Graph, Value
+from ..loops.tidy import in_bodies
 from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, join_rules, make, number_of, rebuild, rules
 from ..switches import switch_state
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
@@ -29,6 +30,7 @@ class Simplify:
     rounds: int = 4
 
     def __call__(self, graph: Graph) -> Graph:
+        graph = in_bodies(graph, self)
         for _ in range(self.rounds):
             size, graph = len(graph.order()), rebuild(graph, rules_without(switch_state().off))
             if len(graph.order()) == size:

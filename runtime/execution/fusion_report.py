@@ -20,6 +20,7 @@ from ...ir.prims import PRIMS
 from ...ir.types import COMPLEX, FLOAT8
 from ...tracer.opaque.opaque import opaque_of
 from .generated import Generated
+from .step_by_step import STEP_BY_STEP
 
 ENDED = "a scatter is whole only when its kernel has ended"
 HELD = "one kernel would hold results of several calls for longer than it saves in moving"
@@ -150,6 +151,8 @@ class _Division:
             return f"`{node.name}` runs in eager between the segments"
         if value.id in self.generated.refused:
             return self.generated.refused[value.id]
+        if value.prim == "scan":
+            return STEP_BY_STEP
         if PRIMS[value.prim].family == "contract":
             return "a matmul is a library call"
         odd = {t.dtype for v in (value, *value.args) for t in v.avals} & {*COMPLEX, *FLOAT8}

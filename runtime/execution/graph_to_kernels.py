@@ -15,6 +15,7 @@ from ...codegen import Kernels, Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
+from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.place import Places, place_concatenations
@@ -39,7 +40,7 @@ ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
-    "simplify": Simplify(), "contract": Contract(), "simplify again": Simplify(),
+    "simplify": Simplify(), "loops": TidyLoops(), "contract": Contract(), "simplify again": Simplify(),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ below); `fast_path/plan_codegen.py` walks it with the names of tensors, and has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from .aten.concat_in_place import product_into, room_for
 from .graph_to_kernels import ProductsBy, generate
 from .group import GroupRunner
 from .layouts import copy_if_shared, expected_layout, own_results
+from .step_by_step import STEP_BY_STEP, StepByStep, loops_among
 
 Tensor = torch.Tensor
 V = TypeVar("V")
@@ -44,6 +45,9 @@ class Operations(Protocol[V]):
 
     def call_node(self, value: Value, operands: list[V]) -> V:
         """The result of one operation, or its list of results."""
+
+    def run_loop(self, loop: StepByStep[KernelPlan], operands: list[V]) -> V:
+        """The result of a loop, or its list of results."""
 
     def pick(self, results: V, index: int) -> V:
         """One of several results."""
@@ -89,6 +93,7 @@ class KernelPlan:
         self.returned = [(v, s) for v, s in pairs if v is not None and s is not None]
         self.steps: list[Step] | None = None
         self.runners: dict[int, GroupRunner] = {}
+        self.loops: dict[int, StepByStep[KernelPlan]] = {}
         self.last_use: dict[int, list[int]] = {}
         self.places = Places()
 
@@ -109,10 +114,29 @@ class KernelPlan:
             for at, step in enumerate(generated.steps):
                 if isinstance(step, Group):
                     self.runners[at] = self._runner(step, generated.names[at], generated.kernels.get(at), sizes)
+            for at, value in loops_among(generated.steps):
+                self.report(STEP_BY_STEP)
+                self.loops[at] = self.loop_at(value, self._plan_of_body(value, at))
             self.last_use = last_uses(generated.steps)
             self.places = generated.places
             self.steps = generated.steps
         return generated.steps
+
+    def loop_at(self, value: Value, plan: KernelPlan) -> StepByStep[KernelPlan]:
+        """The loop, to be run by the plan of its body."""
+        return StepByStep(value, plan, self.device)
+
+    def _plan_of_body(self, value: Value, at: int) -> KernelPlan:
+        body = value.params["body"].graph.copy()
+        name = f"{self.name}_step{at}"
+        return KernelPlan(body, name, self.backend, self.device, self.report, self.products, self.assumed)
+
+    @property
+    def every_runner(self) -> Iterator[GroupRunner]:
+        """The groups of this plan, and of the bodies of its loops."""
+        yield from self.runners.values()
+        for loop in self.loops.values():
+            yield from loop.plan.every_runner
 
     def _hints(self) -> dict[sympy.Symbol, int]:
         """The sizes that opaque nodes returned when the graph was captured."""
@@ -162,6 +186,9 @@ class KernelPlan:
                 memory[value.id] = operations.product_into(value, place, memory[room], operands)
             case View(value=value) if _is_filled(self.places, value):
                 memory[value.id] = memory.pop(_room_id(self.places[value.args[0].id]))
+            case Extern(value=value) if at in self.loops:
+                operands = [_value(operations, memory, a) for a in value.args]
+                memory[value.id] = operations.run_loop(self.loops[at], operands)
             case Extern(value=value) | View(value=value):
                 memory[value.id] = operations.call_node(value, [_value(operations, memory, a) for a in value.args])
 
@@ -235,6 +262,9 @@ class OnTensors:
 
     def call_node(self, value: Value, operands: list[Tensor]) -> Any:
         return reference.call_node(value, operands, self.sizes, None if operands else self.device)
+
+    def run_loop(self, loop: StepByStep[KernelPlan], operands: list[Tensor]) -> Any:
+        return loop(operands, self.sizes)
 
     def pick(self, results: Any, index: int) -> Any:
         return results[index]

@@ -25,6 +25,7 @@ from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
 from ..execution.layouts import copy_if_shared, expected_layout, own_results, same_strides
 from ..execution.source_writer import SourceWriter, row
+from ..execution.step_by_step import StepByStep
 from ..values.sizes import BoundSizes, numbers
 
 Tensor = torch.Tensor
@@ -110,6 +111,10 @@ class AsText:
         device = None if operands else self.device
         call = self.text.bind(_called, value, self.sizes, device, hint=value.prim)
         return self.text.let(value.prim, f"{call}({row(operands)})")
+
+    def run_loop(self, loop: StepByStep[KernelPlan], operands: list[str]) -> str:
+        call = self.text.bind(_looped, loop, self.sizes, hint="loop")
+        return self.text.let("loop", f"{call}({row(operands)})")
 
     def pick(self, results: str, index: int) -> str:
         return f"{results}[{index}]"
@@ -199,6 +204,10 @@ def _expected(strides: tuple[int, ...], tensor: Tensor) -> Tensor:
 
 def _called(value: Value, sizes: BoundSizes, device: torch.device | None, *operands: Any) -> Any:
     return reference.call_node(value, operands, sizes, device)
+
+
+def _looped(loop: StepByStep[KernelPlan], sizes: BoundSizes, *operands: Tensor) -> Any:
+    return loop(operands, sizes)
 
 
 def _recovered(runner: GroupRunner, sizes: BoundSizes, error: Exception, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -133,7 +133,7 @@ def kernels_of(data: Any, symbols: Symbols) -> Kernels:
 # ------------------------------------------------------------------ plans
 def plan(kernel_plan: KernelPlan) -> dict[str, Any]:
     """A plan that ran, as plain data. Raises NotKept where it would not come back as it is."""
-    if kernel_plan.steps is None or any(r.one_by_one for r in kernel_plan.runners.values()):
+    if kernel_plan.steps is None or any(r.one_by_one for r in kernel_plan.every_runner):
         raise NotKept("its kernels were refused")
     if kernel_plan.places:
         raise NotKept("a library call writes into a part of a result")
@@ -141,6 +141,8 @@ def plan(kernel_plan: KernelPlan) -> dict[str, Any]:
     number = {v.id: i for i, v in enumerate(_nodes(kernel_plan.graph))}
     try:
         steps = [_step(step, kernel_plan.runners.get(at), number, symbols) for at, step in enumerate(kernel_plan.steps)]
+        for at, loop in kernel_plan.loops.items():
+            steps[at]["body"] = plan(loop.plan)
         return {"symbols": symbols_document(symbols.values()), "graph": _graph(kernel_plan.graph), "steps": steps}
     except (ValueError, KeyError, StopIteration) as error:
         raise NotKept(str(error)) from error
@@ -209,6 +211,9 @@ def plan_of(
         kernel_plan.steps.append(_step_of(step, nodes))
         if step["kind"] == "Group":
             kernel_plan.runners[at] = _runner_of(step, kernel_plan, kernel_plan.steps[-1], symbols)
+        if "body" in step:
+            body = plan_of(step["body"], f"{name}_step{at}", backend, device, report)
+            kernel_plan.loops[at] = kernel_plan.loop_at(nodes[step["value"]], body)
     kernel_plan.last_use = last_uses(kernel_plan.steps)
     return kernel_plan
 

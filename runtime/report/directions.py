@@ -20,6 +20,7 @@ from ..execution.generated import Generated
 from ..execution.graph_to_kernels import generate, graph_of, text_of
 from ..execution.group import UNPROVED
 from ..execution.kernel_plan import is_opaque
+from ..execution.step_by_step import STEP_BY_STEP, is_loop
 from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
 from .eager_cost import EagerCost, aten_calls
@@ -67,6 +68,8 @@ class DirectionReport:
     """The generated kernels of each fused group: of the compiler."""
     segments: list[str] = field(default_factory=list)
     """Where some calls are not traceable: kernels and eager calls by name, in their order; else empty."""
+    loops: list[DirectionReport] = field(default_factory=list)
+    """Of each loop that runs step by step, one step."""
     reasons: list[str] = field(default_factory=list)
     """Why a generated kernel may not run, where one may not."""
     groups: list[GroupReport] = field(default_factory=list)
@@ -124,11 +127,23 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
                 report.launches += [_node_report(v, direction, sizes, "torch") for v in _computed_values(step.graph)]
             else:
                 report.launches += [_kernel_report(k, direction, sizes) for k in kernels.kernels]
+        elif isinstance(step, Extern) and is_loop(step):
+            _add_loop(report, step.value, direction, sizes, target)
         elif isinstance(step, Extern):
             report.launches.append(_node_report(step.value, direction, sizes))
     if any(map(is_opaque, generated.steps)):
         report.segments = _segments(generated)
     return report
+
+
+def _add_loop(report: DirectionReport, scan: Value, direction: str, sizes: Sizes, target: Target) -> None:
+    """The launches of each step, and those that stack what the steps give."""
+    body = kernels_report(scan.params["body"].graph, direction, sizes, target)
+    report.loops.append(body)
+    report.reasons += [STEP_BY_STEP, *body.reasons]
+    report.launches += body.launches * number(scan.params["length"], sizes)
+    stacked = [number(t.nbytes, sizes) for t in scan.avals[scan.params["carries"] :]]
+    report.launches += [KernelReport("stack", direction, "", n, n, kind="library") for n in stacked]
 
 
 def _why_not_launched(group: Group, kernels: Kernels, sizes: Sizes) -> str:

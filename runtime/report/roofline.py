@@ -11,6 +11,7 @@ from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
+from ..execution.step_by_step import is_loop
 from ..values.sizes import Sizes, number
 from .directions import DirectionReport
 from .page.explained import Explained
@@ -69,21 +70,31 @@ def model_launches(explanation: Explained, device: Device, sizes: Sizes) -> list
 
 
 def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes) -> list[Modelled]:
-    rows, launches, kernels = [], iter(report.launches), iter(report.kernels)
-    for step in report.steps:
-        for work in _work(step, kernels, sizes):
-            launch = next(launches)
-            moved = launch.bytes_read + launch.bytes_written
-            times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
-            bound = max(times, key=lambda k: times[k])
-            rows.append(Modelled(launch.name, name, launch.kind, moved, work, times[bound], bound))
+    rows = []
+    for launch, work in zip(report.launches, _works(report, sizes), strict=False):
+        moved = launch.bytes_read + launch.bytes_written
+        times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
+        bound = max(times, key=lambda k: times[k])
+        rows.append(Modelled(launch.name, name, launch.kind, moved, work, times[bound], bound))
     return rows
 
 
-def _work(step: Step, kernels: Iterator[Kernels], sizes: Sizes) -> list[int]:
+def _works(report: DirectionReport, sizes: Sizes) -> list[int]:
+    """The operations of each launch of a direction, or of a step of a loop."""
+    kernels, loops = iter(report.kernels), iter(report.loops)
+    return [work for step in report.steps for work in _work(step, kernels, loops, sizes)]
+
+
+def _work(
+    step: Step, kernels: Iterator[Kernels], loops: Iterator[DirectionReport], sizes: Sizes
+) -> list[int]:
     """The operations of each launch of a step."""
     if isinstance(step, Group):
         return [number(kernel.operations, sizes) for kernel in next(kernels).kernels]
+    if isinstance(step, Extern) and is_loop(step):
+        params = step.value.params
+        stacked = len(step.value.avals) - params["carries"]
+        return _works(next(loops), sizes) * number(params["length"], sizes) + [0] * stacked
     return [number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
 
 

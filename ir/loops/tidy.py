@@ -1,0 +1,138 @@
+"""Loops in normal form: nothing is carried, stacked or read step by step that need not be.
+
+    a carry that no step changes              the same in all steps
+    an x that is the same in all steps        the same in all steps: cotangents of a sum over time
+    an operand given twice, or a constant     once, or in the body
+    a y that is a step of an x, or a whole    that x, or that whole for each step
+    what no result needs                      gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ..graph import Graph, Value, building, emit
+from ..rewrite import copy_into
+from .body import Body
+from .loop import Loop, loop_of, rebuild_scans, scans_of
+from .prune import prune_scans
+
+Rule: TypeAlias = Callable[[Loop], "list[Value] | None"]
+"""A loop -> its results by a better one, or None where it does not apply."""
+
+
+@dataclass(frozen=True)
+class TidyLoops:
+    """Graph -> an equal graph whose loops are in normal form, those within loops as well."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        if not scans_of(graph):
+            return graph
+        graph = in_bodies(prune_scans(graph), self)
+        for rule in RULES:
+            graph = rebuild_scans(graph, lambda node, args, rule=rule: rule(loop_of(node, args)))  # type: ignore[misc]
+        return prune_scans(graph)
+
+
+def in_bodies(graph: Graph, run: Callable[[Graph], Graph]) -> Graph:
+    """The graph, a pass done to the bodies of its loops."""
+
+    def rebuilt(node: Value, args: list[Value]) -> list[Value] | None:
+        loop = loop_of(node, args)
+        body = run(loop.body)
+        return None if Body(body) == node.params["body"] else replace(loop, body=body).emit()
+
+    return rebuild_scans(graph, rebuilt)
+
+
+# ---------------------------------------------------------------------------------------------- the rules
+def fixed_carries(loop: Loop) -> list[Value] | None:
+    """h = h  ->  a whole"""
+    count = len(loop.init)
+    fixed = [i for i, v in enumerate(loop.inputs.carries) if loop.results[i] == v]
+    if not fixed:
+        return None
+    carries = [i for i in range(count) if i not in fixed]
+    steps, same = _pairs(loop)
+    same += [(loop.inputs.carries[i], loop.init[i]) for i in fixed]
+    results = _emitted(loop.part(carries, steps, same, loop.results[count:]))
+    ends = dict(zip(carries, results, strict=False))
+    return [*(ends.get(i, loop.init[i]) for i in range(count)), *results[len(carries) :]]
+
+
+def uniform_steps(loop: Loop) -> list[Value] | None:
+    """An x that is spread along time is a whole."""
+    steps, same = _pairs(loop)
+    uniform = [(v, one) for v, x in steps if (one := _each_step(x)) is not None]
+    if not uniform:
+        return None
+    known = {v for v, _ in uniform}
+    count = len(loop.init)
+    rest = [(v, x) for v, x in steps if v not in known]
+    return _emitted(loop.part(range(count), rest, [*same, *uniform], loop.results[count:]))
+
+
+def _each_step(x: Value) -> Value | None:
+    """What every step of x is, where it is the same."""
+    if x.prim == "full":
+        return emit("full", **x.params | {"shape": x.shape[1:]})
+    if x.prim != "broadcast" or 0 in x.params["axes"]:
+        return None
+    axes = tuple(a - 1 for a in x.params["axes"])
+    return emit("broadcast", x.args[0], shape=x.shape[1:], axes=axes)
+
+
+def repeated_operands(loop: Loop) -> list[Value] | None:
+    """What is given twice is read once, and constants are made in each step."""
+    first: dict[tuple[bool, Value], Value] = {}
+    known: dict[int, Value] = {}
+    for is_step, pairs in zip((True, False), _pairs(loop), strict=True):
+        for own, operand in pairs:
+            if first.setdefault((is_step, operand), own) != own:
+                known[own.id] = first[is_step, operand]
+            elif operand.prim == "full" and not is_step:
+                known[own.id] = operand
+    return replace(loop, body=_with_known(loop.body, known)).without_unread().emit() if known else None
+
+
+def _with_known(body: Graph, known: Mapping[int, Value]) -> Graph:
+    """The body where some inputs are others of its inputs, or constants."""
+    out = Graph(body.name)
+    env = {v.id: out.input_like(v) for v in body.inputs}
+    with building(out):
+        env |= {i: env[v.id] if v.graph is body else emit("full", **v.params) for i, v in known.items()}
+        copy_into(body.order(), env)
+    return out.returning([None if o is None else env[o.id] for o in body.outputs])
+
+
+def passed_through(loop: Loop) -> list[Value] | None:
+    """Results that are operands need no loop."""
+    count = len(loop.init)
+    steps, same = _pairs(loop)
+    whole = {v: x for v, x in steps} | {v: _for_each_step(loop, w) for v, w in same if v in loop.results[count:]}
+    kept = [o for o in loop.results[count:] if o not in whole]
+    if len(kept) == len(loop.results) - count:
+        return None
+    results = _emitted(loop.part(range(count), steps, same, kept))
+    supply = iter(results[count:])
+    return [*results[:count], *(whole[o] if o in whole else next(supply) for o in loop.results[count:])]
+
+
+def _for_each_step(loop: Loop, x: Value) -> Value:
+    return emit("broadcast", x, shape=(loop.length, *x.shape), axes=tuple(range(1, x.ndim + 1)))
+
+
+RULES: tuple[Rule, ...] = (fixed_carries, uniform_steps, repeated_operands, passed_through)
+
+
+def _pairs(loop: Loop) -> tuple[list[tuple[Value, Value]], list[tuple[Value, Value]]]:
+    """The inputs of the body that are steps and wholes, each with its operand."""
+    inputs = loop.inputs
+    return list(zip(inputs.xs, loop.xs, strict=True)), list(zip(inputs.wholes, loop.wholes, strict=True))
+
+
+def _emitted(loop: Loop) -> list[Value]:
+    """The results of a loop that may have none."""
+    return loop.without_unread().emit() if loop.results else []
