@@ -21,6 +21,7 @@ GRAPHS: dict[str, str] = {
     "layout": "permutes, reshapes and broadcasts in normal form; computing on the small shape",
     "contract": "the sum of a broadcast product is a matmul",
     "loops": "nothing is carried, stacked or read in each step of a loop that need not be",
+    "motion": "products and sums that no step of a loop waits for are taken for all steps at once",
     "recompute": "what backward needs of forward is chosen by a minimum cut",
     "exchange": "a sum over a large product is taken from a product of forward that has summed it already",
     "overlap": "a derived backward takes over values of forward",
@@ -48,6 +49,7 @@ KERNELS: dict[str, str] = {
     "pairs": "every other element: two accesses become one wide one",
     "hoist": "weights stay in registers from row to row",
     "multiples": "kernels of their own for sizes that are multiples of 16",
+    "at_once": "many steps of a linear recurrence are one scan; off: step by step",
     "stages": "several loads of a loop are in flight",
 }
 """Decisions in the kernels of a group (codegen)."""

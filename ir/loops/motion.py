@@ -19,6 +19,7 @@ from ..graph import Graph, Value, building, emit
 from ..passes.cost import estimate
 from ..prims import PRIMS
 from ..rewrite import extract, nodes_between
+from ..switches import is_on
 from ..transforms.ops import inline, zeros
 from ..types import Size
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
@@ -39,7 +40,7 @@ class Motion:
     batch: Batch = field(hash=False)
 
     def __call__(self, graph: Graph) -> Graph:
-        return rebuild_scans(graph, self._moved) if scans_of(graph) else graph
+        return rebuild_scans(graph, self._moved) if is_on("motion") and scans_of(graph) else graph
 
     def _moved(self, node: Value, args: list[Value]) -> list[Value] | None:
         """The results of a scan with what leaves it before and behind it; None where nothing does."""

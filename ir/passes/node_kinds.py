@@ -12,7 +12,7 @@ from ..text.text import symbols_of
 from ..types import COMPLEX, FLOAT8, contiguous_strides
 from .layout import only_ones
 
-EXTERN = ("extern", "contract", "scan")
+EXTERN = ("extern", "contract")
 VIEWS = ("permute", "broadcast", "slice", "reshape")
 SOURCES = ("full", "iota")
 

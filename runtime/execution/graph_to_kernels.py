@@ -15,6 +15,7 @@ from ...codegen import Kernels, Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
+from ...ir.loops.motion import Motion
 from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
@@ -25,6 +26,7 @@ from ...ir.passes.streaming.streams import StreamDecision, Streams
 from ...ir.prims import PRIMS
 from ...ir.switches import should_run, show_to_watch, watch_allows
 from ...ir.types import COMPLEX
+from ...ir.transforms.batch import batch
 from ...tracer.lowering.aten import lower, lowering_key
 from ...tracer.reads.fingerprint import replaced_in_torch
 from ...tracer.reads.reached import CallReached, without_calls
@@ -40,7 +42,8 @@ ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
-    "simplify": Simplify(), "loops": TidyLoops(), "contract": Contract(), "simplify again": Simplify(),
+    "simplify": Simplify(), "loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
+    "simplify again": Simplify(),
 }  # fmt: skip
 
 

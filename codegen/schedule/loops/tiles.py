@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from ....ir.errors import Unfusible
+from ....ir.switches import is_on
 from ...kernel import Target
 from ...program.axes import Axis
 from ...program.sizes import Hints, power_of_two
@@ -47,7 +48,7 @@ LANES_OF_UNIT = 512
 def in_chunks(w: Workload, program: LoopProgram) -> bool:
     """Many steps at once pay where few elements go through time, or time is what is contiguous in memory."""
     beside = math.prod(max(1, w.size[a]) for a in w.order if a is not program.time)
-    return w.size[program.time] > LEAST and (beside < LANES_OF_UNIT * w.target.units or w.vector is program.time)
+    return is_on("at_once") and w.size[program.time] > LEAST and (beside < LANES_OF_UNIT * w.target.units or w.vector is program.time)
 
 
 def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
