@@ -10,6 +10,7 @@ import pytest
 import sympy
 from bodies import BODIES
 from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
+from loop_bodies import TIME, B, D, loops
 
 from fusegrad.codegen import Target
 from fusegrad.ir.switches import KERNELS, switched_off
@@ -31,6 +32,13 @@ def interleaved(x: T) -> T:
 def column_softmax(x: T) -> T:
     e = (x - x.amax(0, keep=True)).exp()
     return e / e.sum(0, keep=True)
+
+
+def recurrence(h: T, a: T, x: T) -> list[T]:
+    return RECURRENCE.results({"h": h, "a": a, "x": x})
+
+
+RECURRENCE = loops()["gated"]
 
 
 class Witness(NamedTuple):
@@ -59,6 +67,7 @@ WITNESSES: dict[str, Witness] = {
     "pairs": Witness(interleaved, {"x": Input("f32", (M, 64))}, INTERPRET, EVEN),
     "hoist": _of("rms_backward", INTERPRET, EVEN),
     "multiples": _of("layer_backward", SMALL, EVEN),
+    "at_once": Witness(recurrence, RECURRENCE.inputs(), replace(INTERPRET, units=1 << 20), {TIME: 40, B: 2, D: 3}),
     "stages": _of("rms_backward", INTERPRET, EVEN),
 }
 
