@@ -42,7 +42,7 @@ ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
-    "simplify": Simplify(), "loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
+    "simplify": Simplify(), "tidy_loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
     "simplify again": Simplify(),
 }  # fmt: skip
 

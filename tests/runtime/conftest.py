@@ -5,3 +5,4 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE / room) for room in ("specialize", "compiled", "kernels", "functorch"))]
+sys.path.insert(0, str(HERE.parent / "ir" / "loops"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from ..sizes import Sizes, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .boolean_masks import rewrite_masks
+from .loops import LoweredLoop, is_loop, lower_loop, operands_of
 from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
@@ -68,9 +69,14 @@ def lower(
     mode = _fake_mode(gm, inputs)
     names = list(input_names or (str(n.target) for n in placeholders))
     # A guard that a rule asks for may make two symbols one: then what was written before has the old name.
-    for _ in range(_MOST_ATTEMPTS):
+    for attempt in range(_MOST_ATTEMPTS):
         renamings = _renamings(mode)
-        graph = _lower_once(gm, inputs, mode, name, names)
+        try:
+            graph = _lower_once(gm, inputs, mode, name, names)
+        except LoopDiffers:
+            if attempt + 1 < _MOST_ATTEMPTS and _renamings(mode) != renamings:
+                continue
+            raise
         if _renamings(mode) == renamings:
             break
     return numbers_as_tensors(graph)
@@ -81,7 +87,7 @@ def _lower_once(
 ) -> Graph:
     graph = Graph(name)
     lowering = Lowering(graph, inputs, names)
-    replay = _Replay(gm, lowering)
+    replay = _Replay(gm, lowering, _loops_of(gm, mode, lowering.sizes, f"{name}_step"))
     with mode, torch.no_grad(), no_autocast(), enable_python_dispatcher(), building(graph), lowering:
         outputs = torch.func.functionalize(lambda *args: replay.run(*args), remove="mutations")(*inputs)
     flat = pytree.tree_leaves(outputs, is_leaf=lambda x: x is None)
@@ -91,11 +97,21 @@ def _lower_once(
     return graph.returning(values, _output_strides(gm, values, lowering.sizes))
 
 
+def _loops_of(gm: fx.GraphModule, mode: FakeTensorMode, sizes: Sizes, name: str) -> dict[fx.Node, LoweredLoop]:
+    """The loops of a graph, lowered before it: no mode of the graph's own may see what is in their bodies."""
+
+    def lower_step(step: fx.GraphModule, inputs: Sequence[Any], names: Sequence[str]) -> Graph:
+        return _lower_once(rewrite_masks(step), inputs, mode, name, names)
+
+    return {n: lower_loop(n, mode, sizes, lower_step) for n in gm.graph.nodes if is_loop(n)}
+
+
 def _output_strides(gm: fx.GraphModule, values: Sequence[Value | None], sizes: Sizes) -> list[Any]:
     """The strides that the captured graph's own outputs have."""
     result = next(n for n in gm.graph.nodes if n.op == "output").args[0]
     nodes = pytree.tree_leaves(result, is_leaf=lambda x: x is None)
-    return [None if v is None else sizes.tree(n.meta["val"].stride()) for v, n in zip(values, nodes, strict=True)]
+    recorded = [None if v is None else n.meta.get("val") for v, n in zip(values, nodes, strict=True)]
+    return [None if r is None else sizes.tree(r.stride()) for r in recorded]
 
 
 def _fake_of(fake: Any, placeholder: fx.Node) -> Any:
@@ -123,6 +139,10 @@ def lowering_key(trace: Trace) -> tuple[Any, ...]:
 
 def _renamings(mode: FakeTensorMode) -> int:
     return len(mode.shape_env.replacements) if mode.shape_env is not None else 0
+
+
+class LoopDiffers(LoweringError):
+    """A loop whose steps have other sizes than they hand on, as far as is known yet (internal)."""
 
 
 # ---------------------------------------------------------------------------------------------- the mode
@@ -242,6 +262,16 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def call(self, target: Callable[..., Any], arguments: Any, result: Any) -> None:
         """One `call` node; `result` are the fakes that stand for what it returns."""
         self._emit_extern("call", "target", target, arguments, result)
+
+    def loop(self, loop: LoweredLoop, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        """A `scan`; `results` are the fakes that stand for what it returns."""
+        carries, wholes = ([self.value(o) if isinstance(o, torch.Tensor) else o for o in part] for part in operands)
+        try:
+            values = loop.emit(carries, wholes)
+        except TypeRuleError as error:
+            raise LoopDiffers(f"a step of a loop does not fit the next: {error}") from error
+        for tensor, value in zip(results, values, strict=True):
+            self.bind(tensor, value)
 
     def _emit_extern(self, prim: str, key: str, target: Any, arguments: Any, result: Any) -> None:
         tensors, arguments_spec = tensors_in(result), _ArgumentSpec(self)
@@ -393,8 +423,9 @@ _RESPELLED = {"__iand__": "bitwise_and_", "__ior__": "bitwise_or_", "__ixor__": 
 class _Replay(fx.Interpreter):
     """Runs the captured graph on functional tensors; sizes are taken as they were recorded."""
 
-    def __init__(self, gm: fx.GraphModule, lowering: Lowering) -> None:
+    def __init__(self, gm: fx.GraphModule, lowering: Lowering, loops: Mapping[fx.Node, LoweredLoop]) -> None:
         super().__init__(gm)
+        self.loops = loops
         self.extra_traceback = False
         self.lowering, self.origins = lowering, dict(_origins(gm))
         self.lowering.read_by = self._is_read
@@ -416,6 +447,8 @@ class _Replay(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(target, "fusegrad_call"):
             return self._call(target, args, kwargs)
+        if self.node is not None and self.node in self.loops:
+            return self._loop(self.loops[self.node], *operands_of(self.node, args))
         if isinstance(target, HigherOrderOperator):
             raise LoweringError(f"`{target}` holds graphs of its own")
         packet = target._schema.name.split("::")[1] if isinstance(target, OpOverload) else ""
@@ -439,6 +472,14 @@ class _Replay(fx.Interpreter):
         inner = pytree.tree_map_only(torch.Tensor, from_functional, (tuple(args), dict(kwargs)))
         fresh = pytree.tree_map_only(torch.Tensor, empty_like_fake, self.node.meta["val"])
         self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, from_functional, fresh))
+        return fresh
+
+    def _loop(self, loop: LoweredLoop, carries: Any, wholes: Any) -> Any:
+        """The node of a loop: one `scan`, and fresh fakes like the ones that were recorded."""
+        assert self.node is not None
+        operands = pytree.tree_map_only(torch.Tensor, from_functional, (list(carries), list(wholes)))
+        fresh = pytree.tree_map_only(torch.Tensor, empty_like_fake, self.node.meta["val"])
+        self.lowering.loop(loop, operands, pytree.tree_map_only(torch.Tensor, from_functional, fresh))
         return fresh
 
     def _is_read(self, op: OpOverload, index: int) -> bool:
