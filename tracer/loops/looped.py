@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 
+from ..capture.capture import Session, written_placeholders
 from ..containers import leaves, map_leaves
+from ..lowering.functional import without_writes, writes
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
+from .buffers import without_buffers
 from .emission import Emission
 from .lengths import LoopMet, is_number
 from .program import Program, program_of
@@ -21,11 +25,11 @@ from .reasons import NotRolled
 from .rolling import roll
 
 if TYPE_CHECKING:
-    from ..capture.capture import Session
     from ..reads.reads import Reads
 
-SHORT = (5, 6, 8)
-"""The lengths of the short traces: two that are rolled, and one that proves it."""
+SHORT = ((5, 6, 8), (9, 10, 12))
+"""The lengths of the short traces: two that are rolled, and one that proves it; longer ones where those are too short
+for what begins and ends a loop, and the loop is longer still."""
 Facts = dict[str, Any]
 RESULTS = "results"
 """Among the facts of a rolled trace: its results, fakes of the official session."""
@@ -58,7 +62,7 @@ def trace_with_loops(
             return trace
         session.env.met = None
         try:
-            return _Rolling(session, fn, fakes, reads, from_source, facts).trace(met.symbol)
+            return _Rolling(session, fn, fakes, reads, from_source, facts).trace(met)
         except NotRolled as why:
             session.env.unrolled.add(met.symbol)
             session.unrolled.append(why.reason)
@@ -71,9 +75,18 @@ class _Rolling:
         self.session, self.fn, self.fakes, self.reads = session, fn, fakes, reads
         self.from_source, self.facts = from_source, facts if facts is not None else {}
 
-    def trace(self, symbol: sympy.Symbol) -> Trace:
+    def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
-        programs, told, asked = zip(*self.short_traces(symbol), strict=True)
+        try:
+            return self.traced(met.symbol, SHORT[0])
+        except NotRolled:
+            if met.steps < 2 * SHORT[1][-1]:
+                raise
+        return self.traced(met.symbol, SHORT[1])
+
+    def traced(self, symbol: sympy.Symbol, lengths: Sequence[int]) -> Trace:
+        """The same, from traces of these lengths."""
+        programs, told, asked = zip(*self.short_traces(symbol, lengths), strict=True)
         rolled = roll(programs[0], programs[1])
         for program in programs:
             require_proved(rolled, program)
@@ -91,19 +104,30 @@ class _Rolling:
         with self.refusals():
             trace = self.session.trace(body, self.fakes, self.reads, from_source=False)
         trace.inlines = any(p.trace.inlines for p in programs)
-        self.settle(_Facts(self.session, symbol, SHORT).of(told), results)
+        self.settle(_Facts(self.session, symbol, lengths).of(told), results)
         return trace
 
-    def short_traces(self, symbol: sympy.Symbol) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
+    def short_traces(
+        self, symbol: sympy.Symbol, lengths: Sequence[int]
+    ) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
         """At each short length the program, the facts that the method told, and the questions that it asked."""
         group = self.session.env.group_of(symbol)
-        for length in SHORT:
+        for length in lengths:
             with self.refusals(), self.session.at_lengths({s: length + d for s, d in group.items()}) as asked:
                 fakes = [self.session.at_present(fake) for fake in self.fakes]
                 trace = self.session.trace(self.fn, fakes, self.reads, self.from_source)
                 if trace.opaque:
                     raise NotRolled("it calls what runs in eager")
-                yield program_of(trace, length), dict(self.facts), dict(asked)
+                yield self.program(trace, length), dict(self.facts), dict(asked)
+
+    def program(self, trace: Trace, length: int) -> Program:
+        """A short trace as steps, without its writes."""
+        if not writes(trace.graph_module):
+            return program_of(trace, length)
+        if written_placeholders(trace.graph_module, len(trace.fakes)):
+            raise NotRolled("it writes to an argument")
+        functional = without_writes(self.session, trace, ())
+        return without_buffers(program_of(replace(trace, graph_module=functional), length))
 
     @contextmanager
     def refusals(self) -> Iterator[None]:

@@ -69,13 +69,14 @@ class Step:
 
 @dataclass
 class Program:
-    """The steps of one trace at one length, and its results."""
+    """The steps of one trace at one length, and its results. had_writes: the method writes in place; these do not."""
 
     length: int
     inputs: int
     steps: list[Step]
     results: list[Any]
     trace: Trace
+    had_writes: bool = False
 
 
 class Mark:

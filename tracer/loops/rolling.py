@@ -95,6 +95,7 @@ class _Roller:
     def __init__(self, short: Program, long: Program, layout: Layout) -> None:
         self.layout, self.programs = layout, [Located(p, layout) for p in (short, long)]
         self.lengths = [short.length, long.length]
+        self.is_functional = short.had_writes
 
     def rolled(self) -> Rolled:
         short, long = self.programs
@@ -199,11 +200,21 @@ class _Roller:
             raise LoopFailure(loop, "what it reads is another value in each step")
         if any(p != Place(source, t - distance) for (t, _), p in places.items() if t >= distance):
             raise LoopFailure(loop, "what it reads is another value in each step")
+        self.require_small(source)
         first = [[places[t, n] for n in self.lengths] for t in range(distance)]
         kinds = {self.programs[0].kind(p) for p in (*(pair[0] for pair in first), Place(source, 0))}
         if len(kinds) > 1:
             raise LoopFailure(loop, "what a step hands on to the next has another shape or dtype than at first")
-        return Carried(source.step, source.port, tuple(map(self.read, first)))
+        try:
+            return Carried(source.step, source.port, tuple(map(self.read, first)))
+        except NotRolled as why:
+            raise LoopFailure(loop, why.reason) from None
+
+    def require_small(self, source: Each) -> None:
+        """Raises NotRolled where a buffer as long as the loop would be copied in each step, that was written to."""
+        shapes = [p.kind(Place(source, 0))[-1] for p in self.programs]
+        if self.is_functional and shapes[0] != shapes[1]:
+            raise NotRolled("each of its steps writes to a part of a tensor that is as long as the loop")
 
 
 DEEPEST = 4
