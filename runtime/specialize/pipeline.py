@@ -16,14 +16,11 @@ from ..capture.captured import Report, capture_function
 from ..capture.first_call_check import check_forward
 from ..execution.executable import device_of
 from ..execution.targets import target_for
-from ..settings.config import KERNEL_BACKENDS
+from ..settings.config import KERNEL_BACKENDS, ROLLED_BACKENDS
 from ..values.sizes import BoundSizes
 from .randomness import require_none as require_no_draws
 from .residuals import ResidualPlan, choose
 from .specialization import Specialization, predicted_backward
-
-ROLLED = ("reference",)
-"""The backends that run a loop over a size as a loop; the others are given all its steps."""
 
 
 def specialize(
@@ -43,7 +40,7 @@ def specialize(
     of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
-    own_tape, rolls = None if tape is None else tape.rewound_tape(), backend in ROLLED and is_on("loops")
+    own_tape, rolls = None if tape is None else tape.rewound_tape(), backend in ROLLED_BACKENDS and is_on("loops")
     captured = capture_function(cls, args, reads, dynamic, report, own_tape, rolls)
     spec = Specialization(captured, of_whole)
     if backend is None:

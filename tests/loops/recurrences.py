@@ -157,7 +157,7 @@ class Spiking(Function):
     def backward(ctx: ANY, g: Tensor, gv: Tensor) -> ANY:
         (vs,) = ctx.saved_tensors
         grads = []
-        for t, (gt, v) in enumerate(zip(reversed(g.unbind(0)), reversed(vs.unbind(0)))):
+        for gt, v in zip(reversed(g.unbind(0)), reversed(vs.unbind(0)), strict=True):
             surrogate = 1 / (1 + (v - ctx.threshold).abs()) ** 2
             gs = gt - gv * ctx.threshold
             gv = gv + gs * surrogate
@@ -342,7 +342,7 @@ class Zipped(Function):
     def forward(ctx: ANY, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         state = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype)
         rows = []
-        for i, (qt, kt, vt) in enumerate(zip(q, k, v)):
+        for i, (qt, kt, vt) in enumerate(zip(q, k, v, strict=True)):
             state = state + torch.outer(kt, vt)
             rows.append((qt @ state).unsqueeze(0) * (i + 1))
         ctx.save_for_backward(q, k, v)

@@ -178,6 +178,11 @@ class Session:
         self.returned: list[torch.Tensor] = []  # fakes of what opaque nodes returned
         self.moved = False
 
+    def take_unrolled(self) -> list[str]:
+        """Why loops were traced step by step since this was asked."""
+        reasons, self.unrolled = self.unrolled, []
+        return reasons
+
     @without_structured_logs()
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake of `tensor` whose sizes are fresh symbols; reading its memory raises."""

@@ -1,4 +1,4 @@
-"""Numbers of a loop as functions of its step and its length: coefficients from two lengths, to be checked at a third."""
+"""Numbers of a loop as functions of its step and its length: coefficients from two lengths, for a third to check."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -15,9 +15,7 @@ from .affine import ONE, Affine, Fit
 from .description import Carried, Each, Items, Outside, Place, Read, Rolled, Run, Same, reads_in
 from .program import Constant, Step, with_leaves
 from .reasons import NotRolled
-
-if TYPE_CHECKING:
-    from .emission import Emission
+from .rolling import Located
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -66,10 +64,26 @@ class Carry:
     first: Any
 
 
+class Around(Protocol):
+    """The trace around a loop: what is known of it, and the values that there are."""
+
+    rolled: Rolled
+    located: Located
+    wanted: Wanted
+    values: dict[int, Any]
+    stacked: dict[Any, Tensor]
+
+    def operand(self, operand: Any) -> Any:
+        """The value of an operand."""
+
+    def number(self, number: Fit) -> Any:
+        """The value of a number that depends on the length."""
+
+
 class Body:
     """The body of one loop: its graph, and what its node is given."""
 
-    def __init__(self, emission: Emission, loop: int) -> None:
+    def __init__(self, emission: Around, loop: int) -> None:
         self.emission, self.loop = emission, loop
         rolled = emission.rolled
         self.operands = rolled.bodies[loop]
@@ -234,7 +248,7 @@ class Body:
         values = {**self.fakes, self.t: t}
         for node in self.graph.nodes:
             if node.op == "call_function":
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)  # type: ignore[misc]
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
         return values
 

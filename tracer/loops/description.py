@@ -54,7 +54,7 @@ class Read:
     """A value from a source at an index; within a body the index may depend on the step."""
 
     source: Source
-    index: Affine = Affine()
+    index: Affine
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ class Emission:
         self.located = Located(rolled.shown, rolled.layout)
         self.steps = {p.source.step: s for p, s in self.located.steps.items() if isinstance(p.source, Outside)}
         self.symbols = symbols_of(inputs)
-        self.length = self.symbols.get(symbol)
+        self.length: Any = self.symbols.get(symbol)
         self.values: dict[int, Any] = {}
         self.finals: dict[Each, Any] = {}
-        self.stacked: dict[Each, Tensor] = {}
+        self.stacked: dict[Any, Tensor] = {}
         self.given: set[Each] = set()
         self.wanted = wanted_of(rolled)
 

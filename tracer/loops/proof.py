@@ -68,8 +68,9 @@ class _Proof:
             return Place(Each(loop, operand.step, operand.port), t)
         if not isinstance(operand, Carried):
             return None
-        before = t - len(operand.first)
-        return Place(Each(loop, operand.step, operand.port), before) if before >= 0 else self._place(operand.first[t], 0, -1)
+        if t < len(operand.first):
+            return self._place(operand.first[t], 0, -1)
+        return Place(Each(loop, operand.step, operand.port), t - len(operand.first))
 
     def _places(self, operand: Any, t: int, loop: int) -> list[Place | None]:
         if isinstance(operand, tuple):

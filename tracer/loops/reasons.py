@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class NotRolled(Exception):
-    """A loop stays as many operations as it has steps. Internal: the reason is on record, and the trace is as before."""
+    """A loop stays as many operations as it has steps. Internal: the reason is put on record."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -28,7 +28,7 @@ from .description import (
     Source,
     steps_by_place,
 )
-from .program import UNBIND, Constant, Expression, Program, Ref, Step
+from .program import UNBIND, Constant, Expression, Program, Ref
 from .reasons import LoopFailure, NotRolled
 
 APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
@@ -147,7 +147,8 @@ class _Roller:
         return [self.step(loop, step) for step in range(self.layout.regions[loop].period)]
 
     def step(self, loop: int, step: int) -> list[Operand]:
-        every = {(t, p.program.length): self._step_at(p, loop, step, t) for p in self.programs for t in self._ts(p, loop)}
+        samples = [(p, t) for p in self.programs for t in self._ts(p, loop)]
+        every = {(t, p.program.length): p.steps[Place(Each(loop, step), t)] for p, t in samples}
         if len({len(s.leaves) for s in every.values()}) > 1:
             raise LoopFailure(loop, "its steps are not the same ones each time")
         leaves = zip(*(s.leaves for s in every.values()), strict=True)
@@ -155,9 +156,6 @@ class _Roller:
 
     def _ts(self, located: Located, loop: int) -> range:
         return range(self.layout.at(located.program.length)[loop].count)
-
-    def _step_at(self, located: Located, loop: int, step: int, t: int) -> Step:
-        return located.steps[Place(Each(loop, step), t)]
 
     def within(self, loop: int, leaves: Mapping[Sample, Any]) -> Operand:
         """An operand of a step of a loop, at all its steps and both lengths."""
