@@ -468,6 +468,14 @@ CODES = (
         (r".* goes through torch at some sizes",),
     ),
     Code(
+        "FG106", "a loop is traced step by step: its steps are not the same ones each time",
+        "A loop over a size of an argument was not recognised as one: its graph holds all steps, for one length, and "
+        "another length is traced anew.",
+        "The text behind it says what is in the way: a number that is another one in each step, a list of all steps "
+        "that is kept, a step that does something else than the others.",
+        (r"a loop is traced step by step",),
+    ),
+    Code(
         "FG110", "fusion break: a matmul is a library call",
         "Products whose arithmetic takes longer than their bytes go to cuBLAS or rocBLAS; what is before and behind "
         "becomes kernels of its own.",

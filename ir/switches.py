@@ -58,6 +58,7 @@ CALLS: dict[str, str] = {
     "binding": "operations are called past torch's boxing",
     "reuse": "results are written into memory that is read no more",
     "ready": "a call that came often is written out as straight Python",
+    "loops": "a loop over a size is captured once for all lengths; off: step by step, for one length",
     "patience": "a class of many graphs, or whose traces fail, is tried for further kinds of calls that come often",
 }
 """Decisions in calls of compiled code (runtime)."""

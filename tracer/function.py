@@ -36,6 +36,7 @@ from .containers import (
 )
 from .frames import where_raised
 from .gradients import exact_gradients
+from .loops.looped import RESULTS, trace_with_loops
 from .methods import backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
 from .opaque.output_aliasing import whole_tensors
@@ -206,7 +207,10 @@ def capture_forward(
             _refuse_saved_as_returned(recorded)
         return (*recorded["returned"], *recorded["fake_hidden"])
 
-    trace = guarded_trace(session, whole, fakes, reads, tape=tape)
+    trace = guarded_trace(session, whole, fakes, reads, tape=tape, facts=recorded)
+    if (results := recorded.pop(RESULTS, None)) is not None:
+        count = len(recorded["fake_outputs"])
+        recorded["fake_outputs"], recorded["fake_hidden"] = results[:count], results[count:]
     # Sizes of results that depend on data show only when the trace has ended.
     results = (*recorded["fake_outputs"], *recorded["fake_hidden"])
     if any(has_unbacked(n) for t in results for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
@@ -273,10 +277,16 @@ def guarded_trace(
     reads: Reads | None,
     from_source: bool = True,
     tape: Tape | None = None,
+    facts: dict[str, Any] | None = None,
 ) -> Trace:
-    """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
+    """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place.
+
+    facts: what `fn` tells besides, in terms of the session's symbols; with the results, where loops were rolled.
+    """
 
     def trace(tape: Tape | None) -> Trace:
+        if session.env.rolls and tape is None:
+            return trace_with_loops(session, fn, fakes, reads, from_source, facts)
         return session.trace(fn, fakes, reads, from_source, tape)
 
     try:

@@ -160,14 +160,16 @@ def capture_function(
     dynamic: bool = True,
     report: Report | None = None,
     tape: Tape | None = None,
+    rolls: bool = False,
 ) -> CapturedFunction:
     """Trace forward of a class at these arguments. Raises CaptureError.
 
     tape: what its opaque calls returned; report: is told where a captured method runs slower than it might.
+    rolls: loops over a size are one node, for what runs them so.
     """
     # Trace, under a session of its own: its symbols are shared with every backward traced later.
     reads = reads.with_arguments(args)
-    forward = trace_forward(cls, args, reads, Session(dynamic), tape)
+    forward = trace_forward(cls, args, reads, Session(dynamic, rolls), tape)
     traced, trace = forward.traced, forward.trace
     captured = CapturedFunction(cls, args, reads, dynamic, report, forward, Binder(traced.fakes), trace.opaque)
     # The user's names, for the text of kernels.

@@ -119,6 +119,7 @@ class Captures:
             specialization = stored or self._specialize(args, tape)
             specialization.keeper, specialization.backward.counted = keeper, self.budget.of_backward
             specialization.backward.follow_methods = partial(self._follow_methods, specialization)
+            specialization.backward.note_steps = partial(self.ledger.note_steps, "backward")
             # Where backward may not fall back its failure has to show at the call, not in the engine.
             if (error := self.keys.opaque("backward")) is not None:
                 self.ledger.note_opaque("backward", error)
@@ -164,6 +165,7 @@ class Captures:
         """The whole pipeline, for a backend that runs."""
         backend, reads = self.options.backend_for(args), self.keys.reads_now()
         made = specialize(self.user.cls, args, reads, self.options.dynamic, backend, self.ledger.report, tape)
+        self.ledger.note_steps("forward", made.captured.session.take_unrolled())
         self.budget.spend(self.keys.facts(args), args)
         return made
 

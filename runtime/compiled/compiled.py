@@ -58,7 +58,8 @@ class Compiled:
     def _parts(self, cls: type, options: Options) -> dict[str, Any]:
         """All attributes, but for the inline cache, for which the class is the same when methods are assigned."""
         user = UserClass(cls, options, self.inline_cache)
-        keys, table, ledger = Keys(user, self.inline_cache), SpecializationTable(), Ledger(user, options.fullgraph)
+        keys, table = Keys(user, self.inline_cache, options), SpecializationTable()
+        ledger = Ledger(user, options.fullgraph)
         budget = Budget(cls)
         for role in user.methods.declared_opaque():
             ledger.note_opaque(role, keys.opaque(role))

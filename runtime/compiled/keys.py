@@ -11,14 +11,15 @@ from ...tracer.reads.reads import Reads
 from ...tracer.reads.value_keys import possible_effects, shared_allowance
 from ...tracer.trace import CaptureError
 from ..capture.guards import argument_fact, carried_attribute, exact_key, global_state, has_duplicate
+from .options import Options
 from .user_class import CallCache, UserClass
 
 
 class Keys:
     """The keys of one class's calls, and what its methods read besides their arguments."""
 
-    def __init__(self, user: UserClass, inline_cache: CallCache) -> None:
-        self.user, self._inline_cache = user, inline_cache
+    def __init__(self, user: UserClass, inline_cache: CallCache, options: Options) -> None:
+        self.user, self._inline_cache, self.options = user, inline_cache, options
         self.reads: Reads | None = None
         """What the methods read, at the last scan; None before the first."""
         self.is_unbounded = False
@@ -40,8 +41,8 @@ class Keys:
         return facts
 
     def _beyond(self, args: Sequence[Any]) -> Any:
-        """The methods, and what of the arguments the methods may ask for that no graph knows."""
-        return methods_now(self.user.original), self.why_unkeyed(args)
+        """The methods, what of the arguments they may ask for that no graph knows, and whether loops are loops."""
+        return methods_now(self.user.original), self.why_unkeyed(args), self.options.rolls_loops(args)
 
     def why_unkeyed(self, args: Sequence[Any]) -> str | None:
         """A fact about the arguments that the methods may ask for and no graph knows; None where there is none."""

@@ -12,7 +12,7 @@ import torch
 from ...tracer.declared import Option
 from ...tracer.frames import warn_user
 from ..fallback.records import FallbackWarning
-from ..settings.config import backend_name, with_numerics
+from ..settings.config import ROLLED_BACKENDS, backend_name, with_numerics
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Options:
             on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
             name = "triton" if on_gpu and is_triton_installed() else "reference"
         return with_numerics(name, self.numerics)
+
+    def rolls_loops(self, args: Sequence[Any]) -> bool:
+        """True if a call runs where a loop over a size is one."""
+        return self.backend_for(args) in ROLLED_BACKENDS
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +67,12 @@ class Ledger:
     def note_compiled(self, method: str) -> None:
         """A method was captured; what became of it before stays on record."""
         self.records.setdefault(method, Record("compiled"))
+
+    def note_steps(self, method: str, reasons: Sequence[str]) -> None:
+        """Loops over a size are traced step by step: on record, where nothing else is."""
+        if reasons and self.records.get(method, Record("compiled")) == Record("compiled"):
+            why = f"a loop is traced step by step: {reasons[0]}"
+            self.records[method] = Record("compiled", why, self._place(method))
 
     def note_opaque(self, role: str, error: CaptureError | None) -> None:
         """A role that must not be captured: with a warning, but for one that was declared so."""

@@ -87,6 +87,9 @@ class Backward:
     follow_methods: Callable[[], None] = staticmethod(lambda: None)
     """Reads the methods again before a capture of backward: other ones may have been assigned since forward."""
 
+    note_steps: Callable[[Sequence[str]], None] = staticmethod(lambda reasons: None)
+    """Is told why loops of it were traced step by step."""
+
     def __init__(self, captured: CapturedFunction, of_whole: bool = False) -> None:
         """of_whole: its graphs run at sizes of parts, at which the method itself may do another thing."""
         self.captured, self.of_whole = captured, of_whole
@@ -179,6 +182,7 @@ class Backward:
         try:
             with self.counted():
                 found = capture_backward(self.captured, kinds)
+            self.note_steps(self.captured.session.take_unrolled())
             key = self.key_now(kinds)
             self.entries[key] = found
         except CaptureError as error:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...codegen import Target
+from ...ir.switches import is_on
 from ...tracer.capture.capture import capture_lock
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
@@ -15,7 +16,7 @@ from ..capture.captured import Report, capture_function
 from ..capture.first_call_check import check_forward
 from ..execution.executable import device_of
 from ..execution.targets import target_for
-from ..settings.config import KERNEL_BACKENDS
+from ..settings.config import KERNEL_BACKENDS, ROLLED_BACKENDS
 from ..values.sizes import BoundSizes
 from .randomness import require_none as require_no_draws
 from .residuals import ResidualPlan, choose
@@ -39,7 +40,8 @@ def specialize(
     of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
-    captured = capture_function(cls, args, reads, dynamic, report, None if tape is None else tape.rewound_tape())
+    own_tape, rolls = None if tape is None else tape.rewound_tape(), backend in ROLLED_BACKENDS and is_on("loops")
+    captured = capture_function(cls, args, reads, dynamic, report, own_tape, rolls)
     spec = Specialization(captured, of_whole)
     if backend is None:
         return spec

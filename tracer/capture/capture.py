@@ -30,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
     make_fx,
 )
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -40,6 +40,7 @@ from ..containers import tensors_in
 from ..declared import declarations
 from ..frames import TORCH, is_user_file, user_frame, user_line, where_raised
 from ..locks import CAPTURE, lock_of
+from ..loops.lengths import Lengths
 from ..opaque.call_interception import plain, watched_by
 from ..opaque.extension_calls import (
     CompiledCallError,
@@ -72,7 +73,7 @@ from ..reads.reached import Reached, resume_watch, watching_effects
 from ..reads.reads import Reads
 from ..reads.snapshot import CaptureAgain, Snapshot
 from ..reads.value_keys import SCALARS, Handle, is_a_value
-from ..scoped_state import variable_within
+from ..scoped_state import attribute_within, variable_within
 from ..torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -108,7 +109,7 @@ capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""
 
 
-class Env(ShapeEnv):
+class Env(Lengths):
     """A ShapeEnv that writes no size in terms of one that is known later: of what an opaque node returns.
 
     age: which opaque node brought a symbol, counted from 1; the sizes of arguments have age 0.
@@ -161,16 +162,26 @@ def assumptions_of(fakes: Sequence[Any], known_symbols: Collection[sympy.Symbol]
 
 
 class Session:
-    """Where sizes have names. `size_limit`: sizes stay concrete when `dynamic` is False."""
+    """Where sizes have names, unless `dynamic` is False. rolls: a loop over a size is one node where it can be.
 
-    def __init__(self, dynamic: bool = True) -> None:
+    unrolled: why loops were traced step by step.
+    """
+
+    def __init__(self, dynamic: bool = True, rolls: bool = False) -> None:
         self.dynamic = dynamic
         self.env = Env(duck_shape=False)
+        self.env.rolls = rolls
+        self.unrolled: list[str] = []
         self.mode = Fakes(shape_env=self.env, allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # symbols are a session's own: filling the cache takes longer than it saves
         self.named: list[tuple[str, Any]] = []
         self.returned: list[torch.Tensor] = []  # fakes of what opaque nodes returned
         self.moved = False
+
+    def take_unrolled(self) -> list[str]:
+        """Why loops were traced step by step since this was asked."""
+        reasons, self.unrolled = self.unrolled, []
+        return reasons
 
     @without_structured_logs()
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -184,10 +195,6 @@ class Session:
             fake = self.mode.from_tensor(_without_memory(tensor), source=LocalSource(name), symbolic_context=context)
         self.named.append((name, fake))
         return _guarded_memory(fake, tensor.requires_grad)
-
-    def _hints(self) -> Any:
-        """The values of the symbols, under the name that this torch has for them."""
-        return self.env.backed_var_to_val if hasattr(self.env, "backed_var_to_val") else self.env.var_to_val
 
     def number(self, value: float) -> Any:
         """A fresh symbol for a number that was read from a tensor."""
@@ -210,7 +217,7 @@ class Session:
 
     def move_to(self, sizes: Mapping[sympy.Symbol, int]) -> None:
         """Traces from now on at these sizes: an opaque node's results have the sizes of the call at hand."""
-        values = self._hints()
+        values = self.env.hints()
         values.update({s: sympy.Integer(n) for s, n in sizes.items() if s in values})
         equal = {s: e.xreplace(values) for s, e in self.env.equal.items() if s in values and not e.is_number}
         values.update({s: n for s, n in equal.items() if n.is_Integer})
@@ -221,7 +228,7 @@ class Session:
         known_sizes = with_known_sizes(sizes)
         if not self.moved:
             return known_sizes
-        values = self._hints()
+        values = self.env.hints()
         exprs = [n if isinstance(n, int) else n.node.expr for n in known_sizes]
         return [e if isinstance(e, int) else self.env.create_symintnode(e, hint=int(e.xreplace(values))) for e in exprs]
 
@@ -257,6 +264,18 @@ class Session:
             shape, strides = self.with_current_sizes(fake.shape), self.with_current_sizes(fake.stride())
             again = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
         return _guarded_memory(again, fake.requires_grad)
+
+    @contextmanager
+    def at_lengths(self, lengths: Mapping[sympy.Symbol, int]) -> Iterator[dict[sympy.Basic, bool]]:
+        """Within the block these sizes have such values; what Python was told of comparisons of them."""
+        with attribute_within(self, "moved", True), self.env.at(lengths) as asked:
+            yield asked
+
+    def at_present(self, value: Any) -> Any:
+        """A fake, or a symbolic number, at the present values of symbols."""
+        if isinstance(value, torch.Tensor):
+            return self.fake_again(value)
+        return self.with_current_sizes([value])[0] if isinstance(value, torch.SymInt) else value
 
     def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, dense; `order` names its axes from outermost to innermost.

@@ -1,0 +1,291 @@
+"""The body of a loop as a graph of its own, traced once; the values that it is given, hands on, and has stacked."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+from .affine import ONE, Affine, Fit
+from .description import Carried, Each, Items, Outside, Place, Read, Rolled, Run, Same, reads_in
+from .program import Constant, Step, with_leaves
+from .reasons import NotRolled
+from .rolling import Located
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+@dataclass
+class Wanted:
+    """What is read of the loops: the last values of some, all values of others; and what is read of the rest."""
+
+    finals: set[Each] = field(default_factory=set)
+    stacked: set[Each] = field(default_factory=set)
+    outside: set[Outside] = field(default_factory=set)
+
+
+def wanted_of(rolled: Rolled) -> Wanted:
+    """What the operands and results of a rolled trace read."""
+    wanted = Wanted()
+    operands = [o for step in rolled.outside for o in step] + list(rolled.results)
+    operands += [o for body in rolled.bodies for step in body for o in step]
+    for read in (r for operand in operands for r in reads_in(operand)):
+        _note(wanted, rolled, read)
+    wanted.finals -= wanted.stacked
+    return wanted
+
+
+def _note(wanted: Wanted, rolled: Rolled, read: Any) -> None:
+    source = read.source if isinstance(read, Read | Run) else None
+    if isinstance(source, Outside):
+        wanted.outside.add(source)
+    if not isinstance(source, Each):
+        return
+    count = rolled.layout.counts(source.loop)
+    is_last = isinstance(read, Read) and read.index == Affine(0, count.length, count.constant - 1)
+    (wanted.finals if is_last else wanted.stacked).add(source)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A value that is handed on: the result `of` the step before, or the carry number `older` of it.
+
+    first: what the first step is given; None where no step reads it.
+    """
+
+    of: Same | None
+    older: int | None
+    first: Any
+
+
+class Around(Protocol):
+    """The trace around a loop: what is known of it, and the values that there are."""
+
+    rolled: Rolled
+    located: Located
+    wanted: Wanted
+    values: dict[int, Any]
+    stacked: dict[Any, Tensor]
+
+    def operand(self, operand: Any) -> Any:
+        """The value of an operand."""
+
+    def number(self, number: Fit) -> Any:
+        """The value of a number that depends on the length."""
+
+
+class Body:
+    """The body of one loop: its graph, and what its node is given."""
+
+    def __init__(self, emission: Around, loop: int) -> None:
+        self.emission, self.loop = emission, loop
+        rolled = emission.rolled
+        self.operands = rolled.bodies[loop]
+        self.steps: list[Step] = [emission.located.steps[Place(Each(loop, j), 0)] for j in range(len(self.operands))]
+        self.stacked = sorted((e for e in emission.wanted.stacked if e.loop == loop), key=_order)
+        self.carries: list[Carry] = []
+        self.carry_at: dict[Carried, int] = {}
+        self.final_at: dict[Each, int] = {}
+        self.find_carries()
+        self.wholes: list[Any] = []
+        self.graph = fx.Graph()
+        self.t = self.graph.placeholder("t")
+        self.carry_nodes = [self.graph.placeholder(f"carry_{i}") for i in range(len(self.carries))]
+        self.whole_nodes: dict[Any, fx.Node] = {}
+        self.nodes: list[fx.Node] = []
+        self.fakes: dict[fx.Node, Any] = {}
+
+    # ------------------------------------------------------------------ what is carried
+    def find_carries(self) -> None:
+        carried = [r for step in self.operands for o in step for r in reads_in(o) if isinstance(r, Carried)]
+        for read in dict.fromkeys(carried):
+            self.add_carry(read)
+        last = {c.of: i for i, c in enumerate(self.carries) if c.of is not None}
+        for each in sorted((e for e in self.emission.wanted.finals if e.loop == self.loop), key=_order):
+            result = Same(each.step, each.port)
+            if result not in last:
+                last[result] = len(self.carries)
+                self.carries.append(Carry(result, None, None))
+            self.final_at[each] = last[result]
+
+    def add_carry(self, read: Carried) -> None:
+        """A value of n steps before is handed on n times."""
+        for i, first in enumerate(reversed(read.first)):
+            of, older = (Same(read.step, read.port), None) if i == 0 else (None, len(self.carries) - 1)
+            self.carries.append(Carry(of, older, first))
+        self.carry_at[read] = len(self.carries) - 1
+
+    def initial(self) -> Iterator[Any]:
+        """What the first step is given."""
+        for first, node in zip(self.firsts, self.outputs, strict=False):
+            yield first if first is not None else _zeros(self.fakes[node])
+
+    # ------------------------------------------------------------------ the graph
+    def trace(self, count: Any) -> None:
+        """Writes the graph, on the fakes of the first step; the last one has to be as they are."""
+        self.firsts = [None if c.first is None else self.emission.operand(c.first) for c in self.carries]
+        given = zip(self.carry_nodes, self.firsts, strict=True)
+        self.fakes |= {node: first for node, first in given if first is not None}
+        for step, operands in zip(self.steps, self.operands, strict=True):
+            self.nodes.append(self.add(step, [self.node(o) for o in operands]))
+        results = [self.result(e.step, e.port) for e in self.stacked]
+        self.outputs = [self.next_of(carry) for carry in self.carries] + results
+        self.graph.output(tuple(self.outputs))
+        with disable_proxy_modes_tracing():
+            first = self.run_on_fakes(0)
+            last = self.run_on_fakes(count - 1)
+        _require_same(first, last, self.nodes)
+        self.fakes = first
+        for node in self.graph.nodes:
+            if node in first:
+                node.meta["val"] = first[node]
+        self.require_stable()
+
+    def require_stable(self) -> None:
+        """Raises NotRolled where a step hands on another kind of value than it was given."""
+        for carry, node, result in zip(self.carries, self.carry_nodes, self.outputs, strict=False):
+            if carry.first is not None and _kind(self.fakes[node]) != _kind(self.fakes[result]):
+                raise NotRolled("what a step hands on to the next has another shape or dtype than at first")
+
+    def add(self, step: Step, leaves: Sequence[Any]) -> fx.Node:
+        supply = iter(leaves)
+        args, kwargs = with_leaves(step.form, lambda: next(supply))
+        node = self.graph.call_function(step.target, args, kwargs)
+        node.meta.update(step.meta)
+        return node
+
+    def node(self, operand: Any) -> Any:
+        """What the graph has for an operand."""
+        if isinstance(operand, Same):
+            return self.result(operand.step, operand.port)
+        if isinstance(operand, Carried):
+            return self.carry_nodes[self.carry_at[operand]]
+        if isinstance(operand, Fit):
+            return self.number(operand)
+        if isinstance(operand, tuple):
+            return [self.node(o) for o in operand]
+        if isinstance(operand, Constant) and not isinstance(operand.value, Tensor):
+            return operand.value
+        if isinstance(operand, Read) and self.is_one_of_many(operand):
+            return self.one_of(operand)
+        return self.whole(operand)
+
+    def is_one_of_many(self, read: Read) -> bool:
+        """Whether a value is another one in each step."""
+        return read.index.step != 0
+
+    def one_of(self, read: Read) -> fx.Node:
+        """A slice of what is given as a whole."""
+        if isinstance(read.source, Items):
+            base, *dim = self.emission.values[read.source.step]
+            whole, axis = self.given(("items", read.source.step), lambda: base), (dim or [0])[0]
+        else:
+            whole, axis = self.given(read.source, lambda: self.emission.stacked[read.source]), 0
+        return self.graph.call_function(aten.select.int, (whole, axis, self.affine(read.index)))
+
+    def whole(self, operand: Any) -> fx.Node:
+        """What is the same in each step."""
+        if isinstance(operand, Constant):
+            raise NotRolled("it makes a tensor of numbers in each step")
+        return self.given(operand, lambda: self.emission.operand(operand))
+
+    def given(self, key: Any, value: Callable[[], Any]) -> fx.Node:
+        if key not in self.whole_nodes:
+            self.wholes.append(value())
+            anchor = next(reversed(self.whole_nodes.values()), (self.carry_nodes or [self.t])[-1])
+            with self.graph.inserting_after(anchor):
+                self.whole_nodes[key] = self.graph.placeholder(f"whole_{len(self.wholes) - 1}")
+            self.fakes[self.whole_nodes[key]] = self.wholes[-1]
+        return self.whole_nodes[key]
+
+    def result(self, step: int, port: int | None) -> fx.Node:
+        node = self.nodes[step]
+        return node if port is None else self.graph.call_function(operator.getitem, (node, port))
+
+    def next_of(self, carry: Carry) -> fx.Node:
+        if carry.of is not None:
+            return self.result(carry.of.step, carry.of.port)
+        assert carry.older is not None
+        return self.carry_nodes[carry.older]
+
+    # ------------------------------------------------------------------ numbers
+    def number(self, fit: Fit) -> Any:
+        """A number of a body: what depends on the step is computed there, the rest is given."""
+        constant = Fit(tuple((term, Affine(0, a.length, a.constant)) for term, a in fit.terms))
+        rest = self.given_number(constant)
+        steps = [(term, a.step) for term, a in fit.terms if a.step]
+        for term, step in steps:
+            factor = self.given_number(Fit(((term, Affine(0, 0, step)),)))
+            rest = self.plus(rest, self.times(factor))
+        return rest
+
+    def affine(self, affine: Affine) -> Any:
+        """The same of one function of the step and the length."""
+        at = Fit(((ONE, Affine(0, affine.length, affine.constant)),))
+        return self.plus(self.given_number(at), self.times(affine.step))
+
+    def given_number(self, fit: Fit) -> Any:
+        value = self.emission.number(fit)
+        return value if isinstance(value, int) else self.given(fit, lambda: value)
+
+    def times(self, factor: Any) -> Any:
+        if isinstance(factor, int) and factor == 1:
+            return self.t
+        return self.graph.call_function(operator.mul, (self.t, factor))
+
+    def plus(self, x: Any, y: Any) -> Any:
+        return y if isinstance(x, int) and x == 0 else self.graph.call_function(operator.add, (x, y))
+
+    # ------------------------------------------------------------------ on fakes
+    def run_on_fakes(self, t: Any) -> dict[fx.Node, Any]:
+        """The values of all nodes in step t."""
+        values = {**self.fakes, self.t: t}
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+        return values
+
+    def results(self, count: Any) -> tuple[Tensor, ...]:
+        """Fakes of what the loop returns."""
+        with disable_proxy_modes_tracing():
+            last = [_like(self.fakes[n]) for n in self.outputs[: len(self.carries)]]
+            stacked = [_like(self.fakes[n], count) for n in self.outputs[len(self.carries) :]]
+        return (*last, *stacked)
+
+    def module(self) -> fx.GraphModule:
+        """The graph, ready to be called."""
+        return fx.GraphModule({}, self.graph, "Loop")
+
+
+def _order(each: Each) -> tuple[int, int]:
+    return each.step, -1 if each.port is None else each.port
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.device, tuple(str(n) for n in value.shape)
+    return [_kind(v) for v in value] if isinstance(value, list | tuple) else None
+
+
+def _require_same(first: dict[fx.Node, Any], last: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> None:
+    """Raises NotRolled where the last step makes another kind of value than the first."""
+    if any(_kind(first[n]) != _kind(last[n]) for n in nodes):
+        raise NotRolled("the shapes of its values depend on the step")
+
+
+def _like(fake: Tensor, *sizes: Any) -> Tensor:
+    if sizes:
+        return torch.empty((*sizes, *fake.shape), dtype=fake.dtype, device=fake.device)
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+
+
+def _zeros(fake: Tensor) -> Tensor:
+    return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
+

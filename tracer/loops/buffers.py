@@ -1,0 +1,201 @@
+"""Buffers that a loop fills, in the program of a short trace without its writes: what was written is what is read.
+
+    out1 = select_scatter(out0, h0, 0, 0); out2 = select_scatter(out1, h1, 0, 1); ..   ->   out = stack([h0, h1, ..])
+
+A loop that handed a whole buffer on from step to step would copy it each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..sizes import hint_of
+from .affine import ONE
+from .program import MARK, Program, Ref, Step, refs_in
+
+aten = torch.ops.aten
+WRITES = 3
+"""Writes to one buffer from which on they are a loop's."""
+UNWRITTEN = 4
+"""The most places of a buffer that a loop leaves as they were."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """A buffer with one slice of it exchanged."""
+
+    buffer: Ref
+    slice: Ref
+    dim: int
+    index: int
+
+
+def without_buffers(program: Program) -> Program:
+    """The same program, its buffers put together once, at the end; what nothing reads is left out."""
+    return _Rewriting(program).program()
+
+
+class _Rewriting:
+    def __init__(self, program: Program) -> None:
+        self.source = program
+        self.steps: list[Step] = []
+        self.known: dict[Ref, Ref] = {}  # values of the program by their new names
+        self.writes: dict[Ref, Write] = {}
+        self.joined: dict[Ref, Ref] = {}
+
+    def program(self) -> Program:
+        for number, step in enumerate(self.source.steps):
+            self.rewrite(Ref(number), step)
+        results = [self.whole(leaf) for leaf in self.source.results]
+        return _pruned(replace(self.source, steps=self.steps, results=results, had_writes=True))
+
+    def named(self, ref: Ref) -> Ref:
+        """A value by its new name; a port of what was renamed."""
+        if ref.step < 0 or ref in self.known:
+            return self.known.get(ref, ref)
+        return Ref(self.known[Ref(ref.step)].step, ref.port)
+
+    def rewrite(self, ref: Ref, step: Step) -> None:
+        rule = RULES.get(step.target)
+        found = rule(self, step) if rule is not None else None
+        if found is None:
+            found = self.add(replace(step, leaves=[self.whole(leaf) for leaf in step.leaves]))
+        self.known[ref] = found
+
+    def add(self, step: Step) -> Ref:
+        self.steps.append(step)
+        return Ref(len(self.steps) - 1)
+
+    def whole(self, leaf: Any) -> Any:
+        """An operand, where a filled buffer is read as a whole."""
+        if isinstance(leaf, list):
+            return [self.whole(ref) for ref in leaf]
+        return self.put_together(self.named(leaf)) if isinstance(leaf, Ref) else leaf
+
+    # ------------------------------------------------------------------ what is read of a buffer
+    def select(self, step: Step) -> Ref | None:
+        buffer, dim, index = self.named(step.leaves[0]), *self.axis_and_index(step, 0)
+        while (write := self.writes.get(buffer)) is not None and write.dim == dim:
+            if write.index == index:
+                return write.slice
+            buffer = write.buffer
+        return self.add(replace(step, leaves=[self.put_together(buffer), *step.leaves[1:]]))
+
+    def copy(self, step: Step) -> Ref | None:
+        """A copy to a place of the same kind is what is copied."""
+        place, value = self.named(step.leaves[0]), self.whole(step.leaves[1])
+        same = isinstance(value, Ref) and self.kind(place) is not None and self.kind(place) == self.kind(value)
+        return value if same else None
+
+    def scatter(self, step: Step) -> Ref | None:
+        buffer, value = self.named(step.leaves[0]), self.whole(step.leaves[1])
+        dim, index = self.axis_and_index(step, 1)
+        made = self.add(replace(step, leaves=[buffer, value, *step.leaves[2:]]))
+        self.writes[made] = Write(buffer, value, dim, index)
+        return made
+
+    def axis_and_index(self, step: Step, tensors: int) -> tuple[int, int]:
+        """The axis and the index of a slice, counted from the front."""
+        shape = self.source_value(step.leaves[0]).shape
+        dim, index = (leaf.get(ONE, 0) for leaf in step.leaves[1 + tensors : 3 + tensors])
+        return dim % len(shape), index % hint_of(shape[dim])
+
+    def source_value(self, ref: Ref) -> Any:
+        return _value(self.source, ref)
+
+    def kind(self, ref: Ref) -> Any:
+        value = _value(replace(self.source, steps=self.steps), ref)
+        shape = tuple(hint_of(n) for n in value.shape)
+        return (value.dtype, value.device, shape) if isinstance(value, torch.Tensor) else None
+
+    # ------------------------------------------------------------------ what a buffer is in the end
+    def put_together(self, buffer: Ref) -> Ref:
+        """A buffer that was filled is the stack of its slices."""
+        if buffer in self.joined:
+            return self.joined[buffer]
+        slices, below, dim = self.slices_of(buffer)
+        if len(slices) < WRITES:
+            return buffer
+        step = self.steps[buffer.step]
+        size = hint_of(step.value.shape[dim])
+        missing = [i for i in range(size) if i not in slices]
+        if len(missing) > UNWRITTEN:
+            return buffer
+        slices |= {i: self.add(_selected(step, below, dim, i)) for i in missing}
+        self.joined[buffer] = self.add(_stacked(step, [slices[i] for i in range(size)], dim))
+        return self.joined[buffer]
+
+    def slices_of(self, buffer: Ref) -> tuple[dict[int, Ref], Ref, int]:
+        """The newest slice at each index, what the buffer was before, and the axis."""
+        slices: dict[int, Ref] = {}
+        dim = self.writes[buffer].dim if buffer in self.writes else 0
+        while (write := self.writes.get(buffer)) is not None and write.dim == dim:
+            slices.setdefault(write.index, write.slice)
+            buffer = write.buffer
+        return slices, buffer, dim
+
+
+RULES: dict[Any, Any] = {
+    aten.select.int: _Rewriting.select,
+    aten.copy.default: _Rewriting.copy,
+    aten.select_scatter.default: _Rewriting.scatter,
+}
+
+
+def _value(program: Program, ref: Ref) -> Any:
+    if ref.step < 0:
+        return [*program.trace.fakes, *program.trace.lifted][~ref.step]
+    value = program.steps[ref.step].value
+    return value if ref.port is None else value[ref.port]
+
+
+def _number(n: int) -> dict[Any, int]:
+    return {ONE: n} if n else {}
+
+
+def _selected(step: Step, buffer: Ref, dim: int, index: int) -> Step:
+    return _like(step, aten.select.int, (MARK, MARK, MARK), [buffer, _number(dim), _number(index)], _part(step, dim))
+
+
+def _stacked(step: Step, slices: list[Ref], dim: int) -> Step:
+    return _like(step, aten.stack.default, (MARK, MARK), [slices, _number(dim)], step.value)
+
+
+def _part(step: Step, dim: int) -> Any:
+    return step.value.select(dim, 0)
+
+
+def _like(step: Step, target: Any, form: Any, leaves: list[Any], value: Any) -> Step:
+    """A step at the place of another."""
+    return Step(target, (form, {}), leaves, (target, step.place), step.meta, value)
+
+
+def _pruned(program: Program) -> Program:
+    """Without the steps that nothing reads, but for those that draw numbers."""
+    alive = _alive(program)
+    number = {old: new for new, old in enumerate(sorted(alive))}
+
+    def renamed(leaf: Any) -> Any:
+        if isinstance(leaf, list):
+            return [renamed(ref) for ref in leaf]
+        return Ref(number[leaf.step], leaf.port) if isinstance(leaf, Ref) and leaf.step >= 0 else leaf
+
+    steps = [replace(program.steps[i], leaves=list(map(renamed, program.steps[i].leaves))) for i in sorted(alive)]
+    return replace(program, steps=steps, results=list(map(renamed, program.results)))
+
+
+def _alive(program: Program) -> set[int]:
+    alive = {ref.step for ref in refs_in(program.results)}
+    for number in reversed(range(len(program.steps))):
+        step = program.steps[number]
+        if number in alive or torch.Tag.nondeterministic_seeded in step.target.tags:
+            alive |= {number, *(ref.step for ref in _read_by(step))}
+    return {number for number in alive if number >= 0}
+
+
+def _read_by(step: Step) -> Iterator[Ref]:
+    return refs_in(step.leaves)

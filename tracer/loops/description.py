@@ -1,0 +1,163 @@
+"""What a value of a rolled trace is, in terms of its loops: at each length, the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .affine import Affine, Fit
+from .alignment import Region
+from .program import Constant, Expression, Program, Step
+
+# ---------------------------------------------------------------------------------------------- where values come from
+
+
+@dataclass(frozen=True)
+class Outside:
+    """An input (`~index`), or a result of a step outside the loops, by its number among these."""
+
+    step: int
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class Items:
+    """The slices that `unbind`, a step outside the loops, takes."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Each:
+    """A result of one step of a loop's body, which there is once for each t."""
+
+    loop: int
+    step: int
+    port: int | None = None
+
+
+Source = Outside | Items | Each
+
+
+@dataclass(frozen=True)
+class Place:
+    """One value: its source, and which of its values (0 where it has one)."""
+
+    source: Source
+    index: int = 0
+
+
+# ---------------------------------------------------------------------------------------------- what is read
+@dataclass(frozen=True)
+class Read:
+    """A value from a source at an index; within a body the index may depend on the step."""
+
+    source: Source
+    index: Affine
+
+
+@dataclass(frozen=True)
+class Same:
+    """A value of the same step of the same loop."""
+
+    step: int
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A value of the loop's own, of as many steps before as there are `first` ones to begin with."""
+
+    step: int
+    port: int | None
+    first: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Values of a source in a row, in a list: from `start` on, `count` of them, forwards (1) or backwards (-1)."""
+
+    source: Source
+    start: Affine
+    count: Affine
+    direction: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A list of tensors that is as long as a loop."""
+
+    parts: tuple[Read | Run, ...]
+
+
+Operand = Read | Same | Carried | Parts | Fit | Constant | Expression | tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """Steps outside the loops, and loops between them; for each step its operands.
+
+    shown: the program that says what each step calls.
+    """
+
+    shown: Program
+    layout: Layout
+    outside: list[list[Operand]]
+    bodies: list[list[list[Operand]]]
+    results: list[Operand]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the loops are in the program of length `length`; each step of the length is one more of theirs."""
+
+    length: int
+    regions: tuple[Region, ...]
+
+    def at(self, length: int) -> tuple[Region, ...]:
+        """The regions in the program of another length."""
+        more, moved, found = length - self.length, 0, list[Region]()
+        for region in self.regions:
+            found.append(Region(region.start + moved, region.period, region.count + more))
+            moved += more * region.period
+        return tuple(found)
+
+    def counts(self, loop: int) -> Affine:
+        """How often a loop's body runs."""
+        return Affine(0, 1, self.regions[loop].count - self.length)
+
+    def places(self, program: Program) -> list[Place]:
+        """The place of each step of a program."""
+        found, regions, number, at = list[Place](), self.at(program.length), 0, 0
+        for loop, region in enumerate(regions):
+            outside = region.start - at
+            found += [Place(Outside(number + i)) for i in range(outside)]
+            found += [Place(Each(loop, j), t) for t in range(region.count) for j in range(region.period)]
+            number, at = number + outside, region.stop
+        return found + [Place(Outside(number + i)) for i in range(len(program.steps) - at)]
+
+    def order(self, program: Program) -> list[tuple[str, int]]:
+        """The steps outside and the loops as they run: ("step", its number), ("loop", its number)."""
+        found: list[tuple[str, int]] = []
+        for place in self.places(program):
+            source = place.source
+            entry = ("loop", source.loop) if isinstance(source, Each) else ("step", source.step)
+            found += [entry] if not found or found[-1] != entry else []
+        return found
+
+
+def steps_by_place(program: Program, places: Sequence[Place]) -> dict[Place, Step]:
+    """The steps of a program by their places."""
+    return dict(zip(places, program.steps, strict=True))
+
+
+def reads_in(operand: Any) -> list[Any]:
+    """Everything that an operand reads."""
+    if isinstance(operand, Carried):
+        return [operand, *(r for first in operand.first for r in reads_in(first))]
+    if isinstance(operand, Parts | tuple):
+        parts = operand.parts if isinstance(operand, Parts) else operand
+        return [r for part in parts for r in reads_in(part)]
+    return [operand]
+

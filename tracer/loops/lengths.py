@@ -1,0 +1,169 @@
+"""Sizes while loops over them are looked for: a trace stops where one begins; then such sizes have small values."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..frames import TORCH, is_user_file
+
+FEW = 9
+"""Steps that are traced one by one, and as fast as the short traces from which a loop is rolled."""
+NEAR = 2
+"""The most by which the sizes of one loop differ: x[t + 1] of an x that is one longer."""
+_FAKES = os.path.join(TORCH, "_subclasses", "")
+_NUMBERS = os.path.join(TORCH, "__init__.py")
+
+
+class LoopMet(BaseException):
+    """A trace turns a size into a number where the source has a loop. Internal, and no Exception: no method may
+    catch it."""
+
+    def __init__(self, symbol: sympy.Symbol, steps: int) -> None:
+        super().__init__(f"a loop of {steps} steps over {symbol}")
+        self.symbol, self.steps = symbol, steps
+
+
+class Lengths(ShapeEnv):
+    """A ShapeEnv in which a loop over a size can be looked at: `watching` for one, then at `small` lengths of it.
+
+    asked: at small lengths, the user's own questions about them, with their answers.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.rolls, self.is_watching = False, False
+        self.met: LoopMet | None = None
+        self.unrolled: set[sympy.Symbol] = set()
+        self.small: dict[sympy.Symbol, int] = {}
+        self.asked: dict[sympy.Basic, bool] = {}
+        super().__init__(**options)
+
+    def hints(self) -> Any:
+        """The values of the symbols, under the name that this torch has for them."""
+        return self.backed_var_to_val if hasattr(self, "backed_var_to_val") else self.var_to_val
+
+    # ------------------------------------------------------------------ where a loop begins
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within the block a loop over a size ends the trace."""
+        before, self.is_watching, self.met = self.is_watching, self.rolls and not self.small, None
+        try:
+            yield
+        finally:
+            self.is_watching = before
+
+    def evaluate_expr(self, orig_expr: Any, hint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """The value of an expression, which becomes an assumption; of small lengths nothing is assumed."""
+        if self.small and self._is_small(orig_expr):
+            return self._answer(orig_expr)
+        if self.is_watching and isinstance(orig_expr, sympy.Expr):
+            self._stop_at_loop(orig_expr)
+        return super().evaluate_expr(orig_expr, hint, *args, **kwargs)
+
+    def _stop_at_loop(self, expr: sympy.Expr) -> None:
+        symbols = expr.free_symbols & self.hints().keys() - self.unrolled
+        if len(symbols) != 1 or len(expr.free_symbols) != 1 or not expr.is_integer or not is_in_loop():
+            return
+        (symbol,) = symbols
+        if (steps := int(self.hints()[symbol])) >= FEW:
+            self.met = LoopMet(symbol, steps)
+            raise self.met
+
+    # ------------------------------------------------------------------ at small lengths
+    def group_of(self, symbol: sympy.Symbol) -> dict[sympy.Symbol, int]:
+        """The sizes that are as long as this one, or nearly so, each with the difference."""
+        hints, length = self.hints(), int(self.hints()[symbol])
+        differences = {s: int(n) - length for s, n in hints.items() if s.is_integer and n.is_Integer}
+        return {s: d for s, d in differences.items() if abs(d) <= NEAR}
+
+    @contextmanager
+    def at(self, lengths: Mapping[sympy.Symbol, int]) -> Iterator[dict[sympy.Basic, bool]]:
+        """Within the block these sizes are as small as that, and nothing is learnt of them; what is asked of them."""
+        hints, self.asked = self.hints(), {}
+        before = {s: hints[s] for s in lengths}
+        hints.update({s: sympy.Integer(n) for s, n in lengths.items()})
+        self.small = dict(lengths)
+        self._forget_hints()
+        try:
+            yield self.asked
+        finally:
+            self.small = {}
+            hints.update(before)
+            self._forget_hints()
+
+    def _is_small(self, expr: Any) -> bool:
+        return bool(getattr(expr, "free_symbols", set()) & self.small.keys())
+
+    def _value(self, expr: Any) -> Any:
+        return expr.xreplace(self.hints())
+
+    def _answer(self, expr: Any) -> Any:
+        value = self._value(expr)
+        if not isinstance(expr, sympy.Expr) and asked_by_the_user():
+            self.asked.setdefault(expr, bool(value))
+        return value
+
+    def _forget_hints(self) -> None:
+        """What torch keeps of values that symbols have no longer."""
+        for name in ("_maybe_evaluate_static", "size_hint", "guarding_hint_or_throw", "has_guarding_hint"):
+            getattr(getattr(self, name, None), "cache_clear", _nothing)()
+
+
+def _nothing() -> None:
+    pass
+
+
+def asked_by_the_user() -> bool:
+    """True if Python is told the truth of a comparison of sizes, and not an operation of torch that runs on fakes."""
+    frame, told = sys._getframe(2), False
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        code = frame.f_code
+        if code.co_filename.startswith(_FAKES):
+            return False
+        told = told or (code.co_name == "__bool__" and code.co_filename == _NUMBERS)
+        frame = frame.f_back  # type: ignore[assignment]
+    return told
+
+
+def is_in_loop() -> bool:
+    """True if a frame of the user's, from which we come, has a loop in it."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename) and has_loop(frame.f_code):
+            return True
+        if frame.f_code.co_name == "graph_of" and frame.f_code.co_filename.endswith(_TRACER):
+            return False
+        frame = frame.f_back
+    return False
+
+
+_TRACER = os.path.join("tracer", "capture", "capture.py")
+
+
+@functools.lru_cache(maxsize=4096)
+def has_loop(code: types.CodeType) -> bool:
+    """True if a body jumps back somewhere, or one within it (a comprehension) does."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return any(i.opname.startswith("JUMP_BACKWARD") for i in dis.get_instructions(code)) or any(map(has_loop, inner))
+
+
+def is_number(value: Any) -> bool:
+    """True for what a size may be in a graph: a whole number, or a symbol for one."""
+    return type(value) is int or isinstance(value, torch.SymInt)
+
+
+def symbols_of(values: Collection[Any]) -> dict[sympy.Symbol, Any]:
+    """The symbols that stand alone as a size of these fakes, or are one of them, each with its number."""
+    sizes = [n for v in values for n in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+    symbolic = [n for n in sizes if isinstance(n, torch.SymInt | torch.SymFloat)]
+    return {n.node.expr: n for n in reversed(symbolic) if isinstance(n.node.expr, sympy.Symbol)}

@@ -1,0 +1,203 @@
+"""A trace that comes to a loop over a size: traced at three small lengths, rolled, proved, and written with the length
+as a symbol. What cannot be rolled is traced as it is, step by step, with the reason on record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from ..capture.capture import Session, written_placeholders
+from ..containers import leaves, map_leaves
+from ..lowering.functional import without_writes, writes
+from ..trace import CaptureError, Trace
+from .affine import fit_lengths, number_of
+from .buffers import without_buffers
+from .emission import Emission
+from .lengths import LoopMet, is_number
+from .program import Program, program_of
+from .proof import require_proved
+from .reasons import NotRolled
+from .rolling import roll
+
+if TYPE_CHECKING:
+    from ..reads.reads import Reads
+
+SHORT = ((5, 6, 8), (9, 10, 12))
+"""The lengths of the short traces: two that are rolled, and one that proves it; longer ones where those are too short
+for what begins and ends a loop, and the loop is longer still."""
+Facts = dict[str, Any]
+RESULTS = "results"
+"""Among the facts of a rolled trace: its results, fakes of the official session."""
+
+
+def trace_with_loops(
+    session: Session,
+    fn: Callable[..., Any],
+    fakes: Sequence[Any],
+    reads: Reads | None,
+    from_source: bool,
+    facts: Facts | None = None,
+) -> Trace:
+    """The trace of `fn(*fakes)`, each loop over a size in it one node where it can be rolled.
+
+    facts: filled by `fn` with what it found besides the graph.
+    """
+    while True:
+        met = None
+        try:
+            with session.env.watching():
+                trace = session.trace(fn, fakes, reads, from_source)
+        except LoopMet as loop:
+            met = loop
+        except BaseException:
+            if (met := session.env.met) is None:
+                raise
+        met = met or session.env.met
+        if met is None:
+            return trace
+        session.env.met = None
+        try:
+            return _Rolling(session, fn, fakes, reads, from_source, facts).trace(met)
+        except NotRolled as why:
+            session.env.unrolled.add(met.symbol)
+            session.unrolled.append(why.reason)
+
+
+class _Rolling:
+    """One attempt to roll a loop."""
+
+    def __init__(self, session: Session, fn: Any, fakes: Any, reads: Any, from_source: bool, facts: Any) -> None:
+        self.session, self.fn, self.fakes, self.reads = session, fn, fakes, reads
+        self.from_source, self.facts = from_source, facts if facts is not None else {}
+
+    def trace(self, met: LoopMet) -> Trace:
+        """The rolled trace of the loop over this size. Raises NotRolled."""
+        try:
+            return self.traced(met.symbol, SHORT[0])
+        except NotRolled:
+            if met.steps < 2 * SHORT[1][-1]:
+                raise
+        return self.traced(met.symbol, SHORT[1])
+
+    def traced(self, symbol: sympy.Symbol, lengths: Sequence[int]) -> Trace:
+        """The same, from traces of these lengths."""
+        programs, told, asked = zip(*self.short_traces(symbol, lengths), strict=True)
+        rolled = roll(programs[0], programs[1])
+        for program in programs:
+            require_proved(rolled, program)
+        lifted = [p.trace.lifted for p in programs]
+        if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
+            raise NotRolled("it reads other tensors from outside at each length")
+        self.require_asked(asked)
+        results: list[Any] = []
+
+        def body(*inputs: Any) -> Any:
+            emission = Emission(rolled, symbol, [*inputs, *lifted[0]])
+            results[:] = emission.run()
+            return tuple(results)
+
+        with self.refusals():
+            trace = self.session.trace(body, self.fakes, self.reads, from_source=False)
+        trace.inlines = any(p.trace.inlines for p in programs)
+        self.settle(_Facts(self.session, symbol, lengths).of(told), results)
+        return trace
+
+    def short_traces(
+        self, symbol: sympy.Symbol, lengths: Sequence[int]
+    ) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
+        """At each short length the program, the facts that the method told, and the questions that it asked."""
+        group = self.session.env.group_of(symbol)
+        for length in lengths:
+            with self.refusals(), self.session.at_lengths({s: length + d for s, d in group.items()}) as asked:
+                fakes = [self.session.at_present(fake) for fake in self.fakes]
+                trace = self.session.trace(self.fn, fakes, self.reads, self.from_source)
+                if trace.opaque:
+                    raise NotRolled("it calls what runs in eager")
+                yield self.program(trace, length), dict(self.facts), dict(asked)
+
+    def program(self, trace: Trace, length: int) -> Program:
+        """A short trace as steps, without its writes."""
+        if not writes(trace.graph_module):
+            return program_of(trace, length)
+        if written_placeholders(trace.graph_module, len(trace.fakes)):
+            raise NotRolled("it writes to an argument")
+        functional = without_writes(self.session, trace, ())
+        return without_buffers(program_of(replace(trace, graph_module=functional), length))
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Within the block what goes wrong is a reason not to roll."""
+        try:
+            yield
+        except NotRolled:
+            raise
+        except CaptureError as error:
+            raise NotRolled(str(error.facts["reason"])) from None
+        except Exception as error:
+            raise NotRolled(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
+
+    def require_asked(self, asked: Sequence[Mapping[sympy.Basic, bool]]) -> None:
+        """What the method asked of its length has the same answer now, and is assumed of every later call."""
+        common = [q for q in asked[0] if all(q in others for others in asked[1:])]
+        for question in common:
+            answers = {others[question] for others in asked}
+            if len(answers) > 1 or bool(self.session.env.evaluate_expr(question)) not in answers:
+                raise NotRolled("it asks how long the loop is")
+
+    def settle(self, told: Facts, results: Sequence[Any]) -> None:
+        self.facts.clear()
+        self.facts |= told | {RESULTS: list(results)}
+
+
+def _is_another(a: Any, b: Any) -> bool:
+    return a is not b
+
+
+class _Facts:
+    """What a method told at several lengths, in terms of the symbol."""
+
+    def __init__(self, session: Session, symbol: sympy.Symbol, lengths: Sequence[int]) -> None:
+        self.session, self.symbol, self.lengths = session, symbol, lengths
+
+    def of(self, told: Sequence[Any]) -> Any:
+        """Raises NotRolled where what was told depends on the length in another way than an affine one."""
+        skeletons = [repr(map_leaves(t, _nothing)) for t in told]
+        if any(s != skeletons[0] for s in skeletons):
+            raise NotRolled("what it returns or keeps depends on the length of the loop")
+        merged = iter([self.leaf(values) for values in zip(*map(leaves, told), strict=True)])
+        return map_leaves(told[0], lambda _: next(merged))
+
+    def leaf(self, values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, torch.Tensor):
+            return first
+        if isinstance(first, torch.Size):
+            if any(len(v) != len(first) for v in values):
+                raise NotRolled("what it returns or keeps depends on the length of the loop")
+            return torch.Size([self.leaf(sizes) for sizes in zip(*values, strict=True)])
+        if all(map(is_number, values)):
+            return self.number(values)
+        if any(type(v) is not type(first) or not _is_equal(v, first) for v in values):
+            raise NotRolled("what it returns or keeps depends on the length of the loop")
+        return first
+
+    def number(self, values: Sequence[Any]) -> Any:
+        fit = fit_lengths([number_of(v) for v in values], self.lengths)
+        terms = [term * (a.length * self.symbol + a.constant) for term, a in fit.terms]
+        expr = sympy.expand(sum(terms, sympy.Integer(0)))
+        if expr.is_Integer:
+            return int(expr)
+        return self.session.env.create_symintnode(expr, hint=int(expr.xreplace(self.session.env.hints())))
+
+
+def _nothing(leaf: Any) -> None:
+    return None
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    return a is b or bool(a == b)

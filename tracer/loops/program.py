@@ -1,0 +1,191 @@
+"""A short trace as a list of steps: what is called, on what; sizes are written out, and items are parts of a list."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from ..arithmetic import SYMBOLIC
+from ..trace import Trace
+from .affine import Number, number_of
+from .lengths import is_number
+from .reasons import NotRolled
+
+UNBIND = torch.ops.aten.unbind.int
+META = ("fusegrad_origin", "fusegrad_cut", "fusegrad_unversioned", "fusegrad_unrecorded")
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value: an input (`~index`), or a result of a step; `port` says which one of several."""
+
+    step: int
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """What is no tensor and no whole number; `key` is equal where it is."""
+
+    value: Any = field(compare=False)
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A number made of sizes that is no whole one."""
+
+    kind: type
+    expr: Any
+
+
+Leaf = Ref | Constant | Expression | Number | list[Ref]
+"""What a step is given, in the order of its arguments; a list of tensors is one."""
+
+
+@dataclass
+class Step:
+    """One call. form: its arguments with a mark for each leaf; token: equal for steps that do the same thing."""
+
+    target: Any
+    form: Any
+    leaves: list[Any]
+    token: Hashable
+    meta: dict[str, Any]
+    value: Any
+
+    @property
+    def place(self) -> str:
+        """`file:line` of the user's."""
+        origin = self.meta.get("fusegrad_origin")
+        return origin[1] if origin else "unknown"
+
+
+@dataclass
+class Program:
+    """The steps of one trace at one length, and its results. had_writes: the method writes in place; these do not."""
+
+    length: int
+    inputs: int
+    steps: list[Step]
+    results: list[Any]
+    trace: Trace
+    had_writes: bool = False
+
+
+class Mark:
+    """Where a leaf stands."""
+
+    def __repr__(self) -> str:
+        return "_"
+
+
+MARK = Mark()
+
+
+def with_leaves(form: Any, each: Callable[[], Any]) -> Any:
+    """The arguments of a step again, from its form."""
+    if form is MARK:
+        return each()
+    if isinstance(form, dict):
+        return {key: with_leaves(v, each) for key, v in form.items()}
+    if isinstance(form, list | tuple):
+        return type(form)(with_leaves(v, each) for v in form)
+    return form
+
+
+def program_of(trace: Trace, length: int) -> Program:
+    """The steps of a trace. Raises NotRolled where it has some that no loop may have."""
+    reader = _Reader(trace)
+    for node in trace.graph_module.graph.nodes:
+        reader.read(node)
+    inputs = sum(node.op == "placeholder" for node in trace.graph_module.graph.nodes)
+    return Program(length, inputs, reader.steps, reader.results, trace)
+
+
+class _Reader:
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.refs = trace, dict[fx.Node, Any]()
+        self.steps: list[Step] = []
+        self.results: list[Any] = []
+        self.inputs = 0
+
+    def read(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self.refs[node] = Ref(~self.inputs)
+            self.inputs += 1
+        elif node.op == "get_attr":
+            tensor = getattr(self.trace.graph_module, str(node.target))
+            self.refs[node] = Constant(tensor, (str(tensor.dtype), str(tensor.device), repr(tensor.tolist())))
+        elif node.op == "output":
+            self.results = [self.leaf(value) for value in node.args[0]]  # type: ignore[union-attr]
+        elif node.target is operator.getitem and isinstance(self.refs.get(node.args[0]), Ref):  # type: ignore[arg-type]
+            self.refs[node] = Ref(self.refs[node.args[0]].step, node.args[1])  # type: ignore[index,arg-type]
+        elif not isinstance(node.meta.get("val"), SYMBOLIC):
+            self.refs[node] = Ref(len(self.steps))
+            self.steps.append(self.step(node))
+
+    def step(self, node: fx.Node) -> Step:
+        _require_plain(node)
+        leaves: list[Any] = []
+        args = tuple(self.form(arg, leaves) for arg in node.args)
+        form = (args, {key: self.form(arg, leaves) for key, arg in node.kwargs.items()})
+        meta = {key: node.meta[key] for key in META if key in node.meta}
+        kinds = tuple(map(_kind, leaves))
+        token = (node.target, repr(form), kinds, tuple((k, str(v)) for k, v in meta.items()))
+        return Step(node.target, form, leaves, token, meta, node.meta.get("val"))
+
+    def form(self, value: Any, leaves: list[Any]) -> Any:
+        if isinstance(value, list | tuple) and not self._is_list_of_tensors(value):
+            return (list if isinstance(value, list) else tuple)(self.form(v, leaves) for v in value)
+        if isinstance(value, dict):
+            return {key: self.form(v, leaves) for key, v in value.items()}
+        leaves.append(self.leaf(value))
+        return MARK
+
+    def _is_list_of_tensors(self, value: Sequence[Any]) -> bool:
+        return bool(value) and all(isinstance(v, fx.Node) and isinstance(self.refs.get(v), Ref) for v in value)
+
+    def leaf(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [self.refs[v] for v in value]
+        if isinstance(value, fx.Node) and value in self.refs:
+            return self.refs[value]
+        if isinstance(value, fx.Node):
+            value = value.meta["val"]
+        if is_number(value):
+            return number_of(value)
+        if isinstance(value, SYMBOLIC):
+            return Expression(type(value), value.node.expr)
+        return Constant(value, (type(value).__name__, repr(value)))
+
+
+def _kind(leaf: Any) -> Hashable:
+    """What two leaves have in common that may be those of the same call."""
+    if isinstance(leaf, Constant | Expression):
+        return leaf
+    return type(leaf).__name__
+
+
+def _require_plain(node: fx.Node) -> None:
+    """Raises NotRolled for a call that may write, or is no operation of torch's."""
+    schema = getattr(node.target, "_schema", None)
+    if not isinstance(node.target, OpOverload) or schema is None:
+        raise NotRolled(f"it calls `{getattr(node.target, '__name__', node.target)}`, which stays a call")
+    if schema.is_mutable:
+        raise NotRolled("it writes to a tensor in place")
+
+
+def refs_in(leaves: Sequence[Any]) -> Iterator[Ref]:
+    """The values that a step reads."""
+    for leaf in leaves:
+        if isinstance(leaf, Ref):
+            yield leaf
+        elif isinstance(leaf, list):
+            yield from leaf

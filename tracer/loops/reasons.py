@@ -1,0 +1,19 @@
+"""Why a loop over a size stays unrolled."""
+
+from __future__ import annotations
+
+
+class NotRolled(Exception):
+    """A loop stays as many operations as it has steps. Internal: the reason is put on record."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LoopFailure(NotRolled):
+    """What kept one of several loops from being rolled as it was cut; with other steps apart it may be."""
+
+    def __init__(self, loop: int, reason: str) -> None:
+        super().__init__(reason)
+        self.loop = loop

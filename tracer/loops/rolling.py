@@ -1,0 +1,252 @@
+"""From the programs of two lengths to one with loops, which at a third length is proved to be the program of that.
+
+The steps are aligned by what they do; what each of them reads is then told by its place: the same step of its loop,
+one of the steps before, a value from outside, or one of many, at an index that is affine in the step and the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..sizes import hint_of
+from .affine import Affine, Fit, Sample, fit, fit_lengths, fitted
+from .alignment import LEAST, Region, repeated_regions
+from .description import (
+    Carried,
+    Each,
+    Items,
+    Layout,
+    Operand,
+    Outside,
+    Parts,
+    Place,
+    Read,
+    Rolled,
+    Run,
+    Same,
+    Source,
+    steps_by_place,
+)
+from .program import UNBIND, Constant, Expression, Program, Ref
+from .reasons import LoopFailure, NotRolled
+
+APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
+"""How many steps of a loop, at its beginning and at its end, may be unlike the others in what they read."""
+
+
+def roll(short: Program, long: Program) -> Rolled:
+    """The rolled form of programs whose lengths differ by one. Raises NotRolled."""
+    regions = repeated_regions([s.token for s in short.steps], [s.token for s in long.steps])
+    if regions is None:
+        raise NotRolled("its steps are not the same ones each time")
+    chosen = [0] * len(regions)
+    while True:
+        apart = [APART[c] for c in chosen]
+        try:
+            return _Roller(short, long, _layout(short.length, regions, apart)).rolled()
+        except LoopFailure as failure:
+            chosen[failure.loop] += 1
+            if chosen[failure.loop] == len(APART):
+                raise NotRolled(failure.reason) from None
+
+
+def _layout(length: int, regions: Sequence[Region], apart: Sequence[tuple[int, int]]) -> Layout:
+    left = [region.without(*steps) for region, steps in zip(regions, apart, strict=True)]
+    for loop, region in enumerate(left):
+        if region.count < LEAST:
+            raise LoopFailure(loop, "its steps are not the same ones each time")
+    return Layout(length, tuple(left))
+
+
+class Located:
+    """A program whose values are told by their places."""
+
+    def __init__(self, program: Program, layout: Layout) -> None:
+        self.program, self.layout = program, layout
+        self.places = layout.places(program)
+        self.steps = steps_by_place(program, self.places)
+
+    def place(self, ref: Ref) -> Place:
+        """The place of a value."""
+        if ref.step < 0:
+            return Place(Outside(ref.step, ref.port))
+        place = self.places[ref.step]
+        if isinstance(place.source, Each):
+            return Place(Each(place.source.loop, place.source.step, ref.port), place.index)
+        assert isinstance(place.source, Outside)
+        if self.program.steps[ref.step].target is UNBIND and ref.port is not None:
+            return Place(Items(place.source.step), ref.port)
+        return Place(Outside(place.source.step, ref.port))
+
+    def kind(self, place: Place) -> tuple[Any, ...]:
+        """dtype, device and shape of the value at a place."""
+        source, index = place.source, place.index
+        if isinstance(source, Outside) and source.step < 0:
+            return _kind_of((self.program.trace.fakes + self.program.trace.lifted)[~source.step])
+        if isinstance(source, Items):
+            return _kind_of(self.steps[Place(Outside(source.step))].value[index])
+        bare = Each(source.loop, source.step) if isinstance(source, Each) else Outside(source.step)
+        value = self.steps[Place(bare, index)].value
+        return _kind_of(value if source.port is None else value[source.port])
+
+
+class _Roller:
+    def __init__(self, short: Program, long: Program, layout: Layout) -> None:
+        self.layout, self.programs = layout, [Located(p, layout) for p in (short, long)]
+        self.lengths = [short.length, long.length]
+        self.is_functional = short.had_writes
+
+    def rolled(self) -> Rolled:
+        short, long = self.programs
+        outside = [p for p in short.places if isinstance(p.source, Outside)]
+        steps = [[located.steps[p].leaves for located in self.programs] for p in outside]
+        operands = [[self.outside(pair) for pair in zip(*leaves, strict=True)] for leaves in steps]
+        bodies = [self.body(loop) for loop in range(len(self.layout.regions))]
+        pairs = zip(short.program.results, long.program.results, strict=True)
+        return Rolled(short.program, self.layout, operands, bodies, [self.outside(pair) for pair in pairs])
+
+    # ------------------------------------------------------------------ outside the loops
+    def outside(self, leaves: Sequence[Any]) -> Operand:
+        """An operand of a step outside the loops, at both lengths."""
+        first = leaves[0]
+        if isinstance(first, Ref):
+            return self.read([located.place(ref) for located, ref in zip(self.programs, leaves, strict=True)])
+        if isinstance(first, list):
+            return self.list_of(leaves)
+        return _plain(leaves, lambda: fit_lengths(leaves, self.lengths))
+
+    def read(self, places: Sequence[Place]) -> Read:
+        """A value of the same source, at an index by the length."""
+        index = fitted({(0, n): p.index for n, p in zip(self.lengths, places, strict=True)})
+        if len({p.source for p in places}) > 1 or index is None:
+            raise NotRolled("what is read after the loop depends on its length")
+        return Read(places[0].source, index)
+
+    def list_of(self, leaves: Sequence[Sequence[Ref]]) -> Operand:
+        """A list of tensors: read one by one, or, where the length decides how many there are, in runs."""
+        lists = [[p.place(ref) for ref in refs] for p, refs in zip(self.programs, leaves, strict=True)]
+        if len(lists[0]) == len(lists[1]):
+            return tuple(self.read(places) for places in zip(*lists, strict=True))
+        runs = [_runs(places) for places in lists]
+        if len(runs[0]) != len(runs[1]):
+            raise NotRolled("a list of tensors is not in the order of the loop")
+        return Parts(tuple(self.run(pair) for pair in zip(*runs, strict=True)))
+
+    def run(self, pair: Sequence[list[Place]]) -> Read | Run:
+        starts, counts = [run[0] for run in pair], [len(run) for run in pair]
+        if counts == [1, 1]:
+            return self.read(starts)
+        count = fitted({(0, n): c for n, c in zip(self.lengths, counts, strict=True)})
+        assert count is not None  # two values
+        start, direction = self.read(starts), pair[1][1].index - pair[1][0].index
+        return Run(start.source, start.index, count, direction)
+
+    # ------------------------------------------------------------------ within a loop
+    def body(self, loop: int) -> list[list[Operand]]:
+        return [self.step(loop, step) for step in range(self.layout.regions[loop].period)]
+
+    def step(self, loop: int, step: int) -> list[Operand]:
+        samples = [(p, t) for p in self.programs for t in self._ts(p, loop)]
+        every = {(t, p.program.length): p.steps[Place(Each(loop, step), t)] for p, t in samples}
+        if len({len(s.leaves) for s in every.values()}) > 1:
+            raise LoopFailure(loop, "its steps are not the same ones each time")
+        leaves = zip(*(s.leaves for s in every.values()), strict=True)
+        return [self.within(loop, dict(zip(every, column, strict=True))) for column in leaves]
+
+    def _ts(self, located: Located, loop: int) -> range:
+        return range(self.layout.at(located.program.length)[loop].count)
+
+    def within(self, loop: int, leaves: Mapping[Sample, Any]) -> Operand:
+        """An operand of a step of a loop, at all its steps and both lengths."""
+        first = next(iter(leaves.values()))
+        if isinstance(first, list):
+            if len({len(refs) for refs in leaves.values()}) > 1:
+                raise LoopFailure(loop, "a step of the loop reads a list that grows with it")
+            columns = ({s: refs[i] for s, refs in leaves.items()} for i in range(len(first)))
+            return tuple(self.within(loop, column) for column in columns)
+        if isinstance(first, Ref):
+            by_length = {p.program.length: p for p in self.programs}
+            return self.value(loop, {(t, n): by_length[n].place(ref) for (t, n), ref in leaves.items()})
+        found = fit(leaves) if isinstance(first, Mapping) else None
+        if isinstance(first, Mapping) and found is None:
+            raise LoopFailure(loop, "a number is no affine function of the step")
+        return found if found is not None else _plain(list(leaves.values()), None)
+
+    def value(self, loop: int, places: Mapping[Sample, Place]) -> Operand:
+        """A tensor that a step of a loop reads."""
+        source, index = self._common(places)
+        if isinstance(source, Each) and source.loop == loop:
+            offset = {p.index - t for (t, _), p in places.items()}
+            if offset == {0}:
+                return Same(source.step, source.port)
+        elif source is not None:
+            if index is None:
+                raise LoopFailure(loop, "what it reads is at no affine index")
+            return Read(source, index)
+        return self.carried(loop, places)
+
+    def _common(self, places: Mapping[Sample, Place]) -> tuple[Source | None, Affine | None]:
+        sources = {p.source for p in places.values()}
+        return (sources.pop(), fitted({s: p.index for s, p in places.items()})) if len(sources) == 1 else (None, None)
+
+    def carried(self, loop: int, places: Mapping[Sample, Place]) -> Carried:
+        """A value of steps before; the first steps read something else."""
+        (last_t, _), last = max(places.items(), key=lambda item: item[0])
+        source, distance = last.source, last_t - last.index
+        if not isinstance(source, Each) or source.loop != loop or not 0 < distance <= DEEPEST:
+            raise LoopFailure(loop, "what it reads is another value in each step")
+        if any(p != Place(source, t - distance) for (t, _), p in places.items() if t >= distance):
+            raise LoopFailure(loop, "what it reads is another value in each step")
+        self.require_small(source)
+        first = [[places[t, n] for n in self.lengths] for t in range(distance)]
+        kinds = {self.programs[0].kind(p) for p in (*(pair[0] for pair in first), Place(source, 0))}
+        if len(kinds) > 1:
+            raise LoopFailure(loop, "what a step hands on to the next has another shape or dtype than at first")
+        try:
+            return Carried(source.step, source.port, tuple(map(self.read, first)))
+        except NotRolled as why:
+            raise LoopFailure(loop, why.reason) from None
+
+    def require_small(self, source: Each) -> None:
+        """Raises NotRolled where a buffer as long as the loop would be copied in each step, that was written to."""
+        shapes = [p.kind(Place(source, 0))[-1] for p in self.programs]
+        if self.is_functional and shapes[0] != shapes[1]:
+            raise NotRolled("each of its steps writes to a part of a tensor that is as long as the loop")
+
+
+DEEPEST = 4
+"""The most steps back that a value is read from."""
+
+
+def _plain(leaves: Sequence[Any], number: Callable[[], Fit] | None) -> Operand:
+    """What is no tensor: the same everywhere, or a number."""
+    if isinstance(leaves[0], Mapping) and number is not None:
+        return number()
+    if any(leaf != leaves[0] for leaf in leaves):
+        raise NotRolled("a value is another one at each length")
+    assert isinstance(leaves[0], Constant | Expression)
+    return leaves[0]
+
+
+def _kind_of(value: Any) -> tuple[Any, ...]:
+    return value.dtype, value.device, tuple(hint_of(n) for n in value.shape)
+
+
+def _runs(places: Sequence[Place]) -> list[list[Place]]:
+    """The list cut where its values are no longer neighbours of one source."""
+    runs: list[list[Place]] = []
+    for place in places:
+        if runs and _goes_on(runs[-1], place):
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
+
+
+def _goes_on(run: list[Place], place: Place) -> bool:
+    if run[-1].source != place.source:
+        return False
+    step = place.index - run[-1].index
+    return step in (1, -1) and (len(run) == 1 or step == run[-1].index - run[-2].index)
+
