@@ -21,7 +21,7 @@ FAST = {"triton": "triton fast", "interpret": "interpret fast"}
 """What a call's backend is where its kernels are generated for numerics="fast": others, under keys of their own."""
 KERNEL_BACKENDS = (*FAST, *FAST.values())
 """The backends that run generated Triton text."""
-ROLLED_BACKENDS = ("reference",)
+ROLLED_BACKENDS = ("reference", *KERNEL_BACKENDS)
 """The backends that run a loop over a size as a loop; to the others all its steps are given, one by one."""
 
 
