@@ -35,12 +35,12 @@ from .emit.streams.kernel import kernel_of_stream
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import stored_pieces
-from .program.loops import INITIAL, STATE
+from .program.loops import STATE
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
-from .schedule.loops.roles import LoopProgram, program_of, times_of
+from .schedule.loops.roles import LoopProgram, by_loop, program_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
@@ -417,11 +417,9 @@ class _Group:
     ) -> Kernel | list[list[Goal]]:  # fmt: skip
         """A kernel that goes through time, or the goals in parts: those of one loop share a kernel."""
         times = {s.ref.index: next(a for a in s.axes if a.turn) for s in sinks if s.ref.kind == STATE}
-        loops: defaultdict[frozenset[Axis], list[Ref]] = defaultdict(list)
-        for sink in (s for s in sinks if s.ref.kind not in (STATE, INITIAL)):
-            loops[times_of(sink, times)].append(sink.ref)
+        loops = by_loop(sinks, times)
         if len(loops) > 1:
-            return [[g for g in goals if g.memory.ref in refs] for refs in loops.values()]
+            return [[g for at, g in enumerate(goals) if at in own] for own in loops]
         try:
             program = program_of(terms, sinks)
             return self._loop(program, goals, memory, pins, terms, label)

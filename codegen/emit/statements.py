@@ -194,10 +194,11 @@ def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
 
 
 def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
-    """Twice, for what one turn of a loop reads, a condition too, and an earlier turn wrote."""
+    """Again as long as a turn of a loop is found to read, a condition too, what an earlier turn wrote."""
     head = block.over if isinstance(block, For) else block.condition
-    within = needed | head.names
-    for _ in range(2):
+    within, known = needed | head.names, -1
+    while known != len(within):
+        known = len(within)
         inner = prune(block.body, within)
     if not inner:
         return []

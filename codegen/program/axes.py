@@ -204,7 +204,10 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A store of `value` to element `place` of a buffer, for every point of `axes`; "add" is an atomic addition."""
+    """A store of `value` to element `place` of a buffer, for every point of `axes`; "add" is an atomic addition.
+
+    goal: the number of the goal that it is a part of; -1 where it is of none.
+    """
 
     ref: Ref
     value: Term
@@ -213,6 +216,7 @@ class Sink:
     dtype: str
     mode: Literal["store", "set", "add"]
     node: Value
+    goal: int = -1
 
     @property
     def terms(self) -> tuple[Term, ...]:

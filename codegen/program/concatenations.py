@@ -29,12 +29,21 @@ def pieces(value: Value) -> list[Part]:
 def stored_pieces(value: Value) -> list[Part]:
     """The places of its pieces where a concatenation of many is stored piece by piece, else none.
 
-    Alike, so that one kernel walks them all; and computed: of what is only read a choice reads no more.
+    Alike, so that one kernel walks them all; and computed: of what is only read a choice reads no more. What a loop
+    gives step by step is stored as it comes, whatever is beside it.
     """
+    if value.prim == "cat" and any(_is_of_loop(x) for x in value.args):
+        return pieces(value)
     if value.prim != "cat" or len(value.args) <= MAX_PIECES or all(_is_moved(x) for x in value.args):
         return []
     parts = pieces(value)
     return parts if all(same(p.size, parts[0].size) for p in parts) else []
+
+
+def _is_of_loop(value: Value) -> bool:
+    while PRIMS[value.prim].family == "layout" and len(value.args) == 1:
+        (value,) = value.args
+    return value.prim in ("scan", "pick")
 
 
 def _is_moved(value: Value) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from ...ir import Value
@@ -24,7 +25,11 @@ def build_sinks(terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[
         terms.clear()
         builder = Builder(terms, memory, rule_of, unrolling)
         try:
-            sinks = [s for number, goal in zip(numbers, goals, strict=True) for s in _sinks_of(builder, number, goal)]
+            sinks = [
+                replace(sink, goal=at)
+                for at, (number, goal) in enumerate(zip(numbers, goals, strict=True))
+                for sink in _sinks_of(builder, number, goal)
+            ]
             sinks += Loops(builder).sinks()
         except Restart:
             continue
@@ -54,9 +59,9 @@ def _parts(builder: Builder, goal: Goal) -> list[Place]:
 
 def _index(builder: Builder, node: Value, part: Part | None = None) -> Place:
     """An axis for each dimension longer than one, from the start of the part on."""
-    key = ("goal", builder.goal, node.id)
+    key = ("goal", builder.goal, node.id)  # and the size: pieces of one size share an axis
     shape = node.shape if part is None else (*node.shape[: part.dim], part.size, *node.shape[part.dim + 1 :])
-    place = [Index() if n == 1 else Index.over(builder.axes.axis((*key, d), n)) for d, n in enumerate(shape)]
+    place = [Index() if n == 1 else Index.over(builder.axes.axis((*key, d, n), n)) for d, n in enumerate(shape)]
     if part is not None:
         place[part.dim] = place[part.dim] + part.start
     return tuple(place)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,22 @@ class LoopProgram(Program):
         reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS) for a in t.param}
         reduced |= {t.param[0] for t in self.terms if t.op == "moved"}
         return frozenset(reduced.union(*(t.args[1].axes - {t.param} for t in self.products)))
+
+
+def by_loop(sinks: Sequence[Sink], times: dict[int, Axis]) -> list[set[int]]:
+    """The goals of each loop, by number. What is in none is stored beside one that walks all of its places."""
+    goals: defaultdict[frozenset[Axis], set[int]] = defaultdict(set)
+    walked: defaultdict[frozenset[Axis], set[Axis]] = defaultdict(set)
+    for sink in (s for s in sinks if s.goal >= 0):
+        own = times_of(sink, times)
+        goals[own].add(sink.goal)
+        walked[own] |= set(sink.axes).union(*(t.axes for t in terms_below(sink.terms)))
+    alone = frozenset[Axis]()
+    if len(goals) == 2 and alone in goals:
+        (loop,) = goals.keys() - {alone}
+        if walked[alone] <= walked[loop]:
+            return [goals[loop] | goals[alone]]
+    return list(goals.values())
 
 
 def times_of(sink: Sink, times: dict[int, Axis]) -> frozenset[Axis]:
