@@ -9,7 +9,9 @@ from ...codegen import Kernels
 from ...ir.passes.fuse import Step
 from ...ir.passes.place import Places
 from ...ir.passes.products import Decision
+from ...ir.passes.streaming.slabs import Slabs
 from ...ir.passes.streaming.streams import StreamDecision
+from ...ir.types import Size
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Generated:
     """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
 
     refused: the same by node. products: what became of each product that has neighbours to be fused with, and of each
-    region of products that need not be in memory. places: where in concatenations calls write their results.
+    region of products that need not be in memory. places: where in concatenations calls write their results. slabs: the
+    groups that are walked in slabs, by step. held: bytes of regions that fit into the memory of a slab, at these sizes.
     """
 
     steps: list[Step]
@@ -27,3 +30,5 @@ class Generated:
     refused: Mapping[int, str] = field(default_factory=dict)
     products: Sequence[Decision | StreamDecision] = ()
     places: Places = field(default_factory=Places)
+    slabs: Mapping[int, Slabs] = field(default_factory=dict)
+    held: Sequence[Size] = ()

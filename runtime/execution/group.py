@@ -59,7 +59,10 @@ class GroupRunner:
         self.called: dict[tuple[int, ...], str] = {}  # sizes at which it refuses a group with products, and why
         self.bound: OrderedDict[tuple[int, ...], BoundGroup] = OrderedDict()
 
-    def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+    def __call__(
+        self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...], into: Sequence[Tensor | None] = ()
+    ) -> list[Tensor]:
+        """The group's results; into: memory for some of them, which kernels may take."""
         if (watch := self.switches.watch) is not None:
             watch.observe(self, inputs, sizes)
         bound = self.bound.get(key) or self._bound_at(sizes, key)
@@ -68,7 +71,7 @@ class GroupRunner:
         try:
             if not bound.settled:
                 bound = self.bound[key] = self._settle(bound, inputs, sizes)
-            return self.through_library(inputs, sizes) if bound.uses_library else bound(inputs)
+            return self.through_library(inputs, sizes) if bound.uses_library else bound(inputs, into)
         except Exception as error:
             refused = launch_failure(error)
             if refused is None:

@@ -16,6 +16,7 @@ from ...ir.text.document import document, graph_from, size_document, sizes_docum
 from ...ir.text.text import plain_sympy, show, size_from
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan, last_uses, runner_of
+from ..execution.slabs.slab_runner import SlabRunner
 from ..execution.variants import Variant
 
 Symbols = Mapping[str, sympy.Symbol]
@@ -135,6 +136,8 @@ def plan(kernel_plan: KernelPlan) -> dict[str, Any]:
     """A plan that ran, as plain data. Raises NotKept where it would not come back as it is."""
     if kernel_plan.steps is None or any(r.one_by_one for r in kernel_plan.runners.values()):
         raise NotKept("its kernels were refused")
+    if kernel_plan.held or any(isinstance(r, SlabRunner) for r in kernel_plan.runners.values()):
+        raise NotKept("slabs")
     if kernel_plan.places:
         raise NotKept("a library call writes into a part of a result")
     symbols = {s.name: s for s in _symbols(kernel_plan)}

@@ -256,7 +256,7 @@ _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
 _STORE = os.environ.get("FUSEGRAD_STORE", "1") not in ("", "0")
 _DISABLE = os.environ.get("FUSEGRAD_DISABLE", "")
 with contextlib.suppress(ConfigError):  # the first use of the settings raises it, where it can be told well
-    switches.set_default_off(valid_switches(_DISABLE))
+    switches.set_default(valid_switches(_DISABLE))
 _NUMERICS = os.environ.get("FUSEGRAD_NUMERICS") or None
 
 if os.environ.get("FUSEGRAD_RECYCLE_MEMORY", "0") not in ("", "0"):

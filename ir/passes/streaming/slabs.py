@@ -1,0 +1,172 @@
+"""Regions walked in slabs: what would fill memory is made for some rows at a time, by the library and row kernels.
+
+    z = x @ w.T [n, v] -> memory -> loss      becomes      for rows in slabs of n: z = x[rows] @ w.T -> memory -> loss
+
+Which dim is walked is told by what it costs: what does not have it is read once a slab, and a sum over it is read and
+written once a slab. The memory of a slab is bounded; how many rows that are is known at the sizes of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from ...graph import Graph, Value
+from ...sharding.rules import unit
+from ...sharding.scaling import NotDivisible
+from ...types import Size
+from ..cost import TYPICAL, Hints, estimate
+from ..fuse import Fuse, Group
+from ..node_kinds import is_view
+from .regions import Flow, Region
+from .walk import Walk, counted_apart
+
+ALIGNED = 16
+"""Slabs of so many rows, or a multiple of it: rows behind them begin where wide accesses may."""
+
+
+@dataclass(frozen=True)
+class End:
+    """An input or output of a slab: the axis that is divided, and its elements for each row; None: all of it.
+
+    An output without an axis is a sum over the rows.
+    """
+
+    axis: int | None
+    unit: Size = 1
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """A group that is walked along a dim. `count`: the symbol of the number of all rows, where it is computed with."""
+
+    group: Group
+    symbol: sympy.Symbol
+    count: sympy.Symbol
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    held: tuple[Size, ...]
+    """Bytes between its steps that are in memory at once, as each step runs, at any number of rows."""
+
+    def sizes(self, sizes: Hints, rows: int | None = None) -> dict[sympy.Symbol, int]:
+        """The sizes of a slab; by default of all rows at once."""
+        every = sizes[self.symbol]
+        return {**sizes, self.symbol: every if rows is None else rows, self.count: every}
+
+    def held_at(self, sizes: Hints, rows: int | None = None) -> int:
+        """The most bytes that lie between the steps of a slab at once."""
+        at = self.sizes(sizes, rows)
+        return max((estimate(size, at) for size in self.held), default=0)
+
+    def rows(self, sizes: Hints, limit: int) -> int:
+        """The rows of a slab whose values between steps take `limit` bytes at most, if one row does."""
+        every = sizes[self.symbol]
+        if every <= 1 or (all_at_once := self.held_at(sizes)) <= limit:
+            return max(1, every)
+        one = self.held_at(sizes, 1)
+        fitting = max(1, 1 + (limit - one) * (every - 1) // max(1, all_at_once - one))
+        return _even(every, fitting // ALIGNED * ALIGNED or fitting)
+
+    def slabs(self, sizes: Hints, limit: int) -> int:
+        """The number of slabs."""
+        return max(1, -(-sizes[self.symbol] // self.rows(sizes, limit)))
+
+
+def _even(every: int, rows: int) -> int:
+    """No more rows, and no more slabs, but slabs alike: the last one is not a small rest."""
+    step = ALIGNED if rows % ALIGNED == 0 else 1
+    each = -(-every // -(-every // rows))
+    return -(-each // step) * step
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A region as the steps that it becomes: groups before the slabs, the slabs, groups after them."""
+
+    before: tuple[Group, ...]
+    slabs: Slabs
+    after: tuple[Group, ...]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return (*self.before, self.slabs.group, *self.after)
+
+
+def walked(region: Region, hints: Hints, limit: int, held: Callable[[Graph], tuple[Size, ...]]) -> Walked | str:
+    """The region in slabs along its cheapest dim; or the reason why not. held: the memory of a slab, by its graph."""
+    if why := region.need_of_memory():
+        return why
+    symbols = list(dict.fromkeys(s for v in region.inputs() for s in v.shape if isinstance(s, sympy.Symbol)))
+    reasons: list[str] = []
+    found: list[Walked] = []
+    for symbol in symbols:
+        try:
+            found.append(_along(region, symbol, held))
+        except NotDivisible as error:
+            reasons.append(str(error))
+    if not found:
+        return f"none of its dims can be walked: {'; '.join(dict.fromkeys(reasons)) or 'their sizes are constants'}"
+    return min(found, key=lambda w: _price(w.slabs, hints, limit))
+
+
+def _along(region: Region, symbol: sympy.Symbol, held: Callable[[Graph], tuple[Size, ...]]) -> Walked:
+    walk = Walk(region, symbol)
+    before, group, after = walk.groups()
+    count = sympy.Symbol(f"{symbol}_all", integer=True, positive=True)
+    graph = counted_apart(group.graph, symbol, count)
+    group = Group(graph, group.inputs, group.outputs)
+    inputs, outputs = (tuple(_end(v, walk, symbol) for v in values) for values in (group.inputs, group.outputs))
+    slabs = Slabs(group, symbol, count, inputs, outputs, held(graph))
+    return Walked(tuple(before), slabs, tuple(after))
+
+
+def _end(value: Value, walk: Walk, symbol: sympy.Symbol) -> End:
+    state = walk.states[value.id]
+    return End(state, unit(value, symbol)) if isinstance(state, int) else End(None)
+
+
+def _price(slabs: Slabs, hints: Hints, limit: int) -> tuple[bool, int]:
+    """Whether a single row is too large, and the bytes that slabs move beyond those of the region at once."""
+    known = {slabs.symbol: TYPICAL, **hints}
+    return slabs.held_at(known, slabs.rows(known, limit)) > limit, extra_bytes(slabs, known, limit)
+
+
+def extra_bytes(slabs: Slabs, sizes: Hints, limit: int) -> int:
+    """Bytes that slabs after the first one move besides: inputs that are whole, and sums over the rows, in and out."""
+    whole = [v.aval.nbytes for v, end in zip(slabs.group.inputs, slabs.inputs, strict=True) if end.axis is None]
+    sums = [2 * v.aval.nbytes for v, end in zip(slabs.group.outputs, slabs.outputs, strict=True) if end.axis is None]
+    return (slabs.slabs(sizes, limit) - 1) * sum(estimate(n, sizes) for n in (*whole, *sums))
+
+
+# ------------------------------------------------------------------ memory
+Made = tuple[Sequence[Value], Sequence[Value]]
+"""What is read in one go, and what it makes."""
+
+
+def held_by_steps(graph: Graph) -> tuple[Size, ...]:
+    """Bytes between the steps of a graph, its products by the library and kernels for the rest."""
+    flow = Flow(graph, Fuse()(graph))
+    return _held(graph, [(flow.sources(s.reads), s.results) for s in flow.work])
+
+
+def held_by_nodes(graph: Graph) -> tuple[Size, ...]:
+    """The same where torch runs it operation by operation."""
+    nodes = [v for v in graph.order() if not is_view(v)]
+    return _held(graph, [([_below_views(a) for a in v.args], (v,)) for v in nodes])
+
+
+def _held(graph: Graph, steps: Sequence[Made]) -> tuple[Size, ...]:
+    """For each step, the bytes of what others made and this or a later one reads, and of what it makes for them."""
+    ends = {v.id for v in (*graph.inputs, *graph.results)}
+    last = {v.id: at for at, (reads, _) in enumerate(steps) for v in reads}
+    between = [(v, at) for at, (_, made) in enumerate(steps) for v in made if v.id in last and v.id not in ends]
+    held = [[v.aval.nbytes for v, made in between if made <= at <= last[v.id]] for at in range(len(steps))]
+    return tuple(dict.fromkeys(sum(sizes) for sizes in held if sizes))
+
+
+def _below_views(value: Value) -> Value:
+    while is_view(value):
+        (value,) = value.args
+    return value
