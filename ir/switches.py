@@ -151,10 +151,10 @@ def switched_off(names: Iterable[str]) -> contextlib.AbstractContextManager[None
     return use_switch_state(switch_state()._replace(off=frozenset(names)))
 
 
-def with_slab_bytes(bound: int | None) -> contextlib.AbstractContextManager[None]:
-    """Within the block, the memory of slabs is bounded so, unless it is already."""
+def with_slab_bytes(bound: int | None, anew: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Within the block, the memory of slabs is bounded so; anew: whatever bounded it before."""
     state = switch_state()
-    given = state.slab_bytes is not None or bound is None
+    given = bound is None or (state.slab_bytes is not None and not anew)
     return contextlib.nullcontext() if given else use_switch_state(state._replace(slab_bytes=bound))
 
 

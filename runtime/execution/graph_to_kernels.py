@@ -128,7 +128,8 @@ def generate(
             continue
         told = [d for d in streamed if divides.streams or d.slabs is not None]
         decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
-        generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, held_in_one_piece(streamed))
+        held = held_in_one_piece(graph, streamed, hints, divides.limit)
+        generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, held)
         log_division(graph, generated)
         return generated
 

@@ -98,7 +98,7 @@ class KernelPlan:
         self.steps: list[Step] | None = None
         self.runners: dict[int, GroupRunner | SlabRunner] = {}
         self.held: tuple[Size, ...] = ()
-        self.larger: dict[tuple[int, ...], KernelPlan] = {}
+        self.larger: KernelPlan | None = None
         self.last_use: dict[int, list[int]] = {}
         self.places = Places()
 
@@ -115,15 +115,18 @@ class KernelPlan:
         return self.walk(OnSlab(sizes, self.device, into), inputs)
 
     def at(self, sizes: Sizes) -> KernelPlan:
-        """The plan at these sizes: another one where a region that fitted into the memory of a slab does not any more."""
+        """The plan at these sizes: another one where what fitted into the memory of a slab does not any more."""
         if all(number(size, sizes) <= self.limit for size in self.held):
             return self
-        key = sizes_key(sizes)
-        with capture_lock, use_switch_state(self.switches):
-            if key not in self.larger:
-                fitting = (p for p in self.larger.values() if p.at(sizes) is p)
-                self.larger[key] = next(fitting, None) or self._cut_anew(sizes)
-        return self.larger[key]
+        if self.larger is None:
+            with capture_lock, use_switch_state(self.switches):
+                self.larger = self.larger or self._cut_anew(sizes)
+        return self.larger.at(sizes)
+
+    @property
+    def walks_slabs(self) -> bool:
+        """Whether a region of it is walked in slabs."""
+        return any(isinstance(r, SlabRunner) for r in self.runners.values())
 
     def _cut_anew(self, sizes: Sizes) -> KernelPlan:
         plan = KernelPlan(

@@ -14,6 +14,7 @@ from ...ir.types import Size, product
 from ..values.sizes import Sizes, number
 from .directions import DirectionReport
 from .page.explained import Explained
+from .slab_report import Walk
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def model_sums(explanation: Explained, device: Device) -> list[ModelledSum]:
     """The compiled methods, and beside them the methods as the user wrote them, operation by operation."""
     rows = []
     for name, report in explanation.directions.items():
-        costs = {"fusegrad": (len(report.launches), report.moved)}
+        costs = {"fusegrad": (report.launch_count, report.moved)}
         if report.eager is not None:
             costs["eager"] = (report.eager.launches, report.eager.bytes)
         rows += [ModelledSum(c, name, n, moved, moved / device.bandwidth * 1e6) for c, (n, moved) in costs.items()]
@@ -70,14 +71,24 @@ def model_launches(explanation: Explained, device: Device, sizes: Sizes) -> list
 
 def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes) -> list[Modelled]:
     rows, launches, kernels = [], iter(report.launches), iter(report.kernels)
-    for step in report.steps:
-        for work in _work(step, kernels, sizes):
+    for at, step in enumerate(report.steps):
+        works = _work(step, kernels, sizes)
+        for work in _slab_work(report.slabs[at].walk) if at in report.slabs else works:
             launch = next(launches)
             moved = launch.bytes_read + launch.bytes_written
             times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
             bound = max(times, key=lambda k: times[k])
             rows.append(Modelled(launch.name, name, launch.kind, moved, work, times[bound], bound))
     return rows
+
+
+def _slab_work(walk: Walk) -> list[int]:
+    """The operations of each launch of a slab, in all slabs."""
+    by_slab = []
+    for sizes in walk.each:
+        kernels = iter(walk.generated.kernels.values())
+        by_slab.append([work for step in walk.generated.steps for work in _work(step, kernels, sizes)])
+    return [sum(works) for works in zip(*by_slab, strict=True)]
 
 
 def _work(step: Step, kernels: Iterator[Kernels], sizes: Sizes) -> list[int]:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import sympy
 
 from ...graph import Graph, Value
+from ...prims import PRIMS
 from ...sharding.rules import unit
 from ...sharding.scaling import NotDivisible
 from ...types import Size
 from ..cost import TYPICAL, Hints, estimate
 from ..fuse import Fuse, Group
 from ..node_kinds import is_view
+from ..place import is_plain_product
 from .regions import Flow, Region
 from .walk import Walk, counted_apart
 
@@ -138,6 +140,45 @@ def extra_bytes(slabs: Slabs, sizes: Hints, limit: int) -> int:
     whole = [v.aval.nbytes for v, end in zip(slabs.group.inputs, slabs.inputs, strict=True) if end.axis is None]
     sums = [2 * v.aval.nbytes for v, end in zip(slabs.group.outputs, slabs.outputs, strict=True) if end.axis is None]
     return (slabs.slabs(sizes, limit) - 1) * sum(estimate(n, sizes) for n in (*whole, *sums))
+
+
+# ------------------------------------------------------------------ bytes
+def each(slabs: Slabs, sizes: Hints, limit: int) -> list[dict[sympy.Symbol, int]]:
+    """The sizes of every slab, the last of which may have fewer rows."""
+    rows, every = slabs.rows(sizes, limit), sizes[slabs.symbol]
+    return [slabs.sizes(sizes, min(rows, every - start)) for start in range(0, max(1, every), rows)]
+
+
+def least_bytes(slabs: Slabs, sizes: Hints, limit: int) -> int:
+    """The floor of slabs: every product reads its operands and writes its result in each; what comes between reads
+    each product once, and writes each operand once, however many kernels it is; sums are read to be added to.
+
+    Linear cross-entropy, T x H by V x H, in k slabs, b bytes an element, forward: T H + k V H + 2 T V; backward, with dw
+    accumulated: 2 T H + 2 k V H for the operands, (2 k - 1) V H for dw, T H for dx, 5 T V for z and dz.
+    """
+    dots = [v for v in slabs.group.graph.order() if v.prim == "dot"]
+    around = _between_products(slabs.group.graph)
+    moved = [t.nbytes for v in dots for t in (v.aval, *(a.aval for a in v.args))] + [v.aval.nbytes for v in around]
+    every = each(slabs, sizes, limit)
+    added = [estimate(v.aval.nbytes, sizes) for v in summed_products(slabs)]
+    return sum(estimate(n, at) for at in every for n in moved) + (len(every) - 1) * sum(added)
+
+
+def summed_products(slabs: Slabs) -> list[Value]:
+    """The results of products that slabs add to."""
+    pairs = zip(slabs.group.graph.outputs, slabs.outputs, strict=True)
+    return [v for v, end in pairs if v is not None and end.axis is None and is_plain_product(v)]
+
+
+def _between_products(graph: Graph) -> list[Value]:
+    """What crosses between products and the rest, and what the rest reads and returns."""
+    others = [v for v in graph.order() if v.prim != "dot" and not is_view(v)]
+    made = {v.id for v in others}
+    read = {_below_views(a) for v in others for a in v.args}
+    given = [v for v in read if v.id not in made and PRIMS[v.prim].family != "source"]
+    wanted = {_below_views(a) for v in graph.order() if v.prim == "dot" for a in v.args}
+    results = {_below_views(v) for v in graph.results}
+    return [*given, *(v for v in others if v in wanted or v in results)]
 
 
 # ------------------------------------------------------------------ memory

@@ -12,17 +12,18 @@ After `Fuse` and `place`, before `Products`: a product that is streamed is no pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
 
 from ...graph import Graph, Value
+from ...text.text import symbols_of
 from ...types import Size
 from ..cost import TYPICAL, Hints, estimate, minimal_bytes
 from ..fuse import Fuse, Group, Step, View
 from ..products import SHARE, Machine, name_of
-from ..virtual import directions, virtual_values
+from ..virtual import directions, large_values, virtual_values
 from .alive import alive_share
 from .regions import Flow, Region
 from .slabs import Slabs, Walked, extra_bytes, held_by_steps, walked
@@ -150,15 +151,22 @@ class Streams:
     held: Callable[[Graph], tuple[Size, ...]] = held_by_steps
 
     def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[StreamDecision]]:
-        steps, decisions = list(steps), list[StreamDecision]()
-        virtual = virtual_values(graph, self.hints)
+        found, decisions = list(steps), list[StreamDecision]()
         decided = set(self.apart)
-        while (region := self._undecided(graph, steps, virtual, decided)) is not None:
-            decided |= {v.id for v in region.products}
-            if region.is_summed:
-                decisions.append(decision := self._decide(region))
-                steps = region.replaced_by(*decision.groups) if decision.groups else steps
-        return steps, decisions
+        for virtual, made in self._virtual(graph):
+            while (region := self._undecided(graph, found, virtual, decided)) is not None:
+                decided |= {v.id for v in region.products}
+                if region.is_summed:
+                    decision = self._decide(region, made)
+                    found = region.replaced_by(*decision.groups) if decision.groups else found
+                    decisions += [decision] if made or decision.walked else []
+        return found, decisions
+
+    def _virtual(self, graph: Graph) -> Iterator[tuple[frozenset[int], bool]]:
+        """Virtual values of which kernels may be made; then those of which they are not, and that fill memory."""
+        yield virtual_values(graph, self.hints), self.kernels
+        if self.limit is not None:
+            yield large_values(graph, self.hints, self.limit), False
 
     def _undecided(
         self, graph: Graph, steps: Sequence[Step], virtual: frozenset[int], decided: set[int]
@@ -171,9 +179,10 @@ class Streams:
                 return region.with_neighbours()
         return None
 
-    def _decide(self, region: Region) -> StreamDecision:
+    def _decide(self, region: Region, made: bool) -> StreamDecision:
+        """made: whether there may be kernels."""
         first, products = region.products[0], frozenset(v.id for v in region.products)
-        costs, why = None, self._why_no_kernels(products) or region.obstacle()
+        costs, why = None, self._why_no_kernels(products, made) or region.obstacle()
         if not why:
             group = region.group()
             costs = self.estimate(region, group)
@@ -182,9 +191,9 @@ class Streams:
         decision = StreamDecision(first, products, None, why or str(costs), costs)
         return decision if self.limit is None else self._in_slabs(decision, region, self.limit)
 
-    def _why_no_kernels(self, products: frozenset[int]) -> str:
+    def _why_no_kernels(self, products: frozenset[int], made: bool) -> str:
         """The reason why a region of these products has none; "" where it may have."""
-        return next((self.refused[i] for i in products if i in self.refused), "") if self.kernels else NO_KERNELS
+        return next((self.refused[i] for i in products if i in self.refused), "") if made else NO_KERNELS
 
     def _in_slabs(self, decision: StreamDecision, region: Region, limit: int) -> StreamDecision:
         """A region without kernels in slabs, where it would hold more than the limit."""
@@ -259,10 +268,16 @@ def slabs_at(steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> dict
     return {at: found[id(s)] for at, s in enumerate(steps) if id(s) in found}
 
 
-def held_in_one_piece(decisions: Sequence[StreamDecision]) -> tuple[Size, ...]:
-    """What regions hold that are in memory, and would be walked in slabs at larger sizes."""
-    whole = [d.walked.slabs for d in decisions if d.walked and d.slabs is None]
-    return tuple(dict.fromkeys(size for slabs in whole for size in slabs.held))
+def held_in_one_piece(
+    graph: Graph, decisions: Sequence[StreamDecision], hints: Hints, limit: int | None
+) -> tuple[Size, ...]:
+    """Bytes of products that are in memory, and of their regions, which might be in slabs where they are over the limit."""
+    if limit is None:
+        return ()
+    decided = {i for d in decisions if d.slabs is not None or d.group is not None for i in d.products}
+    products = [v.aval.nbytes for v in graph.order() if v.prim == "dot" and v.id not in decided]
+    regions = [size for d in decisions if d.walked and d.slabs is None for size in d.walked.slabs.held]
+    return tuple(n for n in dict.fromkeys((*products, *regions)) if symbols_of((n,)) and estimate(n, hints) <= limit)
 
 
 def operations(dot: Value) -> Size:

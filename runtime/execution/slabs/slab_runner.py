@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -64,11 +64,16 @@ class SlabRunner:
             result.take(part, place)
 
     def _results(self, sizes: Sizes, inputs: Sequence[Tensor]) -> Iterator[_Result]:
-        graph, device = self.group.graph, inputs[0].device
-        for value, strides, end in zip(graph.outputs, graph.output_strides, self.slabs.outputs, strict=True):
-            assert value is not None and strides is not None
-            kind = _Sum if end.axis is None else _Rows
-            yield kind(value, numbers(value.shape, sizes), numbers(strides, sizes), end, device)
+        outputs = zip(self.group.graph.outputs, self.layouts(sizes), self.slabs.outputs, strict=True)
+        for value, layout, end in outputs:
+            assert value is not None
+            yield (_Sum if end.axis is None else _Rows)(value, layout, end, inputs[0].device)
+
+    def layouts(self, sizes: Sizes) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Shape and strides of each result."""
+        graph = self.group.graph
+        pairs = zip(graph.outputs, graph.output_strides, strict=True)
+        return [(numbers(v.shape, sizes), numbers(s, sizes)) for v, s in pairs if v is not None and s is not None]
 
     def is_launched(self, key: tuple[int, ...]) -> bool:
         """Always: whatever a slab needs is found when it runs."""
@@ -87,10 +92,13 @@ class _Result:
     """One result of all slabs."""
 
     def __init__(
-        self, value: Value, shape: tuple[int, ...], strides: tuple[int, ...], end: End, device: torch.device
+        self, value: Value, layout: tuple[tuple[int, ...], tuple[int, ...]], end: End, device: torch.device
     ) -> None:
-        self.value, self.end, self.strides = value, end, strides
-        self.empty = lambda: torch.empty_strided(shape, strides, dtype=to_torch(value.dtype), device=device)
+        self.value, self.layout, self.end, self.device = value, layout, end, device
+
+    def empty(self) -> Tensor:
+        """Memory for it."""
+        return torch.empty_strided(*self.layout, dtype=to_torch(self.value.dtype), device=self.device)
 
     def place(self, sizes: Sizes, start: int, count: int) -> Destination | None:
         """Where the result of a slab may be computed."""
@@ -144,4 +152,4 @@ class _Sum(_Result):
 
     def whole(self) -> Tensor:
         assert self.total is not None
-        return expected_layout(self.total.to(to_torch(self.value.dtype)), self.strides)
+        return expected_layout(self.total.to(to_torch(self.value.dtype)), self.layout[1])
