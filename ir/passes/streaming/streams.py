@@ -26,7 +26,7 @@ from ..products import SHARE, Machine, name_of
 from ..virtual import directions, large_values, virtual_values
 from .alive import alive_share
 from .regions import Flow, Region
-from .slabs import Slabs, Walked, extra_bytes, held_by_steps, walked
+from .slabs import Slabs, Walked, extra_bytes, held_by_steps, summed_products, walked
 
 LIBRARY_SHARE = 0.75
 """Of the machine's arithmetic that a product of the library is taken to reach."""
@@ -212,10 +212,12 @@ class Streams:
         sizes = {slabs.symbol: TYPICAL, **self.hints}
         rows, count, extra = slabs.rows(sizes, limit), slabs.slabs(sizes, limit), extra_bytes(slabs, sizes, limit)
         inner = [s for s in Fuse()(slabs.group.graph) if not isinstance(s, View)]
-        apart = sum(map(self._seconds, (*found.before, *found.after, *inner)))
+        one = replace(self, hints=slabs.sizes(sizes, rows))
+        added = sum(self._number(v.aval.nbytes) for v in summed_products(slabs)) / self.machine.bandwidth
+        own = count * (sum(map(one._seconds, inner)) + (len(inner) - 1) * LAUNCH) + (count - 1) * (added + LAUNCH)
         return SlabEstimate(
             slabs.symbol, rows, sizes[slabs.symbol], count, slabs.held_at(sizes, rows), slabs.held_at(sizes), extra,
-            len(inner), apart + extra / self.machine.bandwidth + (count - 1) * len(inner) * LAUNCH,
+            len(inner), own + sum(map(self._seconds, (*found.before, *found.after))),
         )  # fmt: skip
 
     def estimate(self, region: Region, group: Group) -> StreamEstimate:
