@@ -9,6 +9,7 @@ from ...codegen import Kernels
 from ...ir.passes.fuse import Step
 from ...ir.passes.place import Places
 from ...ir.passes.products import Decision
+from ...ir.passes.streaming.in_place import Overwrites
 from ...ir.passes.streaming.slabs import Slabs
 from ...ir.passes.streaming.streams import StreamDecision
 from ...ir.types import Size
@@ -20,7 +21,7 @@ class Generated:
 
     refused: the same by node. products: what became of each product that has neighbours to be fused with, and of each
     region of products that need not be in memory. places: where in concatenations calls write their results. slabs: the
-    groups that are walked in slabs, by step. held: bytes of regions that fit into the memory of a slab, at these sizes.
+    groups that are walked in slabs, by step; over: within a slab, what overwrites products. held: bytes of regions that fit into the memory of a slab, at these sizes.
     """
 
     steps: list[Step]
@@ -31,4 +32,5 @@ class Generated:
     products: Sequence[Decision | StreamDecision] = ()
     places: Places = field(default_factory=Places)
     slabs: Mapping[int, Slabs] = field(default_factory=dict)
+    over: Overwrites = field(default_factory=dict)
     held: Sequence[Size] = ()

@@ -20,6 +20,7 @@ from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Machine, Products
 from ...ir.passes.simplify import Simplify
+from ...ir.passes.streaming.in_place import Overwrites, overwriting
 from ...ir.passes.streaming.slabs import held_by_nodes, held_by_steps
 from ...ir.passes.streaming.streams import StreamDecision, Streams, held_in_one_piece, slabs_at
 from ...ir.prims import PRIMS
@@ -38,6 +39,8 @@ from .generated import Generated
 
 ProductsBy = Literal["model", "clock", "library", "torch"]
 """Who decides whether a product of matrices is in a kernel; "torch": nothing is in one."""
+Slabbing = Literal["walk", "inside", "none"]
+"""Whether regions that would fill memory are walked in slabs; or the graph is of a slab itself; or neither."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "contract": Contract(), "simplify again": Simplify(),
@@ -92,7 +95,7 @@ MAKING = "kernels"
 
 def generate(
     graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str, products: ProductsBy = "model",
-    slabs: bool = True,
+    slabs: Slabbing = "walk",
 ) -> Generated:  # fmt: skip
     """fuse -> schedule -> loops -> Triton text. A node that cannot be generated is called as it is, between kernels.
 
@@ -107,6 +110,7 @@ def generate(
     while True:
         # The division: groups, calls between them, and which calls write into a concatenation or join a kernel.
         steps, places, streamed, decisions = divides(frozenset(refused), frozenset(called), unstreamed)
+        steps, over = overwriting(graph, steps) if divides.is_slab else (steps, Overwrites())
         names = group_names(name, steps)
         # A refusal in any group changes the division itself, so all of it is made again without that node; of products
         # without all that were refused. Of several products in one group the last one joined the others: it leaves.
@@ -129,7 +133,7 @@ def generate(
         told = [d for d in streamed if divides.streams or d.slabs is not None]
         decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
         held = held_in_one_piece(graph, streamed, hints, divides.limit)
-        generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, held)
+        generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, over, held)
         log_division(graph, generated)
         return generated
 
@@ -145,17 +149,19 @@ class Division:
     streams: bool
     limit: int | None
     in_place: bool
+    is_slab: bool
 
     @classmethod
     def of(
-        cls, graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], products: ProductsBy, slabs: bool
+        cls, graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], products: ProductsBy, slabs: Slabbing
     ) -> Division:
         """The division of a graph under the switches in force."""
         kernels, name = products in ("model", "clock"), graph.name
         streams = kernels and should_run("streams", name)
-        limit = slab_bytes() if slabs and should_run("slabs", name) else None
+        limit = slab_bytes() if slabs == "walk" and should_run("slabs", name) else None
+        is_slab = slabs == "inside" and products != "torch"
         by = products if not kernels or should_run("products", name) else "library"
-        return cls(graph, machine_of(target), hints, by, streams, limit, should_run("place", name))
+        return cls(graph, machine_of(target), hints, by, streams, limit, should_run("place", name), is_slab)
 
     def __call__(
         self, refused: frozenset[int], called: frozenset[int], unstreamed: Mapping[int, str]

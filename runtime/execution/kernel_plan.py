@@ -28,7 +28,7 @@ from ..values.sizes import Sizes, number, numbers, sizes_key
 from . import targets
 from .aten import reference
 from .aten.concat_in_place import product_into, room_for
-from .graph_to_kernels import ProductsBy, generate
+from .graph_to_kernels import ProductsBy, Slabbing, generate
 from .group import GroupRunner
 from .layouts import copy_if_shared, expected_layout, own_results
 from .slabs.destination import Destinations, product_at
@@ -84,13 +84,13 @@ class KernelPlan:
         report: Callable[[str], None] = lambda why: None,
         products: ProductsBy | None = None,
         assumed: Sequence[sympy.Basic] = (),
-        slabs: bool = True,
+        slabs: Slabbing = "walk",
     ) -> None:
         """products: who decides about them; slabs: whether regions of them may be walked in slabs."""
         self.graph, self.name, self.backend, self.device, self.report = graph, name, backend, device, report
         self.assumed = tuple(assumed)
         self.products: ProductsBy = products or _who_decides(backend)
-        self.in_slabs = slabs
+        self.slabs: Slabbing = slabs
         self.switches, self.limit = switch_state(), slab_bytes()
         self.target = targets.target_for(backend, device)
         pairs = zip(graph.outputs, graph.output_strides, strict=True)
@@ -130,7 +130,7 @@ class KernelPlan:
 
     def _cut_anew(self, sizes: Sizes) -> KernelPlan:
         plan = KernelPlan(
-            self.graph, self.name, self.backend, self.device, self.report, self.products, self.assumed, self.in_slabs
+            self.graph, self.name, self.backend, self.device, self.report, self.products, self.assumed, self.slabs
         )
         plan.cut(sizes)
         return plan
@@ -141,7 +141,7 @@ class KernelPlan:
             if self.steps is not None:  # another thread was first
                 return self.steps
             sizes = {**self._hints(), **sizes}
-            generated = generate(self.graph, self.target, sizes, self.name, self.products, self.in_slabs)
+            generated = generate(self.graph, self.target, sizes, self.name, self.products, self.slabs)
             for reason in generated.reasons:
                 self.report(f"an operation runs between the kernels: {reason}")
             for at, step in enumerate(generated.steps):
@@ -149,6 +149,8 @@ class KernelPlan:
                     self.runners[at] = self.slab_runner(generated.slabs[at], generated.names[at])
                 elif isinstance(step, Group):
                     self.runners[at] = self._runner(step, generated.names[at], generated.kernels.get(at), sizes)
+            for at, (result, product) in generated.over.items():
+                self.runners[at].overwrites = (result, product)
             self.held = tuple(generated.held)
             self.last_use = last_uses(generated.steps)
             self.places = generated.places
@@ -172,7 +174,7 @@ class KernelPlan:
         """The runner of a region that is walked in slabs."""
         by: ProductsBy = "torch" if self.products == "torch" else "library"
         place = (f"{name}_slab", self.backend, self.device, self.report)
-        make = partial(KernelPlan, slabs.group.graph, *place, by, self.assumed, slabs=False)
+        make = partial(KernelPlan, slabs.group.graph, *place, by, self.assumed, slabs="inside")
         return SlabRunner(slabs, name, self.limit, make)
 
     # ------------------------------------------------------------------ the steps, over values of any kind

@@ -68,7 +68,7 @@ class Walk:
     def of(cls, slabs: Slabs, target: Target, sizes: Sizes, name: str) -> Walk:
         """The walk at these sizes, with the kernels that a call of them has."""
         sizes_of_slabs = each(slabs, sizes, slab_bytes())
-        made = generate(slabs.group.graph, target, sizes_of_slabs[0], f"{name}_slab", "library", slabs=False)
+        made = generate(slabs.group.graph, target, sizes_of_slabs[0], f"{name}_slab", "library", "inside")
         return cls(slabs, made, sizes_of_slabs)
 
     @property

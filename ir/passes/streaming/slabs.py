@@ -8,7 +8,7 @@ written once a slab. The memory of a slab is bounded; how many rows that are is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -19,9 +19,10 @@ from ...sharding.rules import unit
 from ...sharding.scaling import NotDivisible
 from ...types import Size
 from ..cost import TYPICAL, Hints, estimate
-from ..fuse import Fuse, Group
+from ..fuse import Group
 from ..node_kinds import is_view
 from ..place import is_plain_product
+from .in_place import steps_of_slab
 from .regions import Flow, Region
 from .walk import Walk, counted_apart
 
@@ -182,14 +183,17 @@ def _between_products(graph: Graph) -> list[Value]:
 
 
 # ------------------------------------------------------------------ memory
+NOTHING: Mapping[Value, Value] = {}
 Made = tuple[Sequence[Value], Sequence[Value]]
 """What is read in one go, and what it makes."""
 
 
 def held_by_steps(graph: Graph) -> tuple[Size, ...]:
     """Bytes between the steps of a graph, its products by the library and kernels for the rest."""
-    flow = Flow(graph, Fuse()(graph))
-    return _held(graph, [(flow.sources(s.reads), s.results) for s in flow.work])
+    steps, over = steps_of_slab(graph)
+    flow = Flow(graph, steps)
+    pairs = [(steps[at].results[result], steps[at].reads[product]) for at, (result, product) in over.items()]
+    return _held(graph, [(flow.sources(s.reads), s.results) for s in flow.work], dict(pairs))
 
 
 def held_by_nodes(graph: Graph) -> tuple[Size, ...]:
@@ -198,10 +202,13 @@ def held_by_nodes(graph: Graph) -> tuple[Size, ...]:
     return _held(graph, [([_below_views(a) for a in v.args], (v,)) for v in nodes])
 
 
-def _held(graph: Graph, steps: Sequence[Made]) -> tuple[Size, ...]:
-    """For each step, the bytes of what others made and this or a later one reads, and of what it makes for them."""
-    ends = {v.id for v in (*graph.inputs, *graph.results)}
-    last = {v.id: at for at, (reads, _) in enumerate(steps) for v in reads}
+def _held(graph: Graph, steps: Sequence[Made], over: Mapping[Value, Value] = NOTHING) -> tuple[Size, ...]:
+    """For each step, the bytes of what others made and this or a later one reads, and of what it makes for them.
+
+    over: by what is computed into the memory of something, that.
+    """
+    ends = {v.id for v in (*graph.inputs, *graph.results, *over)}
+    last = {over.get(v, v).id: at for at, (reads, _) in enumerate(steps) for v in reads}
     between = [(v, at) for at, (_, made) in enumerate(steps) for v in made if v.id in last and v.id not in ends]
     held = [[v.aval.nbytes for v, made in between if made <= at <= last[v.id]] for at in range(len(steps))]
     return tuple(dict.fromkeys(sum(sizes) for sizes in held if sizes))

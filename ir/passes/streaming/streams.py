@@ -21,10 +21,11 @@ from ...graph import Graph, Value
 from ...text.text import symbols_of
 from ...types import Size
 from ..cost import TYPICAL, Hints, estimate, minimal_bytes
-from ..fuse import Fuse, Group, Step, View
+from ..fuse import Group, Step, View
 from ..products import SHARE, Machine, name_of
 from ..virtual import directions, large_values, virtual_values
 from .alive import alive_share
+from .in_place import steps_of_slab
 from .regions import Flow, Region
 from .slabs import Slabs, Walked, extra_bytes, held_by_steps, summed_products, walked
 
@@ -211,7 +212,7 @@ class Streams:
         slabs = found.slabs
         sizes = {slabs.symbol: TYPICAL, **self.hints}
         rows, count, extra = slabs.rows(sizes, limit), slabs.slabs(sizes, limit), extra_bytes(slabs, sizes, limit)
-        inner = [s for s in Fuse()(slabs.group.graph) if not isinstance(s, View)]
+        inner = [s for s in steps_of_slab(slabs.group.graph)[0] if not isinstance(s, View)]
         one = replace(self, hints=slabs.sizes(sizes, rows))
         added = sum(self._number(v.aval.nbytes) for v in summed_products(slabs)) / self.machine.bandwidth
         own = count * (sum(map(one._seconds, inner)) + (len(inner) - 1) * LAUNCH) + (count - 1) * (added + LAUNCH)

@@ -31,6 +31,7 @@ class SlabRunner:
     """A group that is walked in slabs. limit: bytes that a slab may hold; make_plan: makes the plan of one slab."""
 
     one_by_one = False
+    overwrites: tuple[int, int] | None = None
 
     def __init__(self, slabs: Slabs, name: str, limit: int, make_plan: Callable[[], SlabPlan]) -> None:
         self.slabs, self.name, self.limit, self._make_plan = slabs, name, limit, make_plan
