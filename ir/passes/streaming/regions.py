@@ -9,7 +9,7 @@ import networkx as nx
 
 from ...graph import Graph, Value
 from ...prims import PRIMS
-from ...rewrite import extract
+from ...rewrite import NOTHING, Replacements, extract
 from ...types import Size, contiguous_strides
 from ..cost import Hints, estimate
 from ..fuse import Extern, Group, Step, View
@@ -207,12 +207,12 @@ class Region:
         split = split_sums(plain, virtual_values(plain, self.hints))
         return Group(split, tuple(inputs), tuple(outputs))
 
-    def part(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> Group:
-        """What is between some values of it, as it stands."""
+    def part(self, outputs: Sequence[Value], inputs: Sequence[Value], replacing: Replacements = NOTHING) -> Group:
+        """What is between some values of it, as it stands; but for nodes that are replaced, by id."""
         name = next((s.graph.name for s in self.members if isinstance(s, Group)), self.flow.graph.name)
         layouts = _layouts(self.flow.work)
         strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
-        graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
+        graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts, replacing=replacing)
         return Group(graph, tuple(inputs), tuple(outputs))
 
     def _strides(self, value: Value) -> tuple[Size, ...]:

@@ -17,6 +17,7 @@ from ...graph import Graph, Value
 from ...prims import PRIMS
 from ...sharding.rules import unit
 from ...sharding.scaling import NotDivisible
+from ...text.text import symbols_of
 from ...types import Size
 from ..cost import TYPICAL, Hints, estimate
 from ..fuse import Group
@@ -24,7 +25,7 @@ from ..node_kinds import is_view
 from ..place import is_plain_product
 from .in_place import steps_of_slab
 from .regions import Flow, Region
-from .walk import Walk, counted_apart
+from .walk import Walk
 
 ALIGNED = 16
 """Slabs of so many rows, or a multiple of it: rows behind them begin where wide accesses may."""
@@ -43,20 +44,26 @@ class End:
 
 @dataclass(frozen=True)
 class Slabs:
-    """A group that is walked along a dim. `count`: the symbol of the number of all rows, where it is computed with."""
+    """A group that is walked along a dim.
+
+    count, first: the symbols of the number of all rows, and of the place of a slab's first one, where these are computed
+    with; else None.
+    """
 
     group: Group
     symbol: sympy.Symbol
-    count: sympy.Symbol
+    count: sympy.Symbol | None
+    first: sympy.Symbol | None
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
     held: tuple[Size, ...]
     """Bytes between its steps that are in memory at once, as each step runs, at any number of rows."""
 
-    def sizes(self, sizes: Hints, rows: int | None = None) -> dict[sympy.Symbol, int]:
+    def sizes(self, sizes: Hints, rows: int | None = None, start: int = 0) -> dict[sympy.Symbol, int]:
         """The sizes of a slab; by default of all rows at once."""
-        every = sizes[self.symbol]
-        return {**sizes, self.symbol: every if rows is None else rows, self.count: every}
+        found = {**sizes, self.symbol: sizes[self.symbol] if rows is None else rows}
+        found |= {} if self.count is None else {self.count: sizes[self.symbol]}
+        return found if self.first is None else {**found, self.first: start}
 
     def held_at(self, sizes: Hints, rows: int | None = None) -> int:
         """The most bytes that lie between the steps of a slab at once."""
@@ -117,11 +124,10 @@ def walked(region: Region, hints: Hints, limit: int, held: Callable[[Graph], tup
 def _along(region: Region, symbol: sympy.Symbol, held: Callable[[Graph], tuple[Size, ...]]) -> Walked:
     walk = Walk(region, symbol)
     before, group, after = walk.groups()
-    count = sympy.Symbol(f"{symbol}_all", integer=True, positive=True)
-    graph = counted_apart(group.graph, symbol, count)
-    group = Group(graph, group.inputs, group.outputs)
+    used = {s for v in group.graph.order() if v.prim == "full" for s in symbols_of(v.params["value"])}
+    count, first = (s if s in used else None for s in (walk.count, walk.first))
     inputs, outputs = (tuple(_end(v, walk, symbol) for v in values) for values in (group.inputs, group.outputs))
-    slabs = Slabs(group, symbol, count, inputs, outputs, held(graph))
+    slabs = Slabs(group, symbol, count, first, inputs, outputs, held(group.graph))
     return Walked(tuple(before), slabs, tuple(after))
 
 
@@ -147,7 +153,7 @@ def extra_bytes(slabs: Slabs, sizes: Hints, limit: int) -> int:
 def each(slabs: Slabs, sizes: Hints, limit: int) -> list[dict[sympy.Symbol, int]]:
     """The sizes of every slab, the last of which may have fewer rows."""
     rows, every = slabs.rows(sizes, limit), sizes[slabs.symbol]
-    return [slabs.sizes(sizes, min(rows, every - start)) for start in range(0, max(1, every), rows)]
+    return [slabs.sizes(sizes, min(rows, every - start), start) for start in range(0, max(1, every), rows)]
 
 
 def least_bytes(slabs: Slabs, sizes: Hints, limit: int) -> int:

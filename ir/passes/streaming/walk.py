@@ -5,19 +5,21 @@
     total = nll.sum()     within: what slabs give is added up
     loss = total / n      after
 
-What a node is on a part of the rows, the rules of `sharding` say: slabs are ranks that come one after the other.
+What a node is on a part of the rows, the rules of `sharding` say: slabs are ranks that come one after the other. Numbers
+that are made of the size of the dim stay those of all rows, and places along it are counted from the first of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import sympy
 
-from ...graph import Graph, Value
+from ...graph import Value
 from ...prims import PRIMS
-from ...rewrite import make, nodes_between, rebuild
-from ...sharding.rules import PARTIAL, POSITION, WHOLE, State, axis_of, state_of
+from ...rewrite import NOTHING, Replacements, make, nodes_between
+from ...sharding.rules import DIVIDED, KEEPS_POSITIONS, PARTIAL, POSITION, WHOLE, State, axis_of, state_of
 from ...sharding.scaling import NotDivisible, mentions, refusal
 from ..cost import estimate
 from ..fuse import Group
@@ -31,15 +33,20 @@ SHARE_BEFORE = 8
 
 
 class Walk:
-    """The nodes of a region by when they run. Raises NotDivisible, naming a node that needs all rows at once."""
+    """The nodes of a region by when they run. Raises NotDivisible, naming a node that needs all rows at once.
+
+    count, first: the number of all rows, and the place of the first one of a slab.
+    """
 
     def __init__(self, region: Region, symbol: sympy.Symbol) -> None:
         self.region, self.symbol = region, symbol
+        self.count = sympy.Symbol(f"{symbol}_all", integer=True, positive=True)
+        self.first = sympy.Symbol(f"{symbol}_first", integer=True, nonnegative=True)
+        self.asking: set[int] = set()  # nodes that ask for places along the dim
         self.nodes = region.nodes()
         self.states = {v.id: _state_by_shape(v, symbol) for v in region.inputs()}
         self.when: dict[int, str] = {}
         self.of_virtual: set[int] = set()
-        self.of_totals: set[int] = set()  # what is made of a sum over all rows, and of no virtual value
         for node in self.nodes:
             self._place(node)
         self._require_fusible()
@@ -59,7 +66,7 @@ class Walk:
                 raise refusal(node, "needs the sums over all of it")
             self._put(node, AFTER, _state_by_shape(node, self.symbol))
             return
-        self._put(node, WITHIN, state_of(node, [self.states[a.id] for a in node.args], self.symbol))
+        self._put(node, WITHIN, self._state(node))
         if node.id in virtual and not isinstance(self.states[node.id], int):
             raise refusal(node, "does not have it")
 
@@ -70,21 +77,26 @@ class Walk:
     def _place_outside(self, node: Value) -> None:
         """What no virtual value is needed for: before the slabs where they would have to sum it, or make it again."""
         state = self._state_outside(node)
-        totals = any(a.id in self.of_totals for a in node.args) or state in (None, PARTIAL)
-        self.of_totals |= {node.id} if totals else set()
         again = state == WHOLE and PRIMS[node.prim].family not in ("layout", "source") and node.aval.numel != 1
-        if totals or again:
+        if state is None or state == PARTIAL or again:
             self._put(node, BEFORE, _state_by_shape(node, self.symbol))
         else:
-            assert state is not None
             self._put(node, WITHIN, state)
 
     def _state_outside(self, node: Value) -> State | None:
         """None: of a part of the rows it cannot be computed."""
         try:
-            return state_of(node, [self.states[a.id] for a in node.args], self.symbol)
+            return self._state(node)
         except NotDivisible:
             return None
+
+    def _state(self, node: Value) -> State:
+        """The state of a node on a slab; one that asks for places is told them."""
+        states = [self.states[a.id] for a in node.args]
+        if POSITION not in states or node.prim in KEEPS_POSITIONS:
+            return state_of(node, states, self.symbol)
+        self.asking.add(node.id)
+        return state_of(node, [DIVIDED if s == POSITION else s for s in states], self.symbol)
 
     def _put(self, node: Value, when: str, state: State) -> None:
         self.when[node.id], self.states[node.id] = when, state
@@ -131,7 +143,7 @@ class Walk:
         known = self.region.inputs()
         before, within, after = self.before(), self.within(), self.after()
         first = list(self._parts(before, known))
-        slab = self._part(within, [*known, *before])
+        slab = self._part(within, [*known, *before], self._on_parts())
         return first, slab, list(self._parts(after, [*known, *before, *within]))
 
     def _parts(self, outputs: Sequence[Value], known: Sequence[Value]) -> Iterator[Group]:
@@ -147,12 +159,27 @@ class Walk:
             left = [v for v in left if v not in found]
             yield self._part(found, known)
 
-    def _part(self, outputs: Sequence[Value], known: Sequence[Value]) -> Group:
+    def _part(self, outputs: Sequence[Value], known: Sequence[Value], replacing: Replacements = NOTHING) -> Group:
         """What is between these values, with the inputs that it reads."""
         ids = {v.id for v in known}
         nodes = nodes_between(outputs, ids)
         read = {a.id for v in nodes for a in v.args} | {v.id for v in outputs}
-        return self.region.part(outputs, [v for v in known if v.id in read])
+        return self.region.part(outputs, [v for v in known if v.id in read], replacing)
+
+    def _on_parts(self) -> Replacements:
+        """Builders of the nodes that are others on a slab: numbers made of the size of the dim, and places along it."""
+        found = [v for v in self.nodes if v.prim == "full" and mentions(v.params["value"], self.symbol)]
+        numbers = {v.id: partial(_counted, v, {self.symbol: self.count}) for v in found}
+        return numbers | {v.id: partial(self._placed, v) for v in self.nodes if v.id in self.asking}
+
+    def _placed(self, node: Value, env: dict[int, Value]) -> Value:
+        """The node, with places counted from the first row of all."""
+        args = [env[a.id] for a in node.args]
+        for at, source in enumerate(node.args):
+            if self.states[source.id] == POSITION:
+                first = make("full", value=self.first, shape=source.shape, dtype=source.dtype)
+                args[at] = make("add", args[at], first)
+        return make(node.prim, *args, **node.params)
 
 
 def _state_by_shape(value: Value, symbol: sympy.Symbol) -> State:
@@ -160,13 +187,6 @@ def _state_by_shape(value: Value, symbol: sympy.Symbol) -> State:
     return WHOLE if axis is None else axis
 
 
-def counted_apart(graph: Graph, symbol: sympy.Symbol, count: sympy.Symbol) -> Graph:
-    """The graph with numbers that are made of a dim's size made of `count`, which stays when the dim is divided."""
-    found = [v for v in graph.order() if v.prim == "full" and mentions(v.params["value"], symbol)]
-    replacing = {v.id: _full(v, symbol, count) for v in found}
-    return rebuild(graph, {}, replacing) if found else graph
-
-
-def _full(value: Value, symbol: sympy.Symbol, count: sympy.Symbol):  # type: ignore[no-untyped-def]
-    params = {**value.params, "value": value.params["value"].xreplace({symbol: count})}
-    return lambda env: make("full", **params)
+def _counted(value: Value, sizes: Mapping[sympy.Symbol, sympy.Symbol], env: dict[int, Value]) -> Value:
+    """A number made of sizes, made of others."""
+    return make("full", **{**value.params, "value": value.params["value"].xreplace(sizes)})

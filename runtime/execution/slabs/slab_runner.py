@@ -49,10 +49,9 @@ class SlabRunner:
         slabs, every = self.slabs, sizes[self.slabs.symbol]
         rows = slabs.rows(sizes, self.limit)
         results = list(self._results(slabs.sizes(sizes), inputs))
-        at = {n: BoundSizes(slabs.sizes(sizes, n)) for n in {min(rows, every), every % rows or min(rows, every)}}
         for start in range(0, max(1, every), rows):
             count = min(rows, every - start)
-            self._run(inputs, at[count], start, count, results)
+            self._run(inputs, BoundSizes(slabs.sizes(sizes, count, start)), start, count, results)
         return [r.whole() for r in results]
 
     def _run(self, inputs: Sequence[Tensor], sizes: Sizes, start: int, count: int, results: Sequence[_Result]) -> None:
