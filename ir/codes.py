@@ -524,17 +524,17 @@ CODES = (
         (r"what comes before a matmul",),
     ),
     Code(
-        "FG126", "fusion break: a region of matmuls is computed a slab of rows at a time, which bounds its memory",
-        "The products of the region would hold more memory than `slab_bytes`, so they are made for some rows at a time.",
-        "A larger `slab_bytes`, where there is memory: fewer slabs read what they share less often.",
-        (r"a region of matmuls is computed a slab",),
-    ),
-    Code(
         "FG119", "fusion break: floats that are added to one place at once are added in no fixed order",
         "A kernel would add with atomics, no two runs with the same last bits; torch's own operation is called, "
         "which sorts first. Values that are put in one place are torch's under deterministic algorithms alone.",
         "Nothing.",
         (r"floats that are added", r"which of several values"),
+    ),
+    Code(
+        "FG120", "fusion break: a region of matmuls is computed a slab of rows at a time, which bounds its memory",
+        "The products of the region would hold more memory than `slab_bytes`: they are made for some rows at a time.",
+        "A larger `slab_bytes`, where there is memory: fewer slabs read what they share less often.",
+        (r"a region of matmuls is computed a slab",),
     ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(

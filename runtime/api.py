@@ -87,8 +87,8 @@ def compile(
             torch's own error).
         numerics: Of generated kernels: "eager" rounds where your operations round, with their accuracy; "fast" rounds
             low floats where they are stored alone, and takes the hardware's own quotients, roots and exponentials.
-        slab_bytes: The bytes that matmuls larger than their operands, and what is made of them, may hold in memory; what
-            would hold more is computed a slab of rows at a time. None: 256 MiB, or what the settings say.
+        slab_bytes: The bytes of memory that matmuls larger than their operands, and what is made of them, may hold;
+            what would hold more is computed a slab of rows at a time. None: 256 MiB, or what the settings say.
 
     Returns:
         What stands for the target: a Function class, or a function, with the same static type. A decorator, where no

@@ -2,8 +2,8 @@
 
     x = tl.load(x_ptr + at + col)  ..  tl.store(y_ptr + at + col, f(x))      y may be x
 
-One load and one store, at the same place, in the same turn of every loop and the same lane; that place tells program and
-turn, so nothing else reads or writes it. Lanes that several threads hold alike store what they have read before.
+One load and one store, at the same place, in the same turn of every loop and the same lane; that place tells program
+and turn, so nothing else reads or writes it. Lanes that several threads hold alike store what they have read before.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Executable:
 
             fast = compile_by_inductor(self.trace.graph_module)
             return lambda inputs, lifted, sizes: fast(inputs, lifted)
-        run = self._replay
+        run: Run = self._replay
         if has_outer_product(self.trace):
             run = _contracted_where_it_helps(self.trace, self.name, self.binder, run)
         if calls_any(self.trace, PRODUCTS) and should_run("slabs", self.name):

@@ -20,8 +20,9 @@ class Generated:
     """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
 
     refused: the same by node. products: what became of each product that has neighbours to be fused with, and of each
-    region of products that need not be in memory. places: where in concatenations calls write their results. slabs: the
-    groups that are walked in slabs, by step; over: within a slab, what overwrites products. held: bytes of regions that fit into the memory of a slab, at these sizes.
+    region of products that need not be in memory. places: where in concatenations calls write their results.
+    slabs: the groups that are walked in slabs, by step; over: within a slab, what overwrites products. held: bytes of
+    products and regions that are in memory as a whole, at these sizes.
     """
 
     steps: list[Step]

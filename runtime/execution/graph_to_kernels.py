@@ -140,7 +140,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Division:
-    """A graph as steps, by the passes that are on. limit: bytes that a region of products may hold; None: any number."""
+    """A graph as steps, by the passes that are on. limit: bytes that a region of products may hold; None: any."""
 
     graph: Graph
     machine: Machine

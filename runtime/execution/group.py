@@ -73,7 +73,9 @@ class GroupRunner:
         try:
             if not bound.settled:
                 bound = self.bound[key] = self._settle(bound, inputs, sizes)
-            return self.through_library(inputs, sizes) if bound.uses_library else bound(inputs, self._over(bound, inputs, into))
+            if bound.uses_library:
+                return self.through_library(inputs, sizes)
+            return bound(inputs, self._over(bound, inputs, into))
         except Exception as error:
             refused = launch_failure(error)
             if refused is None:

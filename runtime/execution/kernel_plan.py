@@ -6,7 +6,7 @@ below); `fast_path/plan_codegen.py` walks it with the names of tensors, and has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -122,6 +122,14 @@ class KernelPlan:
             with capture_lock, use_switch_state(self.switches):
                 self.larger = self.larger or self._cut_anew(sizes)
         return self.larger.at(sizes)
+
+    def group_runners(self) -> Iterator[GroupRunner]:
+        """The runners of its groups, those within slabs among them."""
+        for runner in self.runners.values():
+            if isinstance(runner, GroupRunner):
+                yield runner
+            elif isinstance(runner.plan, KernelPlan):
+                yield from runner.plan.group_runners()
 
     @property
     def walks_slabs(self) -> bool:

@@ -134,8 +134,8 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
     generated = generate(graph, target, sizes, graph.name)
     least = number(minimal_bytes(graph), sizes)
     walks = {at: Walk.of(slabs, target, sizes, generated.names[at]) for at, slabs in generated.slabs.items()}
-    kernels = {**generated.kernels, **{at: walk.kernels for at, walk in walks.items()}}
-    generated = replace(generated, kernels={at: kernels[at] for at in sorted(kernels)})
+    by_step = {**generated.kernels, **{at: walk.kernels for at, walk in walks.items()}}
+    generated = replace(generated, kernels={at: by_step[at] for at in sorted(by_step)})
     report = DirectionReport(graph, generated.steps, [], least, list(generated.kernels.values()), generated.reasons)
     report.groups, report.cuts = groups_of(generated), fusion_breaks_of(graph, generated)
     report.products = [str(d) for d in generated.products]
@@ -179,7 +179,7 @@ def _slab_launches(walk: Walk, direction: str) -> Iterator[KernelReport]:
 def _in_all(runs: Sequence[KernelReport]) -> KernelReport:
     """One report of what runs once a slab."""
     totals = {name: sum(getattr(r, name) for r in runs) for name in ("bytes_read", "bytes_written", "bytes_cached")}
-    return replace(runs[0], **totals, times=len(runs))  # type: ignore[arg-type]
+    return replace(runs[0], **totals, times=len(runs))
 
 
 def _why_not_launched(group: Group, kernels: Kernels, sizes: Sizes) -> str:

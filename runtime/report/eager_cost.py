@@ -65,8 +65,8 @@ def _peak(trace: Trace, sizes: Sizes) -> int:
         last |= {bases[n]: at for n in node.all_input_nodes}
         if node.op == "call_function" and not looks:
             taken[node] = at, sum(memory_bytes(t, sizes) for t in _tensors(node.meta.get("val")))
-    alive = (sum(n for node, (made, n) in taken.items() if made <= at <= last.get(node, made)) for at in range(len(nodes)))
-    return max(alive, default=0)
+    spans = [(made, last.get(node, made), n) for node, (made, n) in taken.items()]
+    return max((sum(n for first, end, n in spans if first <= at <= end) for at in range(len(nodes))), default=0)
 
 
 def aten_calls(trace: Trace, sizes: Sizes) -> Iterator[AtenCall]:

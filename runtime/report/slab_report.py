@@ -109,10 +109,11 @@ def _dim(slabs: Slabs) -> str:
 def peak_bytes(graph: Graph, steps: Sequence[Step], held: Mapping[int, int], sizes: Sizes) -> int:
     """The most bytes of intermediates and results that are there at once. held: within steps, besides."""
     flow = Flow(graph, steps)
-    made = {v.id: (at, sum(number(t.nbytes, sizes) for t in v.avals)) for at, s in enumerate(flow.work) for v in s.results}
+    results = [(v, at) for at, s in enumerate(flow.work) for v in s.results]
+    made = {v.id: (at, sum(number(t.nbytes, sizes) for t in v.avals)) for v, at in results}
     last = {v.id: at for at, s in enumerate(flow.work) for v in flow.sources(s.reads)}
     last |= {v.id: len(flow.work) for v in flow.sources(graph.results)}
-    within = {flow.work.index(steps[at]): n for at, n in held.items()}
+    within = {i: held[at] for i, s in enumerate(flow.work) for at in held if s is steps[at]}
     alive = [
         sum(n for i, (first, n) in made.items() if first <= at <= last.get(i, first)) + within.get(at, 0)
         for at in range(len(flow.work))

@@ -253,8 +253,8 @@ def _slab_bytes(**place: str) -> int | None:
 
 
 VARIABLES = (
-    "BACKEND", "WARN", "DEBUG", "STORE", "DISABLE", "NUMERICS", "SLAB_BYTES", "TUNE", "CACHE_DIR", "CACHE_LIMIT", "RECYCLE_MEMORY",
-    "LOGS", "TESTS",
+    "BACKEND", "WARN", "DEBUG", "STORE", "DISABLE", "NUMERICS", "SLAB_BYTES", "TUNE", "CACHE_DIR", "CACHE_LIMIT",
+    "RECYCLE_MEMORY", "LOGS", "TESTS",
 )  # fmt: skip
 """The variables of the environment that there are, each behind FUSEGRAD_."""
 

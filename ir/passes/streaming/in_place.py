@@ -127,5 +127,6 @@ def _part(group: Group, outputs: Sequence[Value], known: Sequence[Value]) -> Gro
     layouts |= {v.id: contiguous_strides(v.shape) for v in known if v.id not in layouts}
     whole = extract(outputs, known, name=group.graph.name, strides=laid_out, layouts=layouts)
     live = whole.live()
-    read = [v for v, own in zip(known, whole.inputs, strict=True) if own.id in live]
-    return Group(extract(outputs, read, name=whole.name, strides=laid_out, layouts=layouts), tuple(read), tuple(outputs))
+    read = [v for v, given in zip(known, whole.inputs, strict=True) if given.id in live]
+    own = extract(outputs, read, name=whole.name, strides=laid_out, layouts=layouts)
+    return Group(own, tuple(read), tuple(outputs))

@@ -46,8 +46,8 @@ class End:
 class Slabs:
     """A group that is walked along a dim.
 
-    count, first: the symbols of the number of all rows, and of the place of a slab's first one, where these are computed
-    with; else None.
+    count, first: the symbols of the number of all rows, and of the place of a slab's first one, where these are
+    computed with; else None.
     """
 
     group: Group
@@ -160,8 +160,9 @@ def least_bytes(slabs: Slabs, sizes: Hints, limit: int) -> int:
     """The floor of slabs: every product reads its operands and writes its result in each; what comes between reads
     each product once, and writes each operand once, however many kernels it is; sums are read to be added to.
 
-    Linear cross-entropy, T x H by V x H, in k slabs, b bytes an element, forward: T H + k V H + 2 T V; backward, with dw
-    accumulated: 2 T H + 2 k V H for the operands, (2 k - 1) V H for dw, T H for dx, 5 T V for z and dz.
+    Linear cross-entropy, T x H by V x H, in k slabs of tokens, b bytes an element, forward: T H + k V H + 2 T V;
+    backward: 2 T H + 2 k V H for operands, (2 k - 1) V H for dw, T H for dx, 5 T V for z and dz. In k slabs of classes
+    where the sums of rows are at hand: 2 V H + 2 k T H for operands, (2 k - 1) T H for dx, V H for dw, 5 T V.
     """
     dots = [v for v in slabs.group.graph.order() if v.prim == "dot"]
     around = _between_products(slabs.group.graph)

@@ -137,8 +137,8 @@ def _time(seconds: float) -> str:
 class Streams:
     """Steps -> steps.
 
-    apart: ids of products that are to stay calls. kernels: whether there are any; refused: by ids of products, why their
-    region has none.
+    apart: ids of products that are to stay calls. kernels: whether there are any; refused: by ids of products, why
+    their region has none.
     limit: bytes that a region without kernels may hold, None: any number; what holds more is walked in slabs. held:
     what a slab holds, by its graph.
     """
@@ -274,7 +274,7 @@ def slabs_at(steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> dict
 def held_in_one_piece(
     graph: Graph, decisions: Sequence[StreamDecision], hints: Hints, limit: int | None
 ) -> tuple[Size, ...]:
-    """Bytes of products that are in memory, and of their regions, which might be in slabs where they are over the limit."""
+    """Bytes of products that are in memory, and of their regions, which might be in slabs where they are larger."""
     if limit is None:
         return ()
     decided = {i for d in decisions if d.slabs is not None or d.group is not None for i in d.products}

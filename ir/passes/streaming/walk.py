@@ -5,8 +5,8 @@
     total = nll.sum()     within: what slabs give is added up
     loss = total / n      after
 
-What a node is on a part of the rows, the rules of `sharding` say: slabs are ranks that come one after the other. Numbers
-that are made of the size of the dim stay those of all rows, and places along it are counted from the first of all.
+What a node is on a part of the rows, the rules of `sharding` say: slabs are ranks that come one after the other.
+Numbers that are made of the size of the dim stay those of all rows, places along it are counted from the first of all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Walk:
         self.count = sympy.Symbol(f"{symbol}_all", integer=True, positive=True)
         self.first = sympy.Symbol(f"{symbol}_first", integer=True, nonnegative=True)
         self.asking: set[int] = set()  # nodes that ask for places along the dim
-        self.nodes = region.nodes()
+        self.nodes = nodes_between([*region.nodes(), *region.outputs()], {v.id for v in region.inputs()})
         self.states = {v.id: _state_by_shape(v, symbol) for v in region.inputs()}
         self.when: dict[int, str] = {}
         self.of_virtual: set[int] = set()
@@ -119,10 +119,8 @@ class Walk:
         """What is computed before the slabs and read later."""
         outputs = set(self.region.outputs())
         later = {a for v in self.nodes if self.when[v.id] != BEFORE for a in v.args}
-        return [v for v in self.nodes if self._is_ready(v) and (v in outputs or self.when[v.id] == BEFORE and v in later)]
-
-    def _is_ready(self, node: Value) -> bool:
-        return node.id not in self.of_virtual
+        wanted = [v for v in self.nodes if v in outputs or (v in later and self.when[v.id] == BEFORE)]
+        return [v for v in wanted if v.id not in self.of_virtual]
 
     def within(self) -> list[Value]:
         """What slabs give: rows, and sums over them."""
