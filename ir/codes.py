@@ -545,6 +545,12 @@ CODES = (
         "Nothing; where the steps are small, a loop over fewer and larger ones costs less.",
         (r"a loop over time runs step by step",),
     ),
+    Code(
+        "FG121", "fusion break: a region of matmuls is computed a slab of rows at a time, which bounds its memory",
+        "The products of the region would hold more memory than `slab_bytes`: they are made for some rows at a time.",
+        "A larger `slab_bytes`, where there is memory: fewer slabs read what they share less often.",
+        (r"a region of matmuls is computed a slab",),
+    ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(
         "FG200", "RMSNorm.forward cannot be traced: it calls `print`",

@@ -30,6 +30,7 @@ GRAPHS: dict[str, str] = {
     "duplicate": "cheap values are computed again instead of being written to memory",
     "lifetimes": "groups that would hold memory for long are not joined",
     "streams": "matmuls larger than their operands are summed tile by tile and never in memory, where that is faster",
+    "slabs": "matmuls larger than their operands that would fill memory are made and summed a slab of rows at a time",
     "products": "matmuls with elementwise neighbours are one kernel where memory is the limit",
     "index_checks": "indices that are data are asserted to be in range; off: they read other memory where they are not",
     "place": "products write their parts of a concatenation in place",
@@ -74,28 +75,34 @@ class Watch(Protocol):
     def observe(self, executed: Any, inputs: Sequence[Any], sizes: Any = None) -> None: ...
 
 
+SLAB_BYTES = 256 << 20
+"""The memory of a slab where nothing says otherwise."""
+
+
 class SwitchState(NamedTuple):
-    """The steps that are off, and the watch."""
+    """The steps that are off, the watch, and the memory of slabs; None leaves that to the class."""
 
     off: frozenset[str] = frozenset()
     watch: Watch | None = None
+    slab_bytes: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.off) or self.watch is not None
+        return bool(self.off) or self.watch is not None or self.slab_bytes is not None
 
     def __repr__(self) -> str:
         """Text that is the same in every process: it is part of keys on disk."""
-        return ", ".join(sorted(self.off)) or "nothing"
+        slabs = [] if self.slab_bytes is None else [f"slabs of {self.slab_bytes}"]
+        return ", ".join([*sorted(self.off), *slabs]) or "nothing"
 
 
 _default = SwitchState()
 _state: ContextVar[SwitchState | None] = ContextVar("fusegrad_switches", default=None)
 
 
-def set_default_off(off: Iterable[str]) -> None:
-    """Switch these steps off for the process, wherever no block says otherwise."""
+def set_default(off: Iterable[str], slab_bytes: int | None = None) -> None:
+    """Switch these steps off for the process, and bound slabs, wherever no block says otherwise."""
     global _default
-    _default = SwitchState(frozenset(off))
+    _default = SwitchState(frozenset(off), slab_bytes=slab_bytes)
 
 
 def switch_state() -> SwitchState:
@@ -108,6 +115,12 @@ def is_on(name: str) -> bool:
     """True if the step may be taken."""
     assert name in SWITCHES, name
     return name not in switch_state().off
+
+
+def slab_bytes() -> int:
+    """The bytes that a region of products may hold in memory; one that would hold more is walked in slabs."""
+    given = switch_state().slab_bytes
+    return SLAB_BYTES if given is None else given
 
 
 def should_run(name: str, subject: str) -> bool:
@@ -140,6 +153,13 @@ def use_switch_state(state: SwitchState) -> Iterator[None]:
 def switched_off(names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
     """Within the block, exactly these steps are off."""
     return use_switch_state(switch_state()._replace(off=frozenset(names)))
+
+
+def with_slab_bytes(bound: int | None, anew: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Within the block, the memory of slabs is bounded so; anew: whatever bounded it before."""
+    state = switch_state()
+    given = bound is None or (state.slab_bytes is not None and not anew)
+    return contextlib.nullcontext() if given else use_switch_state(state._replace(slab_bytes=bound))
 
 
 def use_watch(watch: Watch) -> contextlib.AbstractContextManager[None]:

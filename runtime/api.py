@@ -14,7 +14,7 @@ from .compiled.options import Options
 from .dispatch.compiled_class import CompileTargetError, compile_class, module_refused
 from .dispatch.plain_function import compile_function
 from .dispatch.pytree import compile_tree
-from .settings.config import valid_backend, valid_numerics
+from .settings.config import valid_backend, valid_numerics, valid_slab_bytes
 
 C = TypeVar("C", bound=Callable[..., Any])
 """A class or a function: what is compiled keeps its static type."""
@@ -32,6 +32,7 @@ def compile(
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
     numerics: str = "eager",
+    slab_bytes: int | None = None,
 ) -> C: ...
 
 
@@ -47,6 +48,7 @@ def compile(
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
     numerics: str = "eager",
+    slab_bytes: int | None = None,
 ) -> Callable[[C], C]: ...
 
 
@@ -61,6 +63,7 @@ def compile(
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
     numerics: str = "eager",
+    slab_bytes: int | None = None,
 ) -> Any:
     """Compile a `torch.autograd.Function` class, or a plain function of tensors.
 
@@ -84,6 +87,8 @@ def compile(
             torch's own error).
         numerics: Of generated kernels: "eager" rounds where your operations round, with their accuracy; "fast" rounds
             low floats where they are stored alone, and takes the hardware's own quotients, roots and exponentials.
+        slab_bytes: The bytes of memory that matmuls larger than their operands, and what is made of them, may hold;
+            what would hold more is computed a slab of rows at a time. None: 256 MiB, or what the settings say.
 
     Returns:
         What stands for the target: a Function class, or a function, with the same static type. A decorator, where no
@@ -91,14 +96,15 @@ def compile(
 
     Raises:
         CompileTargetError: for what is neither a Function class nor a function.
-        ConfigError: for an unknown backend or numerics.
+        ConfigError: for an unknown backend or numerics, or a `slab_bytes` that is no positive whole number.
         DeclarationError: for a `traceable` that is none.
         DeriveJvpError: for another `derive_jvp`.
     """
     valid_backend(backend)
     options = Options(
-        backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp), valid_numerics(numerics)
-    )
+        backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp), valid_numerics(numerics),
+        None if slab_bytes is None else valid_slab_bytes(slab_bytes),
+    )  # fmt: skip
     named = vars(options)
     if target is None:
         return functools.partial(compile, **named, pytree=pytree)

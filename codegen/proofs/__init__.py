@@ -2,5 +2,6 @@
 
 from .accesses import prove, prove_kernel
 from .claims import Claim, Fault, Proof
+from .in_place import may_overwrite
 
-__all__ = ["Claim", "Fault", "Proof", "prove", "prove_kernel"]
+__all__ = ["Claim", "Fault", "Proof", "may_overwrite", "prove", "prove_kernel"]

@@ -44,7 +44,7 @@ def _are_apart(subject: Subject, group: Sequence[Access]) -> bool:
     numbers = [n for a in group if (n := varying.digits(a)) is not None]
     if len(numbers) < len(group) or any(set(n.steps.values()) != set(numbers[0].steps.values()) for n in numbers):
         return False
-    while (step := _longest_step(subject.world, numbers)) is not None:
+    while (step := longest_step(subject.world, numbers)) is not None:
         for number in numbers:
             number.determine(varying, step)
     pairs = list(zip(numbers, group, strict=True))
@@ -54,7 +54,7 @@ def _are_apart(subject: Subject, group: Sequence[Access]) -> bool:
     return len(pairs) == 1 and not number.open and varying.determines_value(number, store)
 
 
-def _longest_step(world: World, numbers: Sequence[Number]) -> Poly | None:
+def longest_step(world: World, numbers: Sequence[Number]) -> Poly | None:
     """A step that is longer than all that is below it, in each of the numbers."""
     steps = dict.fromkeys(numbers[0].open.values())
     for step in sorted(steps, key=lambda s: len(s.atoms), reverse=True):
@@ -198,7 +198,7 @@ class Varying:
         self._inside.add(x)
         number = self.digits(replace(self.access, offset=x))
         if number is not None:
-            while (step := _longest_step(self.world, [number])) is not None:
+            while (step := longest_step(self.world, [number])) is not None:
                 number.determine(self, step)
         self._inside.discard(x)
         return number.determined if number is not None else set()

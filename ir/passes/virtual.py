@@ -12,7 +12,7 @@ where steps are merged (`streams`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import networkx as nx
 
@@ -29,19 +29,32 @@ Axis = tuple[int, int]
 
 def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
     """Ids of the live values that are virtual at these sizes."""
-    virtual: set[int] = set()
+    return _made_of(graph, lambda dot: _outgrows(dot, hints))
+
+
+def large_values(graph: Graph, hints: Hints, limit: int) -> frozenset[int]:
+    """Ids of the live values that are products of more bytes than that, or made of them; not all operands are as large.
+
+    What kernels would make tile by tile is among them (`virtual_values`), and what only fills memory.
+    """
+    return _made_of(graph, lambda dot: estimate(dot.aval.nbytes, hints) > limit and _outgrows(dot, hints, min))
+
+
+def _made_of(graph: Graph, begins: Callable[[Value], bool]) -> frozenset[int]:
+    """What some products begin: they, and what is made of them element by element."""
+    made: set[int] = set()
     for value in graph.order():
-        inside = any(a.id in virtual for a in value.args)
+        inside = any(a.id in made for a in value.args)
         if PRIMS[value.prim].family in FOLLOWS:
-            virtual |= {value.id} if inside else set()
-        elif not inside and value.prim == "dot" and _outgrows(value, hints):
-            virtual.add(value.id)
-    return frozenset(virtual)
+            made |= {value.id} if inside else set()
+        elif not inside and value.prim == "dot" and begins(value):
+            made.add(value.id)
+    return frozenset(made)
 
 
-def _outgrows(dot: Value, hints: Hints) -> bool:
-    """The product has more elements than either operand."""
-    return estimate(dot.aval.numel, hints) > max(estimate(a.aval.numel, hints) for a in dot.args)
+def _outgrows(dot: Value, hints: Hints, of: Callable[[Iterable[int]], int] = max) -> bool:
+    """The product has more elements than either operand; of=min: than one of them."""
+    return estimate(dot.aval.numel, hints) > of(estimate(a.aval.numel, hints) for a in dot.args)
 
 
 # ------------------------------------------------------------------ what ends virtual values

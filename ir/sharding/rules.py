@@ -70,14 +70,18 @@ def divide(
         states[value.id] = _checked_state(value, state, symbol)
     # Then node by node; the shape of a result has the last word on its axis.
     for node in graph.order():
-        operands = [states[a.id] for a in node.args]
-        states[node.id] = _checked_state(node, _node_state(node, operands, symbol), symbol)
+        states[node.id] = state_of(node, [states[a.id] for a in node.args], symbol)
     outputs = tuple(None if o is None else _result(o, states[o.id]) for o in graph.outputs)
     # Parts may differ in size by one unless a boundary value has several elements for each of the dim's.
     ends = [*graph.inputs, *(o for o in graph.outputs if o is not None)]
     even = any(unit(v, symbol) != 1 for v in ends if isinstance(states[v.id], int))
     inputs = tuple(states[v.id] for v in graph.inputs)
     return Divided(symbol, inputs, outputs, even, degrees(graph, symbol, scaled))
+
+
+def state_of(node: Value, operands: Sequence[State], symbol: sympy.Symbol) -> State:
+    """The state of a node computed on such operands. Raises NotDivisible, naming it."""
+    return _checked_state(node, _node_state(node, operands, symbol), symbol)
 
 
 def _result(value: Value, state: State) -> State:

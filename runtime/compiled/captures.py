@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.errors import users_line
+from ...ir.switches import with_slab_bytes
 from ...tracer.capture.capture import DataReadError, OpaqueCallError
 from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Tape
@@ -108,7 +109,8 @@ class Captures:
         of_whole: its graphs serve at the sizes of parts as well.
         """
         self.keys.require_capturable()
-        return specialize(self.user.cls, args, self.keys.reads_now(), self.options.dynamic, of_whole=of_whole)
+        with with_slab_bytes(self.options.slab_bytes):
+            return specialize(self.user.cls, args, self.keys.reads_now(), self.options.dynamic, of_whole=of_whole)
 
     def _capture(self, args: Sequence[Any], tape: Tape | None = None) -> Specialization:
         self._require_supported(args)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...ir.switches import use_switch_state
 from ...tracer.capture.capture import capture_lock
 from ...tracer.locks import CLASS, lock_of
 from ...tracer.methods import backward_method
@@ -188,7 +189,8 @@ class Compiled:
         """The rest of the pipeline, at the sizes of a node's first call; the residuals, None for the user's own."""
         backend, is_observed, is_own_backward = key
         keeps_own = backward_method(self.user.cls) is None or is_observed or is_own_backward
-        return prepare(specialization, backend, sizes, keeps_own)
+        with use_switch_state(specialization.captured.switches):
+            return prepare(specialization, backend, sizes, keeps_own)
 
 
 __all__ = ["Compiled", "class_lock"]

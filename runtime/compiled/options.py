@@ -25,6 +25,7 @@ class Options:
     traceable: Option | None = None
     derive_jvp: str | bool = "backward"
     numerics: str = "eager"
+    slab_bytes: int | None = None
 
     def as_arguments(self) -> tuple[Any, ...]:
         """The options in their order, which a pickle names them by."""

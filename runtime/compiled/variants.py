@@ -148,7 +148,7 @@ def _kernels(spec: Specialization) -> tuple[str, ...]:
     """The variants of kernels that were made for it: what was compiled in, and for which sizes."""
     captured = spec.captured
     plans = [plan for e in spec.executables.values() for plan in e.plans.values()]
-    runners = [runner for plan in plans for runner in plan.every_runner]
+    runners = [runner for plan in plans for runner in plan.group_runners()]
     sources = captured.binder.sources.items()
     tensors = [captured.names[slot] for slot in captured.slots]
     names = {str(symbol): f"{tensors[at]}.{_AXIS[kind]}[{axis}]" for symbol, (at, kind, axis) in sources}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...ir.switches import should_run
+from ...ir.switches import should_run, with_slab_bytes
 from ...tracer.capture.capture import OpaqueCallError, capture_lock, is_capturing
 from ...tracer.opaque.opaque import Why, remember_opaque
 from ...tracer.torch_private import dual_level, transforms_active, without_tangents
@@ -47,7 +47,12 @@ class Dispatcher(Compiled):
         return find_stored(self, args)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(self, args, kwargs)
+        if self.options.slab_bytes is not None:
+            with with_slab_bytes(self.options.slab_bytes):
+                return self._route(Call(self, args, kwargs))
+        return self._route(Call(self, args, kwargs))
+
+    def _route(self, call: Call) -> Any:
         return ROUTES[call.mode](self, call)
 
     @launching

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -18,6 +18,8 @@ from ..values.sizes import Sizes, number, numbers
 
 Tensor = torch.Tensor
 MOST_PROGRAMS = (1 << 31) - 1
+ALIGNED = 16
+"""Bytes: where allocated memory begins, at least."""
 
 Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor to be allocated."""
@@ -51,18 +53,25 @@ class BoundGroup:
     device: torch.device
     counters: ArrivalCounters
     settled: bool = False  # whether it is what its sizes keep: nothing is left to be timed
+    overwrites: bool | None = None  # whether a result may take the memory of an input; None: not asked yet
     uses_library: bool = False  # whether the library's product between kernels was faster than a kernel of products
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        memory = self.memory(inputs)
+    def __call__(self, inputs: Sequence[Tensor], into: Sequence[Tensor | None] = ()) -> list[Tensor]:
+        """The outputs; into: memory for some of them, taken where a kernel may write there."""
+        memory = self.memory(inputs, into)
         self.launch(memory)
         return memory["output"]
 
-    def memory(self, inputs: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    def memory(self, inputs: Sequence[Tensor], into: Sequence[Tensor | None] = ()) -> dict[str, list[Tensor]]:
         """The tensors that launches find by kind and index."""
-        outputs = [torch.empty_strided(*o[:2], dtype=o[2], device=self.device) for o in self.outputs]
-        temporaries = [torch.empty_strided(*t[:2], dtype=t[2], device=self.device) for t in self.temporaries]
+        given = into or [None] * len(self.outputs)
+        outputs = [t if _fits(t, o) else self._allocated(o) for t, o in zip(given, self.outputs, strict=True)]
+        temporaries = [self._allocated(t) for t in self.temporaries]
         return {"input": list(inputs), "output": outputs, "temporary": temporaries}
+
+    def _allocated(self, spec: Allocation) -> Tensor:
+        shape, strides, dtype = spec
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
     def launch(self, memory: dict[str, list[Tensor]]) -> None:
         """Run the kernels one after the other."""
@@ -77,6 +86,13 @@ class BoundGroup:
         if not zeroed:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return self.counters((kernel.name, index), shape, dtype)
+
+
+def _fits(tensor: Tensor | None, spec: Allocation) -> TypeGuard[Tensor]:
+    """True for memory laid out as what would be allocated, that begins where that would."""
+    if tensor is None or tensor.data_ptr() % ALIGNED:
+        return False
+    return (tuple(tensor.shape), tensor.stride(), tensor.dtype) == spec
 
 
 def bind_group(

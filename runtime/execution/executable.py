@@ -14,7 +14,6 @@ from ...ir.lazy_attribute import lazy_attribute
 from ...ir.switches import should_run, switch_state, use_switch_state, watch_allows
 from ...tracer.capture.capture import assumptions_of, capture_lock
 from ...tracer.sizes import hint_of
-from ...tracer.torch_private import dispatch_modes, function_modes, is_batched, transforms_active
 from ...tracer.trace import Trace
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
@@ -27,6 +26,7 @@ from .group import RECORDS
 from .intermediates import intermediate_bytes
 from .kernel_plan import KernelPlan
 from .layouts import own_results
+from .slabs.by_torch import PRODUCTS, InSlabs, calls_any, is_plain_call
 
 Tensor = torch.Tensor
 LARGE = 1 << 16
@@ -101,10 +101,12 @@ class Executable:
         is_large = any(isinstance(v, Tensor) and v.nbytes >= LARGE for v in values)
         return self.replay_reusing_memory if is_large else self.replay
 
-    @property
-    def is_replay(self) -> bool:
-        """True where it runs the captured operations one by one, and nothing else."""
-        return self.run == self._replay
+    def replays_at(self, sizes: Sizes, device: torch.device) -> bool:
+        """True where a plain call at these sizes runs the captured operations one by one, and nothing else."""
+        run = self.run
+        if isinstance(run, InSlabs) and run.plan_at(device, sizes) is None:
+            run = run.otherwise
+        return run == self._replay
 
     def _choose(self) -> Run:
         if self.backend in KERNEL_BACKENDS:
@@ -115,9 +117,12 @@ class Executable:
 
             fast = compile_by_inductor(self.trace.graph_module)
             return lambda inputs, lifted, sizes: fast(inputs, lifted)
+        run: Run = self._replay
         if has_outer_product(self.trace):
-            return _contracted_where_it_helps(self.trace, self.name, self.binder, self._replay)
-        return self._replay
+            run = _contracted_where_it_helps(self.trace, self.name, self.binder, run)
+        if calls_any(self.trace, PRODUCTS) and should_run("slabs", self.name):
+            run = InSlabs(self.trace, self.name, self.binder, run, self.report)
+        return run
 
     def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The captured ATen operations as they are: bitwise what the user's method computes."""
@@ -225,15 +230,6 @@ def device_of(trace: Trace) -> torch.device:
     nodes = [n for n in (*graph.find_nodes(op="placeholder"), *results) if isinstance(n, torch.fx.Node)]
     values = [n.meta.get("val") for n in nodes]
     return next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
-
-
-def is_plain_call(values: Sequence[Any]) -> bool:
-    """True where values are plain memory: no transform, mode or recording stands before them."""
-    if transforms_active() or dispatch_modes() or function_modes():
-        return False
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    followed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return not followed and not any(map(is_batched, tensors))
 
 
 def fills_memory(trace: Trace, sizes: Sizes) -> bool:

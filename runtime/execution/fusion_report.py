@@ -25,6 +25,7 @@ from .step_by_step import STEP_BY_STEP
 ENDED = "a scatter is whole only when its kernel has ended"
 HELD = "one kernel would hold results of several calls for longer than it saves in moving"
 PRODUCT = "what comes before a matmul would be computed again for every tile of it"
+SLABS = "a region of matmuls is computed a slab of rows at a time, which bounds its memory"
 APART = "they share no value, or run over different spaces"
 
 
@@ -109,21 +110,33 @@ class _Division:
 
     def cuts(self) -> Iterator[FusionBreak]:
         for (at, step), following in pairwise([*self.steps, None]):  # type: ignore[misc]
-            if isinstance(step, Group):
+            if isinstance(step, Group) and at not in self.generated.slabs:
                 yield from _breaks_within(self.generated.kernels[at])
             if following is not None:
                 yield FusionBreak(self._name(at, step, -1), self._name(*following, 0), *self._why(step, following[1]))
 
     def _name(self, at: int, step: Group | Extern, index: int) -> str:
         """A step by its first or its last launch."""
-        return self.generated.kernels[at].kernels[index].name if isinstance(step, Group) else call_name(step.value)
+        kernels = self.generated.kernels[at].kernels if isinstance(step, Group) else ()
+        if isinstance(step, Group):
+            return kernels[index].name if kernels else self.generated.names[at]
+        return call_name(step.value)
 
     def _why(self, earlier: Group | Extern, later: Group | Extern) -> tuple[str, str | None]:
+        if self._is_of_slabs(earlier) or self._is_of_slabs(later):
+            return SLABS, None
         for step in (later, earlier):
             if isinstance(step, Extern):
                 return self._not_ours(step.value), step.value.origin.where
         assert isinstance(earlier, Group) and isinstance(later, Group)
         return self._between(self._cluster(earlier), self._cluster(later))
+
+    def _is_of_slabs(self, step: Group | Extern) -> bool:
+        """It is walked in slabs, or was part of what is."""
+        if not isinstance(step, Group) or not self.generated.slabs:
+            return False
+        inside = any(step is s.group for s in self.generated.slabs.values())
+        return inside or self.partition.clusters.of(self.partition.kinds.base(step.outputs[0])) is None
 
     def _cluster(self, group: Group) -> int:
         cluster = self.partition.clusters.of(self.partition.kinds.base(group.outputs[0]))

@@ -9,7 +9,10 @@ from ...codegen import Kernels
 from ...ir.passes.fuse import Step
 from ...ir.passes.place import Places
 from ...ir.passes.products import Decision
+from ...ir.passes.streaming.in_place import Overwrites
+from ...ir.passes.streaming.slabs import Slabs
 from ...ir.passes.streaming.streams import StreamDecision
+from ...ir.types import Size
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,8 @@ class Generated:
 
     refused: the same by node. products: what became of each product that has neighbours to be fused with, and of each
     region of products that need not be in memory. places: where in concatenations calls write their results.
+    slabs: the groups that are walked in slabs, by step; over: within a slab, what overwrites products. held: bytes of
+    products and regions that are in memory as a whole, at these sizes.
     """
 
     steps: list[Step]
@@ -27,3 +32,6 @@ class Generated:
     refused: Mapping[int, str] = field(default_factory=dict)
     products: Sequence[Decision | StreamDecision] = ()
     places: Places = field(default_factory=Places)
+    slabs: Mapping[int, Slabs] = field(default_factory=dict)
+    over: Overwrites = field(default_factory=dict)
+    held: Sequence[Size] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import sympy
@@ -20,13 +20,15 @@ from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.place import Places, place_concatenations
-from ...ir.passes.products import Decision, Products
+from ...ir.passes.products import Decision, Machine, Products
 from ...ir.passes.simplify import Simplify
-from ...ir.passes.streaming.streams import StreamDecision, Streams
+from ...ir.passes.streaming.in_place import Overwrites, overwriting
+from ...ir.passes.streaming.slabs import held_by_nodes, held_by_steps
+from ...ir.passes.streaming.streams import StreamDecision, Streams, held_in_one_piece, slabs_at
 from ...ir.prims import PRIMS
-from ...ir.switches import should_run, show_to_watch, watch_allows
-from ...ir.types import COMPLEX
+from ...ir.switches import should_run, show_to_watch, slab_bytes, watch_allows
 from ...ir.transforms.batch import batch
+from ...ir.types import COMPLEX
 from ...tracer.lowering.aten import lower, lowering_key
 from ...tracer.reads.fingerprint import replaced_in_torch
 from ...tracer.reads.reached import CallReached, without_calls
@@ -38,8 +40,10 @@ from ..settings.counters import count
 from ..settings.internal_errors import is_internal
 from .generated import Generated
 
-ProductsBy = Literal["model", "clock", "library"]
-"""Who decides whether a product of matrices is in a kernel."""
+ProductsBy = Literal["model", "clock", "library", "torch"]
+"""Who decides whether a product of matrices is in a kernel; "torch": nothing is in one."""
+Slabbing = Literal["walk", "inside", "none"]
+"""Whether regions that would fill memory are walked in slabs; or the graph is of a slab itself; or neither."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy_loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
@@ -94,63 +98,105 @@ MAKING = "kernels"
 
 
 def generate(
-    graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str, products: ProductsBy = "model"
-) -> Generated:
+    graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str, products: ProductsBy = "model",
+    slabs: Slabbing = "walk",
+) -> Generated:  # fmt: skip
     """fuse -> schedule -> loops -> Triton text. A node that cannot be generated is called as it is, between kernels.
 
     products: by the "model" a kernel or the library's call; by a "clock" a kernel wherever that moves fewer bytes, for
-    a clock to compare with the call; or by the "library".
+    a clock to compare with the call; by the "library"; or all by "torch". slabs: whether regions may be walked in them.
     """
     refused = unordered_scatters(graph)
     called: dict[int, Decision] = {}
-    unstreamed: list[StreamDecision] = []
+    unstreamed: dict[int, str] = {}
     reasons: list[str] = []
-    streams = products != "library" and should_run("streams", graph.name)
-    products = products if should_run("products", graph.name) else "library"
-    writes_in_place = should_run("place", graph.name)
+    divides = Division.of(graph, target, hints, products, slabs)
     while True:
         # The division: groups, calls between them, and which calls write into a concatenation or join a kernel.
-        steps, places = Fuse(frozenset(refused))(graph), Places()
-        if writes_in_place:
-            steps, places = place_concatenations(graph, steps)
-        streamed, decisions = list[StreamDecision](), list[Decision]()
-        if streams:
-            apart = frozenset(places).union(*(d.products for d in unstreamed))
-            steps, streamed = Streams(machine_of(target), hints, apart)(graph, steps)
-        if products != "library":
-            fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
-            steps, decisions = fused(graph, steps)
+        steps, places, streamed, decisions = divides(frozenset(refused), frozenset(called), unstreamed)
+        steps, over = overwriting(graph, steps) if divides.is_slab else (steps, Overwrites())
         names = group_names(name, steps)
         # A refusal in any group changes the division itself, so all of it is made again without that node; of products
         # without all that were refused. Of several products in one group the last one joined the others: it leaves.
         stream_of = {id(d.group): d for d in streamed if d.group is not None}
         product_of = {id(d.group): d for d in decisions if d.group is not None}
-        kernels, refusals = _made(steps, names, product_of, target, hints)
+        walked = slabs_at(steps, streamed)
+        without = range(len(steps)) if products == "torch" else walked
+        kernels, refusals = _made(steps, names, without, product_of, target, hints)
         if refusals:
             first = refusals[0]
             left_out = [(product_of[id(r.group)], r.error.reason) for r in refusals if id(r.group) in product_of]
             called |= {product.value.id: product.refused(reason) for product, reason in left_out}
             if id(first.group) in stream_of:
-                unstreamed.append(stream_of[id(first.group)].refused(first.error.reason))
+                unstreamed |= dict.fromkeys(stream_of[id(first.group)].products, first.error.reason)
             elif not left_out:
                 alike = sorted(_refused_alike(graph, first.error.value, frozenset(refused)))
                 refused |= dict.fromkeys(alike, str(first.error))
                 reasons.append(str(first.error))
             continue
-        decided: tuple[Decision | StreamDecision, ...] = (*streamed, *unstreamed, *decisions, *called.values())
-        generated = Generated(steps, names, kernels, reasons, refused, decided, places)
+        told = [d for d in streamed if divides.streams or d.slabs is not None]
+        decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
+        held = held_in_one_piece(graph, streamed, hints, divides.limit)
+        generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, over, held)
         log_division(graph, generated)
         return generated
 
 
+@dataclass(frozen=True)
+class Division:
+    """A graph as steps, by the passes that are on. limit: bytes that a region of products may hold; None: any."""
+
+    graph: Graph
+    machine: Machine
+    hints: Mapping[sympy.Symbol, int]
+    products: ProductsBy
+    streams: bool
+    limit: int | None
+    in_place: bool
+    is_slab: bool
+
+    @classmethod
+    def of(
+        cls, graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], products: ProductsBy, slabs: Slabbing
+    ) -> Division:
+        """The division of a graph under the switches in force."""
+        kernels, name = products in ("model", "clock"), graph.name
+        streams = kernels and should_run("streams", name)
+        limit = slab_bytes() if slabs == "walk" and should_run("slabs", name) else None
+        is_slab = slabs == "inside" and products != "torch"
+        by = products if not kernels or should_run("products", name) else "library"
+        return cls(graph, machine_of(target), hints, by, streams, limit, should_run("place", name), is_slab)
+
+    def __call__(
+        self, refused: frozenset[int], called: frozenset[int], unstreamed: Mapping[int, str]
+    ) -> tuple[list[Step], Places, list[StreamDecision], list[Decision]]:
+        """refused: nodes that are called instead; called: products; unstreamed: products without kernels, and why."""
+        steps, places = Fuse(refused)(self.graph), Places()
+        if self.in_place:
+            steps, places = place_concatenations(self.graph, steps)
+        streamed, decisions = list[StreamDecision](), list[Decision]()
+        if self.streams or self.limit is not None:
+            held = held_by_nodes if self.products == "torch" else held_by_steps
+            regions = Streams(
+                self.machine, self.hints, frozenset(places), self.streams, unstreamed, self.limit, held
+            )
+            steps, streamed = regions(self.graph, steps)
+        if self.products in ("model", "clock"):
+            fused = Products(self.machine, self.hints, called | frozenset(places), self.products == "clock")
+            steps, decisions = fused(self.graph, steps)
+        return steps, places, streamed, decisions
+
+
 def _made(
-    steps: Sequence[Step], names: Sequence[str], products: Container[int], target: Target,
+    steps: Sequence[Step], names: Sequence[str], without: Container[int], products: Container[int], target: Target,
     hints: Mapping[sympy.Symbol, int],
 ) -> tuple[dict[int, Kernels], list[_Refusal]]:  # fmt: skip
-    """The kernels of all groups; or refusals: the first, and where it is of a product all others that are."""
+    """The kernels of all groups but those `without`; or refusals: the first, and where it is of a product all others
+    that are."""
     kernels: dict[int, Kernels] = {}
     refusals: list[_Refusal] = []
-    for at in [at for at, s in enumerate(steps) if isinstance(s, Group) and watch_allows(MAKING, names[at])]:
+    groups = [at for at, s in enumerate(steps) if isinstance(s, Group) and at not in without]
+    for at in [at for at in groups if watch_allows(MAKING, names[at])]:
         try:
             kernels[at] = _kernels_at(steps, at, target, hints, names[at])
         except _Refusal as found:

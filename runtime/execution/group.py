@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from ...codegen import Target
+from ...codegen.proofs import may_overwrite
 from ...codegen.schedule.tuning_candidates import candidates, smaller_candidates
 from ...ir.errors import Unfusible
 from ...ir.lazy_attribute import lazy_attribute
@@ -56,10 +57,14 @@ class GroupRunner:
         self.report, self.switches = report, switch_state()
         self.one_by_one = False  # where the generator refuses at sizes met later
         self.multiplies = any(v.prim == "dot" for v in group.graph.order())
+        self.overwrites: tuple[int, int] | None = None  # a result, and the input whose memory it takes
         self.called: dict[tuple[int, ...], str] = {}  # sizes at which it refuses a group with products, and why
         self.bound: OrderedDict[tuple[int, ...], BoundGroup] = OrderedDict()
 
-    def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+    def __call__(
+        self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...], into: Sequence[Tensor | None] = ()
+    ) -> list[Tensor]:
+        """The group's results; into: memory for some of them, which kernels may take."""
         if (watch := self.switches.watch) is not None:
             watch.observe(self, inputs, sizes)
         bound = self.bound.get(key) or self._bound_at(sizes, key)
@@ -68,13 +73,30 @@ class GroupRunner:
         try:
             if not bound.settled:
                 bound = self.bound[key] = self._settle(bound, inputs, sizes)
-            return self.through_library(inputs, sizes) if bound.uses_library else bound(inputs)
+            if bound.uses_library:
+                return self.through_library(inputs, sizes)
+            return bound(inputs, self._over(bound, inputs, into))
         except Exception as error:
             refused = launch_failure(error)
             if refused is None:
                 raise
         # Out of the block above: the error is gone, and the memory that it held.
         return self._run_otherwise(refused, bound, inputs, sizes, key)
+
+    def _over(
+        self, bound: BoundGroup, inputs: Sequence[Tensor], into: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """Memory for results: besides what is given that of an input, where kernels are proved to read it first."""
+        if self.overwrites is None or self.switches.watch is not None:
+            return into
+        result, product = self.overwrites
+        if bound.overwrites is None:
+            bound.overwrites = may_overwrite(self.group.graph, bound.kernels, product, result)
+        if not bound.overwrites:
+            return into
+        given = list(into) or [None] * len(self.group.outputs)
+        given[result] = inputs[product]
+        return given
 
     def is_launched(self, key: tuple[int, ...]) -> bool:
         """True where at these sizes it is launches of kernels, and nothing else."""

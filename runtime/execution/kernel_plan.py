@@ -18,16 +18,21 @@ from ...ir import Graph, Value
 from ...ir.errors import InternalError
 from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.passes.place import Place, Places
-from ...ir.switches import switch_state, use_switch_state
+from ...ir.passes.streaming.slabs import Slabs
+from ...ir.switches import slab_bytes, switch_state, use_switch_state
+from ...ir.types import Size
 from ...tracer.capture.capture import capture_lock
 from ...tracer.opaque.opaque import opaque_of
-from ..values.sizes import Sizes, numbers, sizes_key
+from ..settings.config import KERNEL_BACKENDS
+from ..values.sizes import Sizes, number, numbers, sizes_key
 from . import targets
 from .aten import reference
 from .aten.concat_in_place import product_into, room_for
-from .graph_to_kernels import ProductsBy, generate
+from .graph_to_kernels import ProductsBy, Slabbing, generate
 from .group import GroupRunner
 from .layouts import copy_if_shared, expected_layout, own_results
+from .slabs.destination import Destinations, product_at
+from .slabs.slab_runner import SlabRunner
 from .step_by_step import STEP_BY_STEP, StepByStep, loops_among
 
 Tensor = torch.Tensor
@@ -40,8 +45,8 @@ class Operations(Protocol[V]):
     def lay_out(self, value: V, strides: Sequence[Any]) -> V:
         """The value in a layout, copied where it has another one."""
 
-    def run_group(self, runner: GroupRunner, inputs: list[V]) -> Sequence[V]:
-        """The outputs of a fused group."""
+    def run_group(self, runner: GroupRunner | SlabRunner, inputs: list[V]) -> Sequence[V]:
+        """The outputs of a fused group, or of a region in slabs."""
 
     def call_node(self, value: Value, operands: list[V]) -> V:
         """The result of one operation, or its list of results."""
@@ -83,24 +88,67 @@ class KernelPlan:
         report: Callable[[str], None] = lambda why: None,
         products: ProductsBy | None = None,
         assumed: Sequence[sympy.Basic] = (),
+        slabs: Slabbing = "walk",
     ) -> None:
+        """products: who decides about them; slabs: whether regions of them may be walked in slabs."""
         self.graph, self.name, self.backend, self.device, self.report = graph, name, backend, device, report
         self.assumed = tuple(assumed)
-        self.products: ProductsBy = products or ("clock" if targets.is_tuned(backend) else "model")
-        self.switches = switch_state()
+        self.products: ProductsBy = products or _who_decides(backend)
+        self.slabs: Slabbing = slabs
+        self.switches, self.limit = switch_state(), slab_bytes()
         self.target = targets.target_for(backend, device)
         pairs = zip(graph.outputs, graph.output_strides, strict=True)
         self.returned = [(v, s) for v, s in pairs if v is not None and s is not None]
         self.steps: list[Step] | None = None
-        self.runners: dict[int, GroupRunner] = {}
         self.loops: dict[int, StepByStep[KernelPlan]] = {}
+        self.runners: dict[int, GroupRunner | SlabRunner] = {}
+        self.held: tuple[Size, ...] = ()
+        self.larger: KernelPlan | None = None
         self.last_use: dict[int, list[int]] = {}
         self.places = Places()
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
         if self.steps is None:
             self.cut(sizes)
-        return self.walk(OnTensors(sizes, self.device), inputs)
+        plan = self.at(sizes) if self.held else self
+        return plan.walk(OnTensors(sizes, plan.device), inputs)
+
+    def run_into(self, inputs: Sequence[Tensor], sizes: Sizes, into: Destinations) -> list[Tensor | None]:
+        """The same, results computed where they belong if they can be."""
+        if self.steps is None:
+            self.cut(sizes)
+        return self.walk(OnSlab(sizes, self.device, into), inputs)
+
+    def at(self, sizes: Sizes) -> KernelPlan:
+        """The plan at these sizes: another one where what fitted into the memory of a slab does not any more."""
+        if all(number(size, sizes) <= self.limit for size in self.held):
+            return self
+        if self.larger is None:
+            with capture_lock, use_switch_state(self.switches):
+                self.larger = self.larger or self._cut_anew(sizes)
+        return self.larger.at(sizes)
+
+    def group_runners(self) -> Iterator[GroupRunner]:
+        """The runners of its groups, those within slabs and the bodies of loops among them."""
+        for loop in self.loops.values():
+            yield from loop.plan.group_runners()
+        for runner in self.runners.values():
+            if isinstance(runner, GroupRunner):
+                yield runner
+            elif isinstance(runner.plan, KernelPlan):
+                yield from runner.plan.group_runners()
+
+    @property
+    def walks_slabs(self) -> bool:
+        """Whether a region of it is walked in slabs."""
+        return any(isinstance(r, SlabRunner) for r in self.runners.values())
+
+    def _cut_anew(self, sizes: Sizes) -> KernelPlan:
+        plan = KernelPlan(
+            self.graph, self.name, self.backend, self.device, self.report, self.products, self.assumed, self.slabs
+        )
+        plan.cut(sizes)
+        return plan
 
     def cut(self, sizes: Sizes) -> list[Step]:
         """The steps, with the kernels of each group generated for these sizes."""
@@ -108,15 +156,20 @@ class KernelPlan:
             if self.steps is not None:  # another thread was first
                 return self.steps
             sizes = {**self._hints(), **sizes}
-            generated = generate(self.graph, self.target, sizes, self.name, self.products)
+            generated = generate(self.graph, self.target, sizes, self.name, self.products, self.slabs)
             for reason in generated.reasons:
                 self.report(f"an operation runs between the kernels: {reason}")
             for at, step in enumerate(generated.steps):
-                if isinstance(step, Group):
+                if at in generated.slabs:
+                    self.runners[at] = self.slab_runner(generated.slabs[at], generated.names[at])
+                elif isinstance(step, Group):
                     self.runners[at] = self._runner(step, generated.names[at], generated.kernels.get(at), sizes)
             for at, value in loops_among(generated.steps):
                 self.report(STEP_BY_STEP)
                 self.loops[at] = self.loop_at(value, self._plan_of_body(value, at))
+            for at, (result, product) in generated.over.items():
+                self.runners[at].overwrites = (result, product)
+            self.held = tuple(generated.held)
             self.last_use = last_uses(generated.steps)
             self.places = generated.places
             self.steps = generated.steps
@@ -131,13 +184,6 @@ class KernelPlan:
         name = f"{self.name}_step{at}"
         return KernelPlan(body, name, self.backend, self.device, self.report, self.products, self.assumed)
 
-    @property
-    def every_runner(self) -> Iterator[GroupRunner]:
-        """The groups of this plan, and of the bodies of its loops."""
-        yield from self.runners.values()
-        for loop in self.loops.values():
-            yield from loop.plan.every_runner
-
     def _hints(self) -> dict[sympy.Symbol, int]:
         """The sizes that opaque nodes returned when the graph was captured."""
         return {s: n for v in self.graph if (node := opaque_of(v)) is not None for s, n in node.hints.items()}
@@ -150,6 +196,13 @@ class KernelPlan:
         else:
             runner.variants.add(kernels, sizes)
         return runner
+
+    def slab_runner(self, slabs: Slabs, name: str) -> SlabRunner:
+        """The runner of a region that is walked in slabs."""
+        by: ProductsBy = "torch" if self.products == "torch" else "library"
+        place = (f"{name}_slab", self.backend, self.device, self.report)
+        make = partial(KernelPlan, slabs.group.graph, *place, by, self.assumed, slabs="inside")
+        return SlabRunner(slabs, name, self.limit, make)
 
     # ------------------------------------------------------------------ the steps, over values of any kind
     def walk(self, operations: Operations[V], inputs: Sequence[V]) -> list[V | None]:
@@ -209,6 +262,12 @@ class KernelPlan:
             operations.write(inputs[index], value)
 
 
+def _who_decides(backend: str) -> ProductsBy:
+    if backend not in KERNEL_BACKENDS:
+        return "torch"
+    return "clock" if targets.is_tuned(backend) else "model"
+
+
 def runner_of(
     group: Group, name: str, backend: str, target: Target, device: torch.device,
     report: Callable[[str], None], assumed: Sequence[sympy.Basic] = (),
@@ -257,7 +316,7 @@ class OnTensors:
     def lay_out(self, value: Tensor, strides: Sequence[Any]) -> Tensor:
         return expected_layout(value, numbers(strides, self.sizes))
 
-    def run_group(self, runner: GroupRunner, inputs: list[Tensor]) -> list[Tensor]:
+    def run_group(self, runner: GroupRunner | SlabRunner, inputs: list[Tensor]) -> list[Tensor]:
         return runner(inputs, self.sizes, sizes_key(self.sizes))
 
     def call_node(self, value: Value, operands: list[Tensor]) -> Any:
@@ -288,6 +347,30 @@ class OnTensors:
 
     def write(self, target: Tensor, value: Tensor) -> None:
         target.copy_(value)
+
+
+class OnSlab(OnTensors):
+    """The same for a slab of a region, whose results have a place."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, into: Destinations) -> None:
+        super().__init__(sizes, device)
+        self.into = into
+
+    def run_group(self, runner: GroupRunner | SlabRunner, inputs: list[Tensor]) -> list[Tensor]:
+        assert isinstance(runner, GroupRunner)
+        places = [self.into.get(v.id) for v in runner.group.outputs]
+        into = [None if p is None or p.adds else p.tensor for p in places]
+        return runner(inputs, self.sizes, sizes_key(self.sizes), into)
+
+    def call_node(self, value: Value, operands: list[Tensor]) -> Any:
+        made = product_at(value, self.into, operands)
+        return super().call_node(value, operands) if made is None else made
+
+    def own_results(
+        self, results: list[Tensor], strides: Sequence[Sequence[Any]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """They are taken from here at once."""
+        return results
 
 
 # ------------------------------------------------------------------ lifetimes

@@ -11,12 +11,15 @@ from ...codegen import TARGETS, Target
 from ...codegen.devices import DEVICES, device_of
 from ...ir.errors import FusegradError, UnsupportedBackendError
 from ..kernels import autotune
-from ..settings.config import FAST, is_interpreted, settings
+from ..settings.config import FAST, KERNEL_BACKENDS, is_interpreted, settings
 from ..settings.suggestions import meant
 
 
 def target_for(backend: str, device: torch.device) -> Target:
-    """Return the target of a backend: the interpreter, or the GPU at hand with its own number of units and its L2."""
+    """Return the target of a backend: the interpreter, or the GPU at hand with its own number of units and its L2.
+
+    Where torch runs all, it is what costs are weighed for.
+    """
     return replace(_target_for(backend, device), fast=backend in FAST.values())
 
 
@@ -52,7 +55,7 @@ def named_target(name: str, numerics: str) -> Target:
 
 
 def _target_for(backend: str, device: torch.device) -> Target:
-    if is_interpreted(backend):
+    if is_interpreted(backend) or backend not in KERNEL_BACKENDS:
         return TARGETS["interpret"]
     if device.type != "cuda":
         raise UnsupportedBackendError(

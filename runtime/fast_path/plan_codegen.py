@@ -24,6 +24,7 @@ from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
 from ..execution.layouts import copy_if_shared, expected_layout, own_results, same_strides
+from ..execution.slabs.slab_runner import SlabRunner
 from ..execution.source_writer import SourceWriter, row
 from ..execution.step_by_step import StepByStep
 from ..values.sizes import BoundSizes, numbers
@@ -42,17 +43,23 @@ def write_run(
     """The results of an executable that ran before at these sizes, as names. Inputs are (name, example)."""
     names, captured = row([n for n, _ in inputs]), row([n for n, _ in lifted])
     tensors = [(n, v) for n, v in (*inputs, *lifted) if isinstance(v, Tensor)]
-    plan = executable.plans.get(tensors[0][1].device) if tensors else None
+    plan = _plan_at(executable, tensors[0][1].device, sizes) if tensors else None
     if plan is not None and is_straight(plan, [v for _, v in tensors], sizes):
         operations = AsText(text, plan.device, sizes, tensors)
         return [result or "None" for result in plan.walk(operations, [n for n, _ in tensors])]
-    if executable.is_replay:
+    if tensors and executable.replays_at(sizes, tensors[0][1].device):
         replay = executable.replay_of([v for _, v in (*inputs, *lifted)])
         results = text.let("results", f"{text.constant(replay, 'replay')}({names}{captured})")
     else:
         run, at = text.constant(executable.run, "run"), text.constant(sizes, "sizes")
         results = text.let("results", f"{run}(({names}), ({captured}), {at})")
     return [f"{results}[{i}]" for i in range(_result_count(executable))]
+
+
+def _plan_at(executable: Executable, device: torch.device, sizes: BoundSizes) -> KernelPlan | None:
+    """The plan that runs at these sizes, if one did."""
+    plan = executable.plans.get(device)
+    return None if plan is None or plan.steps is None else plan.at(sizes)
 
 
 def _result_count(executable: Executable) -> int:
@@ -131,7 +138,20 @@ class AsText:
         return self.text.let(value.prim, f"{call}({row([room, *operands])})")
 
     # ------------------------------------------------------------------ kernels
-    def run_group(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
+    def run_group(self, runner: GroupRunner | SlabRunner, inputs: list[str]) -> list[str]:
+        return self._walk(runner, inputs) if isinstance(runner, SlabRunner) else self._launches(runner, inputs)
+
+    def _walk(self, runner: SlabRunner, inputs: list[str]) -> list[str]:
+        """A call of the loop over slabs; what it returns is its own, laid out as the group says."""
+        call = f"{self.text.constant(runner, 'slabs')}(({row(inputs)}), {self.text.constant(self.sizes, 'at')})"
+        results = self.text.let("results", call)
+        names = [self.text.let("out", f"{results}[{i}]") for i in range(len(runner.group.outputs))]
+        self.text.add(f"{results} = None")
+        self.layouts |= {name: spec for name, spec in zip(names, runner.layouts(self.sizes), strict=True)}
+        self.fresh.update(names)
+        return names
+
+    def _launches(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
         bound, first = runner.bound[self.sizes.key], len(self.text.lines)
         with self.text.block("try:"):
             outputs = [self._allocated("out", spec) for spec in bound.outputs]

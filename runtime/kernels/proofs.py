@@ -16,14 +16,13 @@ import sympy
 from ...codegen import Kernel, Kernels
 from ...codegen.proofs import Fault, Proof, prove, prove_kernel
 from ...ir import Graph
-from ...ir.passes.fuse import Group, Step
+from ...ir.passes.fuse import Group
 from ..settings import logs
 
 
-def proofs_of(steps: Sequence[Step], kernels: Iterable[Kernels]) -> list[Proof]:
-    """Of every kernel of a direction; its groups have their kernels in the same order."""
-    groups = [step for step in steps if isinstance(step, Group)]
-    return [proof for group, own in zip(groups, kernels, strict=True) for proof in prove(group.graph, own)]
+def proofs_of(groups: Iterable[tuple[Group, Kernels]]) -> list[Proof]:
+    """Of every kernel of some groups."""
+    return [proof for group, own in groups for proof in prove(group.graph, own)]
 
 
 def proof_line(proof: Proof) -> str:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
-FORMAT = 3
+FORMAT = 4
 FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access", "generate_vmap_rule", "is_traceable")
 GUARDS = 4
 """Captures under one key, told apart by what they assume about sizes."""

@@ -12,10 +12,12 @@ from ...codegen import Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ...ir import Graph, Value
 from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
+from ...ir.passes.streaming.slabs import End, Slabs
 from ...ir.text.document import document, graph_from, size_document, sizes_document, symbols_document, symbols_from
 from ...ir.text.text import plain_sympy, show, size_from
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan, last_uses, runner_of
+from ..execution.slabs.slab_runner import SlabRunner
 from ..execution.variants import Variant
 
 Symbols = Mapping[str, sympy.Symbol]
@@ -133,7 +135,7 @@ def kernels_of(data: Any, symbols: Symbols) -> Kernels:
 # ------------------------------------------------------------------ plans
 def plan(kernel_plan: KernelPlan) -> dict[str, Any]:
     """A plan that ran, as plain data. Raises NotKept where it would not come back as it is."""
-    if kernel_plan.steps is None or any(r.one_by_one for r in kernel_plan.every_runner):
+    if kernel_plan.steps is None or any(r.one_by_one for r in kernel_plan.group_runners()):
         raise NotKept("its kernels were refused")
     if kernel_plan.places:
         raise NotKept("a library call writes into a part of a result")
@@ -143,17 +145,20 @@ def plan(kernel_plan: KernelPlan) -> dict[str, Any]:
         steps = [_step(step, kernel_plan.runners.get(at), number, symbols) for at, step in enumerate(kernel_plan.steps)]
         for at, loop in kernel_plan.loops.items():
             steps[at]["body"] = plan(loop.plan)
-        return {"symbols": symbols_document(symbols.values()), "graph": _graph(kernel_plan.graph), "steps": steps}
+        declared, held = symbols_document(symbols.values()), sizes_document(kernel_plan.held)
+        return {"symbols": declared, "graph": _graph(kernel_plan.graph), "steps": steps, "held": held}
     except (ValueError, KeyError, StopIteration) as error:
         raise NotKept(str(error)) from error
 
 
 def _symbols(kernel_plan: KernelPlan) -> set[sympy.Symbol]:
-    graphs = [kernel_plan.graph, *(r.group.graph for r in kernel_plan.runners.values())]
+    runners = kernel_plan.runners.values()
+    graphs = [kernel_plan.graph, *(r.group.graph for r in runners)]
     of_graphs = {s for g in graphs for v in g for a in v.avals for n in a.shape for s in getattr(n, "free_symbols", ())}
-    stored = [k for r in kernel_plan.runners.values() for v in r.variants for k in v.kernels.kernels]
+    stored = [k for r in runners if isinstance(r, GroupRunner) for v in r.variants for k in v.kernels.kernels]
     exprs = [e for k in stored for e in (k.grid, *k.pinned, *k.guards)]
-    return of_graphs | {s for e in exprs for s in getattr(e, "free_symbols", ())}
+    numbers = [v.params["value"] for g in graphs for v in g if v.prim == "full"]
+    return of_graphs | {s for e in (*exprs, *numbers) for s in getattr(e, "free_symbols", ())}
 
 
 def _nodes(graph: Graph) -> list[Value]:
@@ -171,18 +176,39 @@ def _graph(graph: Graph) -> dict[str, Any]:
     return data
 
 
-def _step(step: Step, runner: GroupRunner | None, number: Mapping[int, int], symbols: Symbols) -> dict[str, Any]:
+def _step(
+    step: Step, runner: GroupRunner | SlabRunner | None, number: Mapping[int, int], symbols: Symbols
+) -> dict[str, Any]:
     if not isinstance(step, Group):
         return {"kind": type(step).__name__, "value": number[step.value.id]}
     assert runner is not None
-    return {
-        "kind": "Group",
+    group = {
         "name": runner.name,
         "graph": _graph(step.graph),
         "inputs": [number[v.id] for v in step.inputs],
         "outputs": [number[v.id] for v in step.outputs],
-        "variants": [_variant(v, symbols) for v in runner.variants],
     }
+    if isinstance(runner, SlabRunner):
+        return {"kind": "Slabs", **group, **_slabs(runner)}
+    variants = [_variant(v, symbols) for v in runner.variants]
+    return {"kind": "Group", **group, "overwrites": runner.overwrites, "variants": variants}
+
+
+def _slabs(runner: SlabRunner) -> dict[str, Any]:
+    """How a group is walked, and the plan of a slab."""
+    slabs, of_slab = runner.slabs, runner.plan
+    assert isinstance(of_slab, KernelPlan)
+    ends = [[[e.axis, size_document(e.unit)] for e in side] for side in (slabs.inputs, slabs.outputs)]
+    named = [None if s is None else s.name for s in (slabs.symbol, slabs.count, slabs.first)]
+    return {"walked": named, "ends": ends, "held": sizes_document(slabs.held), "plan": plan(of_slab)}
+
+
+def _slabs_of(data: Any, group: Group, symbols: Symbols) -> Slabs:
+    """The walk that `_slabs` wrote."""
+    symbol, count, first = (None if name is None else symbols[name] for name in data["walked"])
+    inputs, outputs = (tuple(End(axis, size_of(unit, symbols)) for axis, unit in side) for side in data["ends"])
+    assert symbol is not None
+    return Slabs(group, symbol, count, first, inputs, outputs, sizes_of(data["held"], symbols))
 
 
 def _variant(variant: Variant, symbols: Symbols) -> dict[str, Any]:
@@ -202,24 +228,30 @@ def plan_of(
     data: Any, name: str, backend: str, device: torch.device, report: Callable[[str], None]
 ) -> KernelPlan:
     """The plan that `plan` wrote: cut into steps, with its kernels."""
+    return _filled(KernelPlan(graph_from(data["graph"]), name, backend, device, report), data)
+
+
+def _filled(kernel_plan: KernelPlan, data: Any) -> KernelPlan:
+    """The plan with the steps and kernels that were written."""
     symbols = symbols_from(data["symbols"], "symbols")
-    graph = graph_from(data["graph"])
-    kernel_plan = KernelPlan(graph, name, backend, device, report)
-    nodes = _nodes(graph)
-    kernel_plan.steps = []
+    nodes = _nodes(kernel_plan.graph)
+    kernel_plan.steps, kernel_plan.held = [], sizes_of(data["held"], symbols)
     for at, step in enumerate(data["steps"]):
         kernel_plan.steps.append(_step_of(step, nodes))
-        if step["kind"] == "Group":
+        if step["kind"] == "Slabs":
+            kernel_plan.runners[at] = _slab_runner_of(step, kernel_plan, kernel_plan.steps[-1], symbols)
+        elif step["kind"] == "Group":
             kernel_plan.runners[at] = _runner_of(step, kernel_plan, kernel_plan.steps[-1], symbols)
         if "body" in step:
-            body = plan_of(step["body"], f"{name}_step{at}", backend, device, report)
+            own = (kernel_plan.backend, kernel_plan.device, kernel_plan.report)
+            body = plan_of(step["body"], f"{kernel_plan.name}_step{at}", *own)
             kernel_plan.loops[at] = kernel_plan.loop_at(nodes[step["value"]], body)
     kernel_plan.last_use = last_uses(kernel_plan.steps)
     return kernel_plan
 
 
 def _step_of(data: Any, nodes: Sequence[Value]) -> Step:
-    if data["kind"] != "Group":
+    if data["kind"] not in ("Group", "Slabs"):
         value = nodes[data["value"]]
         return Extern(value) if data["kind"] == "Extern" else View(value)
     inputs, outputs = (tuple(nodes[i] for i in data[end]) for end in ("inputs", "outputs"))
@@ -230,4 +262,12 @@ def _runner_of(data: Any, kernel_plan: KernelPlan, step: Any, symbols: Symbols) 
     place = (kernel_plan.backend, kernel_plan.target, kernel_plan.device)
     runner = runner_of(step, data["name"], *place, kernel_plan.report)
     runner.variants.ordered = [_variant_of(v, runner, symbols) for v in data["variants"]]
+    runner.overwrites = None if data["overwrites"] is None else (data["overwrites"][0], data["overwrites"][1])
+    return runner
+
+
+def _slab_runner_of(data: Any, kernel_plan: KernelPlan, step: Any, symbols: Symbols) -> SlabRunner:
+    runner = kernel_plan.slab_runner(_slabs_of(data, step, symbols), data["name"])
+    assert isinstance(runner.plan, KernelPlan)
+    _filled(runner.plan, data["plan"])
     return runner

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,6 +25,7 @@ from ..execution.step_by_step import STEP_BY_STEP, is_loop
 from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
 from .eager_cost import EagerCost, aten_calls
+from .slab_report import SlabReport, Walk, peak_bytes
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class KernelReport:
     """
     bytes_cached: int = 0
     """Bytes that the launch reads once more, out of L2."""
+    times: int = 1
+    """How often it runs in a call: once, or once a slab; bytes are those of all."""
 
 
 @dataclass
@@ -79,6 +83,10 @@ class DirectionReport:
     products: list[str] = field(default_factory=list)
     """A line for each matmul: in a kernel or by the library, and why; and for each region of matmuls whose results are
     larger than what they are made of: whether these are ever in memory, and why."""
+    slabs: dict[int, SlabReport] = field(default_factory=dict)
+    """Regions of matmuls that are computed a slab of rows at a time, by step."""
+    peak: int = 0
+    """The most bytes of intermediates and results that are in memory at once, besides arguments; 0: not counted."""
     traced: Trace | None = None
     """The operations of the method as the user wrote it; None where it is derived."""
     eager: EagerCost | None = None
@@ -91,6 +99,19 @@ class DirectionReport:
         return "torch" in kinds and "triton" not in kinds
 
     @property
+    def launch_count(self) -> int:
+        """The number of launches in a call."""
+        return sum(k.times for k in self.launches)
+
+    def groups_with_kernels(self) -> Iterator[tuple[Group, Kernels]]:
+        """Each fused group with its kernels; for a region in slabs those of a slab."""
+        groups = [at for at, step in enumerate(self.steps) if isinstance(step, Group)]
+        for at, kernels in zip(groups, self.kernels, strict=True):
+            step = self.steps[at]
+            assert isinstance(step, Group)
+            yield from self.slabs[at].walk.groups() if at in self.slabs else [(step, kernels)]
+
+    @property
     def moved(self) -> int:
         """The bytes that the launches read and write, in device memory."""
         return sum(k.bytes_read + k.bytes_written for k in self.launches)
@@ -98,10 +119,12 @@ class DirectionReport:
     @property
     def summary(self) -> str:
         """The costs in a line: launches, bytes, their ratio to the minimum traffic, and the same of eager."""
-        parts = [_cost_line(len(self.launches), self.moved, self.minimal, " the minimum traffic")]
+        parts = [_cost_line(self.launch_count, self.moved, self.minimal, " the minimum traffic")]
         if (eager := self.eager) is not None:
             at_least = "at least " if eager.at_least else ""
             parts.append(f"eager: {at_least}{_cost_line(eager.launches, eager.bytes, self.minimal, '')}")
+        if self.slabs and self.eager is not None:
+            parts.append(f"memory besides arguments: {self.peak:,} bytes, eager at least {self.eager.peak:,}")
         return "; ".join(parts)
 
 
@@ -113,6 +136,9 @@ def _cost_line(launches: int, moved: int, minimal: int, unit: str) -> str:
 def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -> DirectionReport:
     generated = generate(graph, target, sizes, graph.name)
     least = number(minimal_bytes(graph), sizes)
+    walks = {at: Walk.of(slabs, target, sizes, generated.names[at]) for at, slabs in generated.slabs.items()}
+    by_step = {**generated.kernels, **{at: walk.kernels for at, walk in walks.items()}}
+    generated = replace(generated, kernels={at: by_step[at] for at in sorted(by_step)})
     report = DirectionReport(graph, generated.steps, [], least, list(generated.kernels.values()), generated.reasons)
     report.groups, report.cuts = groups_of(generated), fusion_breaks_of(graph, generated)
     report.products = [str(d) for d in generated.products]
@@ -120,7 +146,12 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
     for at, step in enumerate(generated.steps):
         if is_opaque(step):
             continue
-        if isinstance(step, Group) and at in generated.kernels:
+        if at in walks:
+            launches = list(_slab_launches(walks[at], direction))
+            report.launches += launches
+            moved = [k.bytes_read + k.bytes_written for k in launches]
+            report.slabs[at] = walks[at].report(sizes, moved)
+        elif isinstance(step, Group) and at in generated.kernels:
             kernels, why = generated.kernels[at], _why_not_launched(step, generated.kernels[at], sizes)
             if why:
                 report.reasons.append(f"{generated.names[at]} {UNPROVED}: {why}")
@@ -133,6 +164,9 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
             report.launches.append(_node_report(step.value, direction, sizes))
     if any(map(is_opaque, generated.steps)):
         report.segments = _segments(generated)
+    if report.slabs:
+        held = {at: found.held for at, found in report.slabs.items()}
+        report.peak = peak_bytes(graph, generated.steps, held, sizes)
     return report
 
 
@@ -141,9 +175,32 @@ def _add_loop(report: DirectionReport, scan: Value, direction: str, sizes: Sizes
     body = kernels_report(scan.params["body"].graph, direction, sizes, target)
     report.loops.append(body)
     report.reasons += [STEP_BY_STEP, *body.reasons]
-    report.launches += body.launches * number(scan.params["length"], sizes)
+    report.launches += [_repeated(k, number(scan.params["length"], sizes)) for k in body.launches]
     stacked = [number(t.nbytes, sizes) for t in scan.avals[scan.params["carries"] :]]
     report.launches += [KernelReport("stack", direction, "", n, n, kind="library") for n in stacked]
+
+
+def _repeated(launch: KernelReport, times: int) -> KernelReport:
+    """One report of what runs in each step of a loop."""
+    moved = {name: times * getattr(launch, name) for name in ("bytes_read", "bytes_written", "bytes_cached")}
+    return replace(launch, **moved, times=times * launch.times)
+
+
+def _slab_launches(walk: Walk, direction: str) -> Iterator[KernelReport]:
+    """The launches of a slab, with the bytes of all slabs."""
+    for at, step in enumerate(walk.generated.steps):
+        if isinstance(step, Extern):
+            found = _in_all([_node_report(step.value, direction, sizes) for sizes in walk.each])
+            yield replace(found, bytes_read=found.bytes_read + walk.added(step.value))
+        elif at in walk.generated.kernels:
+            for kernel in walk.generated.kernels[at].kernels:
+                yield _in_all([_kernel_report(kernel, direction, sizes) for sizes in walk.each])
+
+
+def _in_all(runs: Sequence[KernelReport]) -> KernelReport:
+    """One report of what runs once a slab."""
+    totals = {name: sum(getattr(r, name) for r in runs) for name in ("bytes_read", "bytes_written", "bytes_cached")}
+    return replace(runs[0], **totals, times=len(runs))
 
 
 def _why_not_launched(group: Group, kernels: Kernels, sizes: Sizes) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
+from ...ir.switches import use_switch_state
 from ...tracer.capture.capture import OpaqueCallError
 from ...tracer.methods import backward_method, method_place
 from ...tracer.trace import CaptureError
@@ -98,7 +99,8 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         explanation.sizes = sizes = {**hints, **known_sizes}
         has_backward = _backward_is_captured(compiler, specialization, methods)
         describe = _on_cpu if device == "cpu" else _on_gpu
-        describe(explanation, specialization, sizes, has_backward)
+        with use_switch_state(specialization.captured.switches):
+            describe(explanation, specialization, sizes, has_backward)
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
         _describe_backward_unit(explanation, unit, unit.graphs.entries[-1])

@@ -87,7 +87,7 @@ class Explanation:
     @property
     def proofs(self) -> list[Proof]:
         """Whether the accesses of each generated kernel are in range for all sizes; takes some 0.1 s for each."""
-        return [p for report in self.directions.values() for p in proofs_of(report.steps, report.kernels)]
+        return [p for report in self.directions.values() for p in proofs_of(report.groups_with_kernels())]
 
     @property
     def module(self) -> str:
@@ -182,7 +182,7 @@ class Explanation:
             "numerics": self.numerics,
             "methods": {name: _method_facts(record) for name, record in self.methods.items()},
             "kernels": [vars(k) | {} for k in self.kernels],
-            "launches": {d: len(self._launches(d)) for d in ("forward", "backward")},
+            "launches": {d: sum(k.times for k in self._launches(d)) for d in ("forward", "backward")},
             "bytes": self._bytes(),
             "eager": {d: r.eager.to_dict() for d, r in self.directions.items() if r.eager is not None},
             "saved_bytes": self.saved_bytes,
@@ -193,6 +193,8 @@ class Explanation:
                 {**vars(o), "code": code_of(o.reason_of_method), "fix": fix_of(o.reason_of_method)} for o in self.opaque
             ],
             "products": {d: report.products for d, report in self.directions.items()},
+            "slabs": {d: [s.to_dict() for s in report.slabs.values()] for d, report in self.directions.items()},
+            "peak": {d: report.peak for d, report in self.directions.items()},
             "segments": {d: report.segments for d, report in self.directions.items()},
             "variants": [v.to_dict() for v in self.variants],
         }
@@ -214,6 +216,7 @@ class Explanation:
             lines += [_kernel_line(k) for k in self._launches(direction)]
             lines += [f"    {cut}" for cut in self.directions[direction].cuts]
             lines += [f"    {line}" for line in self.directions[direction].products]
+            lines += [f"    {found}" for found in self.directions[direction].slabs.values()]
             lines += [f"    {call}" for call in self.opaque if call.method == direction]
         lines.append(f"  saved tensors: {self.saved_bytes:,} bytes")
         lines += [f"    {value}" for value in self.kept]
@@ -270,4 +273,5 @@ def _variant_lines(variants: Sequence[Variant]) -> list[str]:
 
 def _kernel_line(kernel: KernelReport) -> str:
     again = f"  again from L2 {kernel.bytes_cached:,}" if kernel.bytes_cached else ""
+    again += f"  in {kernel.times} launches" if kernel.times > 1 else ""
     return f"    {kernel.name:<32} {kernel.kind:<7} reads {kernel.bytes_read:,}  writes {kernel.bytes_written:,}{again}"

@@ -15,6 +15,7 @@ from ..execution.step_by_step import is_loop
 from ..values.sizes import Sizes, number
 from .directions import DirectionReport
 from .page.explained import Explained
+from .slab_report import Walk
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def model_sums(explanation: Explained, device: Device) -> list[ModelledSum]:
     """The compiled methods, and beside them the methods as the user wrote them, operation by operation."""
     rows = []
     for name, report in explanation.directions.items():
-        costs = {"fusegrad": (len(report.launches), report.moved)}
+        costs = {"fusegrad": (report.launch_count, report.moved)}
         if report.eager is not None:
             costs["eager"] = (report.eager.launches, report.eager.bytes)
         rows += [ModelledSum(c, name, n, moved, moved / device.bandwidth * 1e6) for c, (n, moved) in costs.items()]
@@ -70,8 +71,9 @@ def model_launches(explanation: Explained, device: Device, sizes: Sizes) -> list
 
 
 def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes) -> list[Modelled]:
-    rows = []
-    for launch, work in zip(report.launches, _works(report, sizes), strict=False):
+    rows, launches = [], iter(report.launches)
+    for work in _works(report, sizes):
+        launch = next(launches)
         moved = launch.bytes_read + launch.bytes_written
         times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
         bound = max(times, key=lambda k: times[k])
@@ -79,10 +81,21 @@ def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes)
     return rows
 
 
-def _works(report: DirectionReport, sizes: Sizes) -> list[int]:
-    """The operations of each launch of a direction, or of a step of a loop."""
+def _works(report: DirectionReport, sizes: Sizes) -> Iterator[int]:
+    """The operations of each launch of a direction, or of all steps of a loop."""
     kernels, loops = iter(report.kernels), iter(report.loops)
-    return [work for step in report.steps for work in _work(step, kernels, loops, sizes)]
+    for at, step in enumerate(report.steps):
+        works = _work(step, kernels, loops, sizes)
+        yield from _slab_work(report.slabs[at].walk) if at in report.slabs else works
+
+
+def _slab_work(walk: Walk) -> list[int]:
+    """The operations of each launch of a slab, in all slabs."""
+    by_slab = []
+    for sizes in walk.each:
+        kernels = iter(walk.generated.kernels.values())
+        by_slab.append([work for step in walk.generated.steps for work in _work(step, kernels, iter(()), sizes)])
+    return [sum(works) for works in zip(*by_slab, strict=True)]
 
 
 def _work(
@@ -92,9 +105,9 @@ def _work(
     if isinstance(step, Group):
         return [number(kernel.operations, sizes) for kernel in next(kernels).kernels]
     if isinstance(step, Extern) and is_loop(step):
-        params = step.value.params
-        stacked = len(step.value.avals) - params["carries"]
-        return _works(next(loops), sizes) * number(params["length"], sizes) + [0] * stacked
+        steps = number(step.value.params["length"], sizes)
+        stacked = len(step.value.avals) - step.value.params["carries"]
+        return [*(work * steps for work in _works(next(loops), sizes)), *[0] * stacked]
     return [number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
 
 

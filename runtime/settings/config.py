@@ -51,6 +51,8 @@ class Settings:
     """Steps that are left out, by name (`ir/switches.py`): results stay right, with more launches."""
     numerics: str | None = None
     """The numerics of every compiled class, "eager" or "fast"; None leaves them to `compile`."""
+    slab_bytes: int | None = None
+    """The bytes of memory of a slab (`compile`), for every compiled class; None leaves them to `compile`."""
 
 
 _patched: ContextVar[Settings | None] = ContextVar("fusegrad_settings", default=None)
@@ -126,11 +128,13 @@ def patch(**changes: Any) -> Iterator[Settings]:
         changes["disable"] = valid_switches(changes["disable"])
     if changes.get("numerics") is not None:
         valid_numerics(changes["numerics"])
+    if changes.get("slab_bytes") is not None:
+        valid_slab_bytes(changes["slab_bytes"])
     # Valid as a whole before anything is changed.
     token = _patched.set(replace(settings(), **changes))
     dropped = False
     try:
-        with switches.switched_off(settings().disable):
+        with switches.switched_off(settings().disable), switches.with_slab_bytes(settings().slab_bytes, anew=True):
             try:
                 yield settings()
             except GeneratorExit:  # entered by hand, never left: nothing changes when its memory is collected
@@ -169,6 +173,14 @@ def valid_numerics(name: Any, **place: str) -> str:
         fix = f"{_meant(str(name), NUMERICS)}use one of {', '.join(NUMERICS)}"
         raise ConfigError(f"there are no numerics {name!r}", fix=fix, **place)
     return name  # type: ignore[no-any-return]
+
+
+def valid_slab_bytes(number: Any, **place: str) -> int:
+    """The number of bytes, a positive whole number; raises ConfigError otherwise."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        fix = "use a positive whole number of bytes, such as 256 << 20; disable=\"slabs\" is for none"
+        raise ConfigError(f"slab_bytes cannot be {number!r}", fix=fix, **place)
+    return number
 
 
 KEEPS_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824"
@@ -229,12 +241,22 @@ def _settings_of(backend: str | None) -> Settings:
     valid = valid_backend(backend, where=place.format("BACKEND", backend)) if backend else None
     rounding = valid_numerics(_NUMERICS, where=place.format("NUMERICS", _NUMERICS)) if _NUMERICS else None
     disable = valid_switches(_DISABLE, where=place.format("DISABLE", _DISABLE))
-    return Settings(valid, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=disable, numerics=rounding)
+    slabs = _slab_bytes(where=place.format("SLAB_BYTES", _SLAB_BYTES))
+    return Settings(
+        valid, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=disable, numerics=rounding, slab_bytes=slabs
+    )
+
+
+def _slab_bytes(**place: str) -> int | None:
+    """What the environment says about the memory of a slab. Raises ConfigError."""
+    if not _SLAB_BYTES:
+        return None
+    return valid_slab_bytes(int(_SLAB_BYTES) if _SLAB_BYTES.isdecimal() else _SLAB_BYTES, **place)
 
 
 VARIABLES = (
-    "BACKEND", "WARN", "DEBUG", "STORE", "DISABLE", "NUMERICS", "TUNE", "CACHE_DIR", "CACHE_LIMIT", "RECYCLE_MEMORY",
-    "LOGS", "TESTS",
+    "BACKEND", "WARN", "DEBUG", "STORE", "DISABLE", "NUMERICS", "SLAB_BYTES", "TUNE", "CACHE_DIR", "CACHE_LIMIT",
+    "RECYCLE_MEMORY", "LOGS", "TESTS",
 )  # fmt: skip
 """The variables of the environment that there are, each behind FUSEGRAD_."""
 
@@ -257,8 +279,9 @@ _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
 _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
 _STORE = os.environ.get("FUSEGRAD_STORE", "1") not in ("", "0")
 _DISABLE = os.environ.get("FUSEGRAD_DISABLE", "")
+_SLAB_BYTES = os.environ.get("FUSEGRAD_SLAB_BYTES", "")
 with contextlib.suppress(ConfigError):  # the first use of the settings raises it, where it can be told well
-    switches.set_default_off(valid_switches(_DISABLE))
+    switches.set_default(valid_switches(_DISABLE), _slab_bytes())
 _NUMERICS = os.environ.get("FUSEGRAD_NUMERICS") or None
 
 if os.environ.get("FUSEGRAD_RECYCLE_MEMORY", "0") not in ("", "0"):

@@ -74,7 +74,7 @@ def _chosen(
         found = overlap(program, mask_of(predicted_kinds(captured)), sizes)
         return None if found is None else DerivedResidualPlan(found)
     new = Recompute(sizes)(program)
-    if is_on("streams"):
+    if is_on("streams") or is_on("slabs"):
         new = streamed_program(program, new, sizes, target) or new
     return None if new is program or program.forward.mutations else ResidualPlan.of(program, new)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...ir import Graph
+from ...ir.switches import use_switch_state
 from ...tracer.capture.capture import capture_lock
 from ...tracer.reads.reads import Reads
 from ...tracer.trace import CaptureError
@@ -49,7 +50,8 @@ class Specialization:
         if key not in self.executables:
             with capture_lock:
                 if key not in self.executables:  # no other thread was first
-                    self.executables[key] = self._executable(backend, residual_plan)
+                    with use_switch_state(self.captured.switches):
+                        self.executables[key] = self._executable(backend, residual_plan)
         return self.executables[key]
 
     def _executable(self, backend: str, residual_plan: ResidualPlan | None) -> Executable:

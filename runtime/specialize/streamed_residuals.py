@@ -16,12 +16,14 @@ from ...codegen import Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph
 from ...ir.errors import LoweringError
+from ...ir.passes.cost import estimate
 from ...ir.passes.fuse import Fuse
+from ...ir.passes.programs.recompute import hidden_values
 from ...ir.passes.programs.streamed import Streamed
 from ...ir.passes.streaming.streams import StreamDecision, Streams
-from ...ir.passes.virtual import sums_of, virtual_values
+from ...ir.passes.virtual import large_values, sums_of, virtual_values
 from ...ir.program import Program
-from ...ir.switches import is_on
+from ...ir.switches import is_on, slab_bytes
 from ..capture.captured import CapturedFunction
 from ..execution.graph_to_kernels import generate, graph_of, optimize
 
@@ -33,44 +35,62 @@ def streamed_program(
 ) -> Program | None:
     """The program that saves nothing virtual; None where that is no other program, or none that pays.
 
-    usual: with what is saved otherwise.
+    usual: with what is saved otherwise. Where slabs make again what it would save, memory decides: what is saved takes
+    more than a slab may hold.
     """
-    streamed = Streamed(sizes)(captured)
+    limit = _limit()
+    streamed = Streamed(sizes, limit)(captured)
     if streamed is captured:
         return None
     target = target_of_kernels()
-    seconds = [_generated_seconds(g, sizes, target) for g in _graphs(streamed)]
+    seconds = [_generated_seconds(g, sizes, target, limit) for g in _graphs(streamed)]
     if None in seconds:
         return None
     own = sum(s for s in seconds if s is not None)
-    return streamed if own <= sum(_modelled(g, sizes, target) for g in _graphs(usual)) else None
+    if limit is not None and _saved_bytes(usual, sizes, limit) > limit:
+        return streamed
+    return streamed if own <= sum(_modelled(g, sizes, target, limit) for g in _graphs(usual)) else None
 
 
 def sums_virtual_values(captured: CapturedFunction, sizes: Hints) -> bool:
-    """True where forward sums a product that is larger than its operands."""
-    if not is_on("streams"):
+    """True where forward sums a product that is larger than its operands, or that would fill memory."""
+    limit = _limit()
+    if not is_on("streams") and limit is None:
         return False
     try:
         graph = graph_of(captured.forward.trace, f"{captured.name}_forward")
     except LoweringError:
         return False
-    return bool(sums_of(graph.order(), virtual_values(graph, sizes)))
+    large = frozenset[int]() if limit is None else large_values(graph, sizes, limit)
+    virtual = virtual_values(graph, sizes) if is_on("streams") else frozenset[int]()
+    return bool(sums_of(graph.order(), virtual | large))
+
+
+def _limit() -> int | None:
+    """The memory of a slab; None where there are none."""
+    return slab_bytes() if is_on("slabs") else None
+
+
+def _saved_bytes(program: Program, sizes: Hints, limit: int) -> int:
+    """Bytes of what forward hands over that is virtual: no kernel, and no slab, has it as a whole."""
+    virtual = virtual_values(program.forward, sizes) | large_values(program.forward, sizes, limit)
+    return sum(estimate(v.aval.nbytes, sizes) for v in hidden_values(program) if v.id in virtual)
 
 
 def _graphs(program: Program) -> Iterator[Graph]:
     return (optimize(g) for g in (program.forward, *program.backward.values()))
 
 
-def _generated_seconds(graph: Graph, sizes: Hints, target: Target) -> float | None:
-    """The model of the division for which kernels are there; None where something virtual is in memory."""
+def _generated_seconds(graph: Graph, sizes: Hints, target: Target, limit: int | None) -> float | None:
+    """The model of the division for which kernels are there; None where something virtual is in memory as a whole."""
     generated = generate(graph, target, sizes, graph.name)
     decisions = [d for d in generated.products if isinstance(d, StreamDecision)]
-    if not all(d.streamed for d in decisions):
+    if not all(d.streamed or d.slabs is not None for d in decisions):
         return None
-    return Streams(machine_of(target), sizes).seconds(generated.steps, decisions)
+    return Streams(machine_of(target), sizes, limit=limit).seconds(generated.steps, decisions)
 
 
-def _modelled(graph: Graph, sizes: Hints, target: Target) -> float:
+def _modelled(graph: Graph, sizes: Hints, target: Target, limit: int | None = None) -> float:
     """The same without kernels."""
-    streams = Streams(machine_of(target), sizes)
+    streams = Streams(machine_of(target), sizes, kernels=is_on("streams"), limit=limit)
     return streams.seconds(*streams(graph, Fuse()(graph)))

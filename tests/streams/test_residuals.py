@@ -28,7 +28,7 @@ SAVES_NOTHING = next(c for c in CASES if c.name == "Textbook")
 def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if kernels were generated for every region that the model prefers."""
 
-    def by_the_model(graph: Any, sizes: Any, target: Any) -> float:
+    def by_the_model(graph: Any, sizes: Any, target: Any, limit: Any) -> float:
         return streamed_residuals._modelled(graph, sizes, target)
 
     monkeypatch.setattr(streamed_residuals, "_generated_seconds", by_the_model)

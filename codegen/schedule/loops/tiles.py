@@ -48,7 +48,8 @@ LANES_OF_UNIT = 512
 def in_chunks(w: Workload, program: LoopProgram) -> bool:
     """Many steps at once pay where few elements go through time, or time is what is contiguous in memory."""
     beside = math.prod(max(1, w.size[a]) for a in w.order if a is not program.time)
-    return is_on("at_once") and w.size[program.time] > LEAST and (beside < LANES_OF_UNIT * w.target.units or w.vector is program.time)
+    is_few = beside < LANES_OF_UNIT * w.target.units or w.vector is program.time
+    return is_on("at_once") and w.size[program.time] > LEAST and is_few
 
 
 def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:

@@ -17,18 +17,24 @@ from ...program import Program
 from ...switches import is_on
 from ...types import LOW_FLOATS
 from ..cost import Hints
-from ..virtual import sums_of, virtual_values
+from ..virtual import large_values, sums_of, virtual_values
 from .recompute import Choice, cheapest, hidden_values, made_in_forward, rebased, saved_by_user, with_choice
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Program -> the same program without virtual residuals; itself, where that changes nothing."""
+    """Program -> the same program without virtual residuals; itself, where that changes nothing.
+
+    limit: bytes from which on a product counts as one that is made in slabs, though no kernel would stream it.
+    """
 
     hints: Hints = field(default_factory=dict, hash=False)
+    limit: int | None = None
 
     def __call__(self, program: Program) -> Program:
         virtual = virtual_values(program.forward, self.hints)
+        if self.limit is not None:
+            virtual |= large_values(program.forward, self.hints, self.limit)
         if not virtual or not program.backward:
             return program
         captured, users = hidden_values(program), saved_by_user(program)

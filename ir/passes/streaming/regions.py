@@ -9,7 +9,7 @@ import networkx as nx
 
 from ...graph import Graph, Value
 from ...prims import PRIMS
-from ...rewrite import extract
+from ...rewrite import NOTHING, Replacements, extract
 from ...types import Size, contiguous_strides
 from ..cost import Hints, estimate
 from ..fuse import Extern, Group, Step, View
@@ -177,9 +177,13 @@ class Region:
 
     # -------------------------------------------------------------- whether it may be one
     def obstacle(self) -> str:
-        """The reason why its steps cannot be one group; "" where they can."""
+        """The reason why its steps cannot be one group of kernels; "" where they can."""
         if (dtype := next((v.dtype for v in self.products if v.dtype not in DTYPES), None)) is not None:
             return f"{dtype} is multiplied by the library"
+        return self.need_of_memory()
+
+    def need_of_memory(self) -> str:
+        """The reason why what is virtual has to be in memory as a whole; "" where it has not."""
         if (result := next((v for v in self.outputs() if v.id in self.virtual), None)) is not None:
             return f"{_name(result)} is returned or saved"
         called = [s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot"]
@@ -199,28 +203,32 @@ class Region:
     def group(self) -> Group:
         """All of it in one graph."""
         inputs, outputs = self.inputs(), self.outputs()
+        plain = plain_dots(self.part(outputs, inputs).graph)
+        split = split_sums(plain, virtual_values(plain, self.hints))
+        return Group(split, tuple(inputs), tuple(outputs))
+
+    def part(self, outputs: Sequence[Value], inputs: Sequence[Value], replacing: Replacements = NOTHING) -> Group:
+        """What is between some values of it, as it stands; but for nodes that are replaced, by id."""
         name = next((s.graph.name for s in self.members if isinstance(s, Group)), self.flow.graph.name)
         layouts = _layouts(self.flow.work)
         strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
-        graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
-        plain = plain_dots(graph)
-        split = split_sums(plain, virtual_values(plain, self.hints))
-        return Group(split, tuple(inputs), tuple(outputs))
+        graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts, replacing=replacing)
+        return Group(graph, tuple(inputs), tuple(outputs))
 
     def _strides(self, value: Value) -> tuple[Size, ...]:
         """The layout of what a product made until now."""
         returned = self.flow.graph.strides_of_output(value)
         return contiguous_strides(value.shape) if returned is None or 0 in returned else returned
 
-    def replaced_by(self, group: Group) -> list[Step]:
-        """The steps with the group in the place of its last one; what needs it comes behind it."""
+    def replaced_by(self, *groups: Group) -> list[Step]:
+        """The steps with groups in the place of its last one; what needs them comes behind."""
         last = self.flow.steps.index(self.flow.work[max(self.places)])
         needs = set().union(*(nx.descendants(self.flow.order, at) for at in self.places))
         late = [self.flow.work[at] for at in sorted(needs - self.places)]
         inside = self.members
         before = [s for s in self.flow.steps[:last] if s not in inside and s not in late]
         delayed = [s for s in self.flow.steps[:last] if s in late]
-        return _views_in_order(self.flow.graph, [*before, group, *delayed, *self.flow.steps[last + 1 :]])
+        return _views_in_order(self.flow.graph, [*before, *groups, *delayed, *self.flow.steps[last + 1 :]])
 
 
 def _views_in_order(graph: Graph, steps: Sequence[Step]) -> list[Step]:

@@ -12,17 +12,22 @@ After `Fuse` and `place`, before `Products`: a product that is streamed is no pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sympy
 
 from ...graph import Graph, Value
+from ...text.text import symbols_of
 from ...types import Size
-from ..cost import Hints, estimate, minimal_bytes
+from ..cost import TYPICAL, Hints, estimate, minimal_bytes
 from ..fuse import Group, Step, View
 from ..products import SHARE, Machine, name_of
-from ..virtual import directions, virtual_values
+from ..virtual import directions, large_values, virtual_values
 from .alive import alive_share
+from .in_place import steps_of_slab
 from .regions import Flow, Region
+from .slabs import Slabs, Walked, extra_bytes, held_by_steps, summed_products, walked
 
 LIBRARY_SHARE = 0.75
 """Of the machine's arithmetic that a product of the library is taken to reach."""
@@ -30,6 +35,7 @@ EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid"
 """Primitives that are left to the unit for special functions."""
 LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
+NO_KERNELS = "no kernels are made for it"
 SPECIAL = 16
 """Additions and multiplications of a multiprocessor in the time of one special function."""
 
@@ -43,17 +49,27 @@ class StreamDecision:
     group: Group | None  # None: the steps stay as they were
     reason: str
     costs: StreamEstimate | None = None  # None: where they were not weighed
+    walked: Walked | None = None  # how it would be walked in slabs, where no kernels are
+    slabs: SlabEstimate | None = None  # None: it is not
 
     @property
     def streamed(self) -> bool:
         return self.group is not None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups in the place of its steps; none where they stay."""
+        if self.slabs is not None and self.walked is not None:
+            return self.walked.groups
+        return () if self.group is None else (self.group,)
 
     def refused(self, why: str) -> StreamDecision:
         """The same region where no kernels can be generated."""
         return StreamDecision(self.value, self.products, None, why)
 
     def __str__(self) -> str:
-        return f"stream {name_of(self.value)}: {'never in memory' if self.streamed else 'in memory'}, {self.reason}"
+        where = "in slabs" if self.slabs is not None else "never in memory" if self.streamed else "in memory"
+        return f"stream {name_of(self.value)}: {where}, {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -92,28 +108,66 @@ class StreamEstimate:
         )
 
 
+@dataclass(frozen=True)
+class SlabEstimate:
+    """A region that is walked in slabs, at the hints."""
+
+    dim: sympy.Symbol
+    rows: int  # of a slab
+    every: int
+    count: int  # slabs
+    held: int  # bytes between the steps of a slab
+    at_once: int  # the same of all rows
+    extra: int  # bytes that slabs after the first move besides
+    launches: int  # of a slab
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} of {self.rows} rows, {self.held / 1e6:.1f} MB at a time instead of {self.at_once / 1e6:.1f}"
+            f"; modelled, {_time(self.seconds)}"
+        )
+
+
 def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.2f} us"
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Steps -> steps. `apart`: ids of products that are to stay calls."""
+    """Steps -> steps.
+
+    apart: ids of products that are to stay calls. kernels: whether there are any; refused: by ids of products, why
+    their region has none.
+    limit: bytes that a region without kernels may hold, None: any number; what holds more is walked in slabs. held:
+    what a slab holds, by its graph.
+    """
 
     machine: Machine
     hints: Hints = field(default_factory=dict, hash=False)
     apart: frozenset[int] = frozenset()
+    kernels: bool = True
+    refused: Mapping[int, str] = field(default_factory=dict, hash=False)
+    limit: int | None = None
+    held: Callable[[Graph], tuple[Size, ...]] = held_by_steps
 
     def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[StreamDecision]]:
-        steps, decisions = list(steps), list[StreamDecision]()
-        virtual = virtual_values(graph, self.hints)
+        found, decisions = list(steps), list[StreamDecision]()
         decided = set(self.apart)
-        while (region := self._undecided(graph, steps, virtual, decided)) is not None:
-            decided |= {v.id for v in region.products}
-            if region.is_summed:
-                decisions.append(decision := self._decide(region))
-                steps = steps if decision.group is None else region.replaced_by(decision.group)
-        return steps, decisions
+        for virtual, made in self._virtual(graph):
+            while (region := self._undecided(graph, found, virtual, decided)) is not None:
+                decided |= {v.id for v in region.products}
+                if region.is_summed:
+                    decision = self._decide(region, made)
+                    found = region.replaced_by(*decision.groups) if decision.groups else found
+                    decisions += [decision] if made or decision.walked else []
+        return found, decisions
+
+    def _virtual(self, graph: Graph) -> Iterator[tuple[frozenset[int], bool]]:
+        """Virtual values of which kernels may be made; then those of which they are not, and that fill memory."""
+        yield virtual_values(graph, self.hints), self.kernels
+        if self.limit is not None:
+            yield large_values(graph, self.hints, self.limit), False
 
     def _undecided(
         self, graph: Graph, steps: Sequence[Step], virtual: frozenset[int], decided: set[int]
@@ -126,13 +180,46 @@ class Streams:
                 return region.with_neighbours()
         return None
 
-    def _decide(self, region: Region) -> StreamDecision:
+    def _decide(self, region: Region, made: bool) -> StreamDecision:
+        """made: whether there may be kernels."""
         first, products = region.products[0], frozenset(v.id for v in region.products)
-        if why := region.obstacle():
-            return StreamDecision(first, products, None, why)
-        group = region.group()
-        costs = self.estimate(region, group)
-        return StreamDecision(first, products, group if costs.pays else None, str(costs), costs)
+        costs, why = None, self._why_no_kernels(products, made) or region.obstacle()
+        if not why:
+            group = region.group()
+            costs = self.estimate(region, group)
+            if costs.pays:
+                return StreamDecision(first, products, group, str(costs), costs)
+        decision = StreamDecision(first, products, None, why or str(costs), costs)
+        return decision if self.limit is None else self._in_slabs(decision, region, self.limit)
+
+    def _why_no_kernels(self, products: frozenset[int], made: bool) -> str:
+        """The reason why a region of these products has none; "" where it may have."""
+        return next((self.refused[i] for i in products if i in self.refused), "") if made else NO_KERNELS
+
+    def _in_slabs(self, decision: StreamDecision, region: Region, limit: int) -> StreamDecision:
+        """A region without kernels in slabs, where it would hold more than the limit."""
+        found = walked(region, self.hints, limit, self.held)
+        if isinstance(found, str):
+            too_large = sum(self._number(v.aval.nbytes) for v in region.crossing_virtual()) > limit
+            why = f"; not in slabs of rows: {found}" if too_large and found != decision.reason else ""
+            return replace(decision, reason=decision.reason + why)
+        slabs = self._slab_estimate(found, limit)
+        if slabs.at_once <= limit:
+            return replace(decision, walked=found)
+        return replace(decision, walked=found, slabs=slabs, reason=f"{slabs}; in one piece: {decision.reason}")
+
+    def _slab_estimate(self, found: Walked, limit: int) -> SlabEstimate:
+        slabs = found.slabs
+        sizes = {slabs.symbol: TYPICAL, **self.hints}
+        rows, count, extra = slabs.rows(sizes, limit), slabs.slabs(sizes, limit), extra_bytes(slabs, sizes, limit)
+        inner = [s for s in steps_of_slab(slabs.group.graph)[0] if not isinstance(s, View)]
+        one = replace(self, hints=slabs.sizes(sizes, rows))
+        added = sum(self._number(v.aval.nbytes) for v in summed_products(slabs)) / self.machine.bandwidth
+        own = count * (sum(map(one._seconds, inner)) + (len(inner) - 1) * LAUNCH) + (count - 1) * (added + LAUNCH)
+        return SlabEstimate(
+            slabs.symbol, rows, sizes[slabs.symbol], count, slabs.held_at(sizes, rows), slabs.held_at(sizes), extra,
+            len(inner), own + sum(map(self._seconds, (*found.before, *found.after))),
+        )  # fmt: skip
 
     def estimate(self, region: Region, group: Group) -> StreamEstimate:
         """The model of both ways, at the hints."""
@@ -154,9 +241,13 @@ class Streams:
     def seconds(self, steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> float:
         """The model of a whole division, its launches as well."""
         streamed = {id(d.group): d.costs for d in decisions if d.group is not None and d.costs is not None}
-        launched = [s for s in steps if not isinstance(s, View)]
+        in_slabs = [d for d in decisions if d.slabs is not None]
+        apart = {id(g) for d in in_slabs for g in d.groups}
+        launched = [s for s in steps if not isinstance(s, View) and id(s) not in apart]
         launches = sum(streamed[id(s)].kernels if id(s) in streamed else 1 for s in launched)
-        return launches * LAUNCH + sum(streamed[id(s)].own if id(s) in streamed else self._seconds(s) for s in launched)
+        launches += sum(len(d.groups) - 1 + d.slabs.launches for d in in_slabs if d.slabs is not None)
+        own = sum(streamed[id(s)].own if id(s) in streamed else self._seconds(s) for s in launched)
+        return launches * LAUNCH + own + sum(d.slabs.seconds for d in in_slabs if d.slabs is not None)
 
     def _seconds(self, step: Step) -> float:
         """A step as it is."""
@@ -172,6 +263,24 @@ class Streams:
 
     def _number(self, size: Size) -> int:
         return estimate(size, self.hints)
+
+
+def slabs_at(steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> dict[int, Slabs]:
+    """The groups among steps that are walked in slabs, by their places."""
+    found = {id(d.walked.slabs.group): d.walked.slabs for d in decisions if d.walked and d.slabs is not None}
+    return {at: found[id(s)] for at, s in enumerate(steps) if id(s) in found}
+
+
+def held_in_one_piece(
+    graph: Graph, decisions: Sequence[StreamDecision], hints: Hints, limit: int | None
+) -> tuple[Size, ...]:
+    """Bytes of products that are in memory, and of their regions, which might be in slabs where they are larger."""
+    if limit is None:
+        return ()
+    decided = {i for d in decisions if d.slabs is not None or d.group is not None for i in d.products}
+    products = [v.aval.nbytes for v in graph.order() if v.prim == "dot" and v.id not in decided]
+    regions = [size for d in decisions if d.walked and d.slabs is None for size in d.walked.slabs.held]
+    return tuple(n for n in dict.fromkeys((*products, *regions)) if symbols_of((n,)) and estimate(n, hints) <= limit)
 
 
 def operations(dot: Value) -> Size:

@@ -21,11 +21,15 @@ def product_into(value: Value, place: Place, sizes: Sizes, concat: Tensor, x: Te
     """A product of two matrices, computed into its slice of `concat`; the slice."""
     shape = numbers(value.shape, sizes)
     part = concat.view(-1).narrow(0, number(place.start, sizes), shape[0] * shape[1]).view(shape)
+    return multiply_into(value, part, x, y)
+
+
+def multiply_into(value: Value, out: Tensor, x: Tensor, y: Tensor, adds: bool = False) -> Tensor:
+    """A product of two matrices, computed into `out`, or added to what is there."""
     x_axes, y_axes, out_axes = (value.params[p] for p in ("x_axes", "y_axes", "out_axes"))
     (k,) = set(x_axes) & set(y_axes)
     lhs, rhs = x if x_axes[1] == k else x.t(), y if y_axes[0] == k else y.t()
     if out_axes[0] in y_axes:
         lhs, rhs = rhs.t(), lhs.t()
     with torch.no_grad():
-        torch.mm(lhs, rhs, out=part)
-    return part
+        return torch.addmm(out, lhs, rhs, out=out) if adds else torch.mm(lhs, rhs, out=out)

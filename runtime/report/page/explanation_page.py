@@ -54,7 +54,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _costs(explained: Explained) -> str:
     rows = []
     for direction, report in explained.directions.items():
-        rows.append([direction, "fusegrad", len(report.launches), report.moved, _ratio(report.moved, report.minimal)])
+        rows.append([direction, "fusegrad", report.launch_count, report.moved, _ratio(report.moved, report.minimal)])
         if (eager := report.eager) is not None:
             rows.append([direction, "eager", eager.launches, eager.bytes, _ratio(eager.bytes, report.minimal)])
     head = ("direction", "", "launches", "bytes moved", "x the minimum traffic")
