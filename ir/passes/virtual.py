@@ -1,6 +1,6 @@
 """Values that are never to be in memory: products larger than what they are made of, and what is made of these.
 
-    s = q [n, d] @ k [m, d].T      [n, m] is larger than both: virtual
+    s = q [n, d] @ k [m, d].T      [n, m] is larger than both: virtual; or than q, and what it is summed along is m
     p = exp(s - max)               virtual
     p @ v                          it sums over a virtual value, and is none
 
@@ -11,6 +11,7 @@ where steps are merged (`streams`).
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
@@ -23,18 +24,29 @@ from .layout import segments
 
 FOLLOWS = ("elementwise", "layout")
 """Families whose result is virtual where an operand is."""
+DEEPEST = 256
+"""The most places that few rows are contracted along: a tile holds them whole."""
 Axis = tuple[int, int]
 """The id of a virtual value, and the place of an axis of it."""
 
 
 def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
     """Ids of the live values that are virtual at these sizes."""
+    nodes = graph.order()
+    products = [v for v in nodes if v.prim == "dot"]
+    large, few = ({v.id for v in products if is_one(v, hints)} for is_one in (_outgrows, _has_few_rows))
+    virtual = _made_of(nodes, large | few)
+    if not few & virtual:
+        return virtual
+    return _made_of(nodes, large | _summed_along_columns(few, nodes, virtual, hints))
+
+
+def _made_of(nodes: Sequence[Value], products: Collection[int]) -> frozenset[int]:
+    """Those of some products that read nothing virtual, and what is made of them."""
     virtual: set[int] = set()
-    for value in graph.order():
+    for value in nodes:
         inside = any(a.id in virtual for a in value.args)
-        if PRIMS[value.prim].family in FOLLOWS:
-            virtual |= {value.id} if inside else set()
-        elif not inside and value.prim == "dot" and _outgrows(value, hints):
+        if inside if PRIMS[value.prim].family in FOLLOWS else not inside and value.id in products:
             virtual.add(value.id)
     return frozenset(virtual)
 
@@ -42,6 +54,33 @@ def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
 def _outgrows(dot: Value, hints: Hints) -> bool:
     """The product has more elements than either operand."""
     return estimate(dot.aval.numel, hints) > max(estimate(a.aval.numel, hints) for a in dot.args)
+
+
+# ------------------------------------------------------------------ few rows
+def _has_few_rows(dot: Value, hints: Hints) -> bool:
+    """It outgrows one operand alone: some queries against many keys. Each key is read once, and no score is stored."""
+    made, (least, most) = (estimate(dot.aval.numel, hints), sorted(estimate(a.aval.numel, hints) for a in dot.args))
+    labels = zip(("x_axes", "y_axes"), dot.args, strict=True)
+    sizes = {a: n for axes, operand in labels for a, n in zip(dot.params[axes], operand.shape, strict=True)}
+    depth = math.prod(estimate(n, hints) for a, n in sizes.items() if a not in dot.params["out_axes"])
+    return least < made <= most and depth <= DEEPEST
+
+
+def _summed_along_columns(
+    few: Collection[int], nodes: Sequence[Value], virtual: Collection[int], hints: Hints
+) -> set[int]:
+    """Ids of those products of few rows whose many columns something sums."""
+    axes = _Axes(nodes, virtual)
+    summed = frozenset[Axis]().union(*(axes.summed(v) for v in sums_of(nodes, virtual)))
+    found = (v for v in nodes if v.id in few and v.id in virtual)
+    return {v.id for v in found if any(axes.names[v.id, at] in summed for at in _columns(v, hints))}
+
+
+def _columns(dot: Value, hints: Hints) -> list[int]:
+    """The places of the axes that the larger operand alone has."""
+    x, y = (estimate(a.aval.numel, hints) for a in dot.args)
+    mine, other = (set(dot.params[axes]) for axes in (("x_axes", "y_axes") if x > y else ("y_axes", "x_axes")))
+    return [at for at, label in enumerate(dot.params["out_axes"]) if label in mine - other]
 
 
 # ------------------------------------------------------------------ what ends virtual values

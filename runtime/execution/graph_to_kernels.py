@@ -133,10 +133,19 @@ def generate(
                 refused |= dict.fromkeys(alike, str(first.error))
                 reasons.append(str(first.error))
             continue
-        decided: tuple[Decision | StreamDecision, ...] = (*streamed, *unstreamed, *decisions, *called.values())
+        divided = _with_splits(streamed, steps, kernels)
+        decided: tuple[Decision | StreamDecision, ...] = (*divided, *unstreamed, *decisions, *called.values())
         generated = Generated(steps, names, kernels, reasons, refused, decided, places)
         log_division(graph, generated)
         return generated
+
+
+def _with_splits(
+    streamed: Sequence[StreamDecision], steps: Sequence[Step], kernels: Mapping[int, Kernels]
+) -> list[StreamDecision]:
+    """The decisions, with the number of parts in which the stream of each is walked."""
+    parts = {id(s): max(k.splits for k in kernels[at].kernels) for at, s in enumerate(steps) if at in kernels}
+    return [replace(d, splits=parts.get(id(d.group), 1)) for d in streamed]
 
 
 def _made(

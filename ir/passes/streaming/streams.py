@@ -43,6 +43,7 @@ class StreamDecision:
     group: Group | None  # None: the steps stay as they were
     reason: str
     costs: StreamEstimate | None = None  # None: where they were not weighed
+    splits: int = 1  # the parts of the stream that programs share, of the kernel that has most
 
     @property
     def streamed(self) -> bool:
@@ -53,7 +54,9 @@ class StreamDecision:
         return StreamDecision(self.value, self.products, None, why)
 
     def __str__(self) -> str:
-        return f"stream {name_of(self.value)}: {'never in memory' if self.streamed else 'in memory'}, {self.reason}"
+        where = "never in memory" if self.streamed else "in memory"
+        divided = f", the stream in {self.splits} splits, merged" if self.splits > 1 else ""
+        return f"stream {name_of(self.value)}: {where}{divided}, {self.reason}"
 
 
 @dataclass(frozen=True)
