@@ -418,7 +418,8 @@ class _Group:
             kernels = self._divided(terms, plan, split, label)
         else:
             kernels = (kernel_of_stream(terms, plan, roles, self.target, self.hints, label),)
-        return (replace(kernels[0], splits=parts, wanted=wanted, pinned=pins), *kernels[1:])
+        first, *others = (replace(k, pinned=pins) for k in kernels)
+        return (replace(first, splits=parts, wanted=wanted), *others)
 
     def _divided(self, terms: TermTable, plan: StreamPlan, split: Split, label: str) -> tuple[Kernel, Kernel]:
         """The parts of a stream, and the kernel that merges what they find."""

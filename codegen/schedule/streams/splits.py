@@ -93,7 +93,7 @@ class _Partial:
         shape = tuple(a.size for a in axes)
         strides = contiguous_strides(shape)
         label = f"{term.node.origin.name or term.op}_parts_{number}"
-        ref, place = Ref("temporary", number), [Index.over(a) for a in axes]
+        ref, place = Ref("temporary", number), [Index() if a.size == 1 else Index.over(a) for a in axes]
         sink = Sink(ref, term, Index.linear(place, strides), axes, term.dtype, "store", term.node)
         loaded = _loaded(table, Memory(ref, strides, term.dtype), place, term)
         return _Partial(accumulator, Buffer(label, term.dtype, shape, strides), sink, loaded)
