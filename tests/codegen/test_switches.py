@@ -12,6 +12,7 @@ from bodies import BODIES
 from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
 
 from fusegrad.codegen import Target
+from fusegrad.ir import emit
 from fusegrad.ir.switches import KERNELS, switched_off
 
 ROOM = replace(SMALL, packed=64)
@@ -31,6 +32,12 @@ def interleaved(x: T) -> T:
 def column_softmax(x: T) -> T:
     e = (x - x.amax(0, keep=True)).exp()
     return e / e.sum(0, keep=True)
+
+
+def few_queries(q: T, k: T) -> T:
+    scores = T(emit("dot", q.v, k.v, x_axes=(0, 1), y_axes=(2, 1), out_axes=(0, 2)))
+    e = (scores - scores.amax(1, keep=True)).exp()
+    return T(emit("dot", e.v, k.v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)))
 
 
 class Witness(NamedTuple):
@@ -55,6 +62,7 @@ WITNESSES: dict[str, Witness] = {
     "partials": _of("group_backward", SMALL, ODD),
     "pieces": Witness(column_softmax, {"x": Input("f32", (M, N))}, FEW, {M: 97, N: 3}),
     "strips": _of("rms_backward", SMALL, EVEN),
+    "splits": Witness(few_queries, {"q": Input("f32", (3, 16)), "k": Input("f32", (N, 16))}, INTERPRET, {N: 1100}),
     "boundary": _of("rms_backward", MANY, ODD),
     "pairs": Witness(interleaved, {"x": Input("f32", (M, 64))}, INTERPRET, EVEN),
     "hoist": _of("rms_backward", INTERPRET, EVEN),
