@@ -48,6 +48,10 @@ class Scalar:
     value: Size
 
 
+WORTH = 4
+"""How many times as many programs have to be of use: another launch, and what it reads, cost as much as some turns."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One `@triton.jit` function and how to launch it.
@@ -58,7 +62,8 @@ class Kernel:
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
     read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes. `fast`:
     whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
-    accesses are wide, by guards that hold for sizes which are multiples of a block.
+    accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, a program
+    each, whose sums the next kernel merges; at other sizes `wanted` would be more of use, or fewer.
     """
 
     name: str
@@ -78,6 +83,12 @@ class Kernel:
     operations: Size = 0
     fast: bool = False
     for_multiples: bool = False
+    splits: int = 1
+    wanted: Size = 1
+
+    def suits(self, wanted: int) -> bool:
+        """Its parts are not so far from what some sizes want that another kernel would be worth it."""
+        return self.splits < WORTH * wanted and wanted < WORTH * self.splits
 
     def options(self, kind: str) -> dict[str, int | bool]:
         """Options of the compiler for this kind of device: eager's roundings are those of single operations."""

@@ -31,7 +31,7 @@ from .emit.emit import kernel_of
 from .emit.loops.kernel import kernel_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
-from .emit.streams.kernel import kernel_of_stream
+from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import stored_pieces
@@ -45,7 +45,9 @@ from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
 from .schedule.streams.accumulators import accumulation_of
+from .schedule.streams.lone_rows import with_lone_rows
 from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
+from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
 
 FUSIBLE = frozenset(
@@ -53,6 +55,8 @@ FUSIBLE = frozenset(
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""
+MERGED = "_merged"
+"""The end of the name of what merges the parts of a kernel."""
 ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
@@ -224,6 +228,7 @@ class _Group:
         self.virtual = virtual_values(graph, hints)
         self.cut: dict[int, None] = {}
         self.alone: set[int] = set()
+        self.temporaries: list[Buffer] = []
         self._cut_deep()
 
     def _empty(self) -> dict[sympy.Symbol, int]:
@@ -329,14 +334,14 @@ class _Group:
         return any(_substitute_param(n, self.empty) == 0 for n in value.shape)
 
     def _attempt(self) -> Kernels:
-        memory, temporaries = self._memory()
+        memory, self.temporaries = self._memory()
         kernels: list[Kernel] = []
         for goals in self._goals(memory):
             for part in self._in_order(self._parts(goals)):
                 kernels += self._stage(part, memory, len(kernels))
-        if len(kernels) == 1:
-            kernels = [_with_name(kernels[0], self.name)]
-        return Kernels(tuple(kernels), tuple(temporaries))
+        if len({k.name.removesuffix(MERGED) for k in kernels}) == 1:
+            kernels = [_with_name(k, self.name + MERGED * k.name.endswith(MERGED)) for k in kernels]
+        return Kernels(tuple(kernels), tuple(self.temporaries))
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
         """Goals that may share a kernel; scatters and values in `alone` get their own."""
@@ -351,8 +356,8 @@ class _Group:
         while todo:
             part = todo.pop(0)
             kernel = self._kernel(part, memory, self.empty, f"{self.name}_{number + len(kernels)}")
-            if isinstance(kernel, Kernel):
-                kernels.append(kernel)
+            if isinstance(kernel, tuple):
+                kernels += kernel
             else:
                 todo[:0] = self._in_order(kernel)
         return kernels
@@ -377,8 +382,8 @@ class _Group:
 
     def _kernel(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], label: str
-    ) -> Kernel | list[list[Goal]]:
-        """A kernel for the goals, or the goals in parts that have to be kernels of their own."""
+    ) -> tuple[Kernel, ...] | list[list[Goal]]:
+        """The kernel of the goals, and what merges its parts; or goals that have to be kernels of their own."""
         graph = _substituted(self.graph, pins) if pins else self.graph
         # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
         own = [_pinned_goal(g, graph, pins) for g in goals]
@@ -389,15 +394,12 @@ class _Group:
         if any(s.ref.kind == STATE for s in sinks):
             return self._looped(goals, memory, pins, terms, sinks, label)
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
-            return self._streamed(goals, memory, pins, terms, sinks, label)
+            return self._streamed(goals, memory, pins, terms, with_lone_rows(terms, sinks, self.virtual), label)
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
             return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
-        # a sum over rows and columns takes over the sum over columns, where the schedule would have both
-        workload = Workload(Program(sinks), self.target, self.hints)
-        if is_on("nested_sums") and (nested := nested_sums(workload)):
-            workload = Workload(Program(with_nested_sums(terms, sinks, nested)), self.target, self.hints)
+        workload = self._workload(terms, sinks)
         try:
             plan = schedule_of(workload)
         except Separate as request:
@@ -408,8 +410,14 @@ class _Group:
         if free and not self.bounded:
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        return replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins)
+        return (replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins),)
 
+    def _workload(self, terms: TermTable, sinks: Sequence[Sink]) -> Workload:
+        """A sum over rows and columns takes over the sum over columns, where the schedule would have both."""
+        workload = Workload(Program(sinks), self.target, self.hints)
+        if is_on("nested_sums") and (nested := nested_sums(workload)):
+            workload = Workload(Program(with_nested_sums(terms, sinks, nested)), self.target, self.hints)
+        return workload
 
     def _looped(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
@@ -440,8 +448,8 @@ class _Group:
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
         sinks: Sequence[Sink], label: str,
-    ) -> Kernel | list[list[Goal]]:  # fmt: skip
-        """A kernel that walks a stream, or the goals in parts: those of one walk share a kernel."""
+    ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
+        """The kernels that walk a stream, or the goals in parts: those of one walk share a kernel."""
         walks: defaultdict[Any, list[tuple[Sink, Roles | None]]] = defaultdict(list)
         for sink in sinks:
             products = virtual_products(terms_below(sink.terms), self.virtual)
@@ -457,7 +465,25 @@ class _Group:
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
         sums = accumulation_of(terms, sinks, roles, self.target.fast)
-        return replace(kernel_of_stream(terms, sums, roles, self.target, self.hints, label), pinned=pins)
+        plan = plan_of_stream(terms, sums, roles, self.target, self.hints)
+        wanted = wanted_parts(roles, sums, plan.tile, self.target)
+        parts = parts_at(wanted, self.hints)
+        if parts > 1:
+            split = split_of(terms, sums, roles, parts, len(self.temporaries))
+            kernels = self._divided(terms, plan, split, label)
+        else:
+            kernels = (kernel_of_stream(terms, plan, roles, self.target, self.hints, label),)
+        first, *others = (replace(k, pinned=pins) for k in kernels)
+        return (replace(first, splits=parts, wanted=wanted), *others)
+
+    def _divided(self, terms: TermTable, plan: StreamPlan, split: Split, label: str) -> tuple[Kernel, Kernel]:
+        """The parts of a stream, and the kernel that merges what they find."""
+        self.temporaries += split.buffers
+        of_parts = replace(plan, sums=replace(plan.sums, sinks=split.partial.sinks))
+        first = kernel_of_stream(terms, of_parts, split.roles, self.target, self.hints, label)
+        workload = self._workload(terms, unify(terms, list(split.merged)))
+        merging = schedule_of(workload)
+        return first, kernel_of(workload.program, merging, self.target, self.hints, label + MERGED)
 
 
 def _with_name(kernel: Kernel, label: str) -> Kernel:

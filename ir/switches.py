@@ -46,6 +46,7 @@ KERNELS: dict[str, str] = {
     "partials": "sums that keep a part of a long row are stored per item",
     "pieces": "programs share the passes over one long column, where there are few columns",
     "strips": "long rows are divided among programs that share their reductions",
+    "splits": "a stream is divided among programs, where its rows alone are too few for the device",
     "boundary": "rows at odd places are read from the 16-byte boundary below",
     "pairs": "every other element: two accesses become one wide one",
     "hoist": "weights stay in registers from row to row",

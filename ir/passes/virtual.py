@@ -1,6 +1,6 @@
 """Values that are never to be in memory: products larger than what they are made of, and what is made of these.
 
-    s = q [n, d] @ k [m, d].T      [n, m] is larger than both: virtual
+    s = q [n, d] @ k [m, d].T      [n, m] is larger than both: virtual; or than q, and what it is summed along is m
     p = exp(s - max)               virtual
     p @ v                          it sums over a virtual value, and is none
 
@@ -11,6 +11,7 @@ where steps are merged (`streams`).
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -23,13 +24,21 @@ from .layout import segments
 
 FOLLOWS = ("elementwise", "layout")
 """Families whose result is virtual where an operand is."""
+DEEPEST = 256
+"""The most places that few rows are contracted along: a tile holds them whole."""
 Axis = tuple[int, int]
 """The id of a virtual value, and the place of an axis of it."""
 
 
 def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
     """Ids of the live values that are virtual at these sizes."""
-    return _made_of(graph, lambda dot: _outgrows(dot, hints))
+    nodes = graph.order()
+    products = [v for v in nodes if v.prim == "dot"]
+    large, few = ({v.id for v in products if is_one(v, hints)} for is_one in (_outgrows, _has_few_rows))
+    virtual = _made_of(nodes, large | few)
+    if not few & virtual:
+        return virtual
+    return _made_of(nodes, large | _summed_along_columns(few, nodes, virtual, hints))
 
 
 def large_values(graph: Graph, hints: Hints, limit: int) -> frozenset[int]:
@@ -37,24 +46,51 @@ def large_values(graph: Graph, hints: Hints, limit: int) -> frozenset[int]:
 
     What kernels would make tile by tile is among them (`virtual_values`), and what only fills memory.
     """
-    return _made_of(graph, lambda dot: estimate(dot.aval.nbytes, hints) > limit and _outgrows(dot, hints, min))
+    nodes = graph.order()
+    large = (v for v in nodes if v.prim == "dot" and estimate(v.aval.nbytes, hints) > limit)
+    return _made_of(nodes, {v.id for v in large if _outgrows(v, hints, min)})
 
 
-def _made_of(graph: Graph, begins: Callable[[Value], bool]) -> frozenset[int]:
-    """What some products begin: they, and what is made of them element by element."""
-    made: set[int] = set()
-    for value in graph.order():
-        inside = any(a.id in made for a in value.args)
-        if PRIMS[value.prim].family in FOLLOWS:
-            made |= {value.id} if inside else set()
-        elif not inside and value.prim == "dot" and begins(value):
-            made.add(value.id)
-    return frozenset(made)
+def _made_of(nodes: Sequence[Value], products: Collection[int]) -> frozenset[int]:
+    """Those of some products that read nothing virtual, and what is made of them element by element."""
+    virtual: set[int] = set()
+    for value in nodes:
+        inside = any(a.id in virtual for a in value.args)
+        if inside if PRIMS[value.prim].family in FOLLOWS else not inside and value.id in products:
+            virtual.add(value.id)
+    return frozenset(virtual)
 
 
 def _outgrows(dot: Value, hints: Hints, of: Callable[[Iterable[int]], int] = max) -> bool:
     """The product has more elements than either operand; of=min: than one of them."""
     return estimate(dot.aval.numel, hints) > of(estimate(a.aval.numel, hints) for a in dot.args)
+
+
+# ------------------------------------------------------------------ few rows
+def _has_few_rows(dot: Value, hints: Hints) -> bool:
+    """It outgrows one operand alone: some queries against many keys. Each key is read once, and no score is stored."""
+    made, (least, most) = (estimate(dot.aval.numel, hints), sorted(estimate(a.aval.numel, hints) for a in dot.args))
+    labels = zip(("x_axes", "y_axes"), dot.args, strict=True)
+    sizes = {a: n for axes, operand in labels for a, n in zip(dot.params[axes], operand.shape, strict=True)}
+    depth = math.prod(estimate(n, hints) for a, n in sizes.items() if a not in dot.params["out_axes"])
+    return least < made <= most and depth <= DEEPEST
+
+
+def _summed_along_columns(
+    few: Collection[int], nodes: Sequence[Value], virtual: Collection[int], hints: Hints
+) -> set[int]:
+    """Ids of those products of few rows whose many columns something sums."""
+    axes = _Axes(nodes, virtual)
+    summed = frozenset[Axis]().union(*(axes.summed(v) for v in sums_of(nodes, virtual)))
+    found = (v for v in nodes if v.id in few and v.id in virtual)
+    return {v.id for v in found if any(axes.names[v.id, at] in summed for at in _columns(v, hints))}
+
+
+def _columns(dot: Value, hints: Hints) -> list[int]:
+    """The places of the axes that the larger operand alone has."""
+    x, y = (estimate(a.aval.numel, hints) for a in dot.args)
+    mine, other = (set(dot.params[axes]) for axes in (("x_axes", "y_axes") if x > y else ("y_axes", "x_axes")))
+    return [at for at, label in enumerate(dot.params["out_axes"]) if label in mine - other]
 
 
 # ------------------------------------------------------------------ what ends virtual values

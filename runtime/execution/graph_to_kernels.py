@@ -135,7 +135,7 @@ def generate(
                 reasons.append(str(first.error))
             continue
         told = [d for d in streamed if divides.streams or d.slabs is not None]
-        decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
+        decided: tuple[Decision | StreamDecision, ...] = (*_with_splits(told, steps, kernels), *decisions, *called.values())
         held = held_in_one_piece(graph, streamed, hints, divides.limit)
         generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, over, held)
         log_division(graph, generated)
@@ -185,6 +185,14 @@ class Division:
             fused = Products(self.machine, self.hints, called | frozenset(places), self.products == "clock")
             steps, decisions = fused(self.graph, steps)
         return steps, places, streamed, decisions
+
+
+def _with_splits(
+    streamed: Sequence[StreamDecision], steps: Sequence[Step], kernels: Mapping[int, Kernels]
+) -> list[StreamDecision]:
+    """The decisions, with the number of parts in which the stream of each is walked."""
+    parts = {id(s): max(k.splits for k in kernels[at].kernels) for at, s in enumerate(steps) if at in kernels}
+    return [replace(d, splits=parts.get(id(d.group), 1)) for d in streamed]
 
 
 def _made(

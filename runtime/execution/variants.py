@@ -7,18 +7,19 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import sympy
 import torch
 
-from ...codegen import Kernels, Target
+from ...codegen import Kernel, Kernels, Target
 from ...ir import Graph
 from ...ir.errors import Unfusible
 from ...ir.passes.fuse import Group
 from ..kernels import launch, proofs
 from ..kernels.arrival_counters import ArrivalCounters
 from ..settings import logs
-from ..values.sizes import Sizes
+from ..values.sizes import Sizes, number
 from .bound_group import BoundGroup, bind_group
 from .graph_to_kernels import kernels_of, text_of
 
@@ -44,8 +45,15 @@ class Variant:
         return are_for_multiples(self.kernels)
 
     def admits(self, sizes: Sizes) -> bool:
-        """True where it may run at these sizes."""
-        return all(sizes[s] == v for s, v in self.pinned.items()) and all(bool(g.xreplace(sizes)) for g in self.guards)
+        """True where it may run at these sizes, and has about as many programs as they want."""
+        is_pinned = all(sizes[s] == v for s, v in self.pinned.items())
+        is_right = is_pinned and all(bool(g.xreplace(sizes)) for g in self.guards)
+        return is_right and all(k.suits(number(k.wanted, sizes)) for k in self.divided)
+
+    @cached_property
+    def divided(self) -> tuple[Kernel, ...]:
+        """The kernels that divide a loop into as many parts as sizes want, one included."""
+        return tuple(k for k in self.kernels.kernels if not isinstance(k.wanted, int))
 
 
 def are_for_multiples(kernels: Kernels) -> bool:
@@ -184,6 +192,7 @@ def log_generated_again(variants: Variants, sizes: Sizes) -> None:
     last = variants.ordered[-1]
     pinned = [f"{s}: {n} -> {sizes[s]}" for s, n in last.pinned.items() if sizes[s] != n]
     failed = [f"not {g}" for g in last.guards if not bool(g.xreplace(sizes))]
+    failed += [f"parts wanted: {number(k.wanted, sizes)}, {k.name} has {k.splits}" for k in last.divided]
     reasons = _with_names(variants.group, "; ".join([*pinned, *failed]))
     logs.recompiles.info("%s is generated again: %s", variants.name, reasons)
 

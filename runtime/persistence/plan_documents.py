@@ -106,10 +106,10 @@ def _bytes(moved: Mapping[str, Any]) -> dict[str, Any]:
 
 _FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] = {
     **dict.fromkeys(
-        ("name", "source", "constants", "num_warps", "num_stages", "fast", "for_multiples"),
+        ("name", "source", "constants", "num_warps", "num_stages", "fast", "for_multiples", "splits"),
         (lambda v: v, lambda d, s: d),
     ),
-    **dict.fromkeys(("grid", "operations"), (size_document, size_of)),
+    **dict.fromkeys(("grid", "operations", "wanted"), (size_document, size_of)),
     "arguments": (lambda v: list(map(_argument, v)), lambda d, s: tuple(_argument_of(a, s) for a in d)),
     "scratch": (lambda v: list(map(_buffer, v)), lambda d, s: tuple(_buffer_of(b, s) for b in d)),
     "pinned": (lambda v: {k.name: n for k, n in v.items()}, lambda d, s: {s[k]: n for k, n in d.items()}),
@@ -156,7 +156,7 @@ def _symbols(kernel_plan: KernelPlan) -> set[sympy.Symbol]:
     graphs = [kernel_plan.graph, *(r.group.graph for r in runners)]
     of_graphs = {s for g in graphs for v in g for a in v.avals for n in a.shape for s in getattr(n, "free_symbols", ())}
     stored = [k for r in runners if isinstance(r, GroupRunner) for v in r.variants for k in v.kernels.kernels]
-    exprs = [e for k in stored for e in (k.grid, *k.pinned, *k.guards)]
+    exprs = [e for k in stored for e in (k.grid, k.wanted, *k.pinned, *k.guards)]
     numbers = [v.params["value"] for g in graphs for v in g if v.prim == "full"]
     return of_graphs | {s for e in (*exprs, *numbers) for s in getattr(e, "free_symbols", ())}
 

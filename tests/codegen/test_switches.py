@@ -13,6 +13,7 @@ from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
 from loop_bodies import TIME, B, D, loops
 
 from fusegrad.codegen import Target
+from fusegrad.ir import emit
 from fusegrad.ir.switches import KERNELS, switched_off
 
 ROOM = replace(SMALL, packed=64)
@@ -41,6 +42,12 @@ def recurrence(h: T, a: T, x: T) -> list[T]:
 RECURRENCE = loops()["gated"]
 
 
+def few_queries(q: T, k: T) -> T:
+    scores = T(emit("dot", q.v, k.v, x_axes=(0, 1), y_axes=(2, 1), out_axes=(0, 2)))
+    e = (scores - scores.amax(1, keep=True)).exp()
+    return T(emit("dot", e.v, k.v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)))
+
+
 class Witness(NamedTuple):
     """A body whose kernels are others without the decision."""
 
@@ -63,6 +70,7 @@ WITNESSES: dict[str, Witness] = {
     "partials": _of("group_backward", SMALL, ODD),
     "pieces": Witness(column_softmax, {"x": Input("f32", (M, N))}, FEW, {M: 97, N: 3}),
     "strips": _of("rms_backward", SMALL, EVEN),
+    "splits": Witness(few_queries, {"q": Input("f32", (3, 16)), "k": Input("f32", (N, 16))}, INTERPRET, {N: 1100}),
     "boundary": _of("rms_backward", MANY, ODD),
     "pairs": Witness(interleaved, {"x": Input("f32", (M, 64))}, INTERPRET, EVEN),
     "hoist": _of("rms_backward", INTERPRET, EVEN),

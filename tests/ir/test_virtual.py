@@ -13,9 +13,9 @@ PAIR = """  %0 = input(name="q") : f32[n, 64]
 LARGE = {"n": 300, "m": 200}
 
 
-def virtual(body: str, sizes: dict[str, int] = LARGE) -> list[str]:
+def virtual(body: str, sizes: dict[str, int] = LARGE, pair: str = PAIR) -> list[str]:
     """The primitives of the virtual values of a graph, written as lines behind q, k and their product."""
-    graph = parse(HEADER + PAIR + body)
+    graph = parse(HEADER + pair + body)
     symbols = {s: sizes[s.name] for v in graph.inputs for n in v.shape for s in sympy.sympify(n).free_symbols}
     found = virtual_values(graph, symbols)
     return [v.prim for v in graph.order() if v.id in found]
@@ -36,9 +36,23 @@ def test_what_is_made_of_a_large_product_is_virtual_and_what_it_is_summed_to_is_
 
 
 def test_the_sizes_at_hand_decide() -> None:
-    assert virtual(ROWS, {"n": 300, "m": 64}) == [], "no larger than the left operand"
-    assert virtual(ROWS, {"n": 64, "m": 300}) == [], "no larger than the right operand"
+    assert virtual(ROWS, {"n": 64, "m": 64}) == [], "no larger than either operand"
     assert virtual(ROWS, {"n": 65, "m": 65}) == ["dot", "exp", "div", "permute"]
+
+
+def test_few_rows_are_virtual_where_their_many_columns_are_summed() -> None:
+    assert virtual(ROWS, {"n": 3, "m": 300}) == ["dot", "exp", "div", "permute"]
+    assert virtual(ROWS, {"n": 300, "m": 3}) == ["dot", "exp", "div", "permute"], "of the transpose: by a product"
+    columns = "  %3 = exp(%2) : f32[n, m]\n  %4 = sum(%3, axes=({},)) : f32[{}]\n  return %4\n"
+    assert virtual(columns.format(1, "n"), {"n": 3, "m": 300}) == ["dot", "exp"]
+    assert virtual(columns.format(1, "n"), {"n": 300, "m": 3}) == [], "a sum of few columns"
+    assert virtual(columns.format(0, "m"), {"n": 3, "m": 300}) == [], "a sum of few rows"
+
+
+def test_few_rows_that_are_contracted_along_too_many_places_are_not_virtual() -> None:
+    body = "  %3 = exp(%2) : f32[n, m]\n  %4 = sum(%3, axes=(1,)) : f32[n]\n  return %4\n"
+    for depth, found in ((256, ["dot", "exp"]), (257, [])):
+        assert virtual(body, {"n": 3, "m": 300}, PAIR.replace("64", str(depth))) == found
 
 
 def test_a_product_of_a_virtual_value_is_none_however_large_it_is() -> None:

@@ -39,6 +39,7 @@ class StreamBounds:
         if self.roles.keeps_stream:
             return [Part("", None, True)]
         self.context.sizes.require_countable(self.axis.size)
+        self._begin, self._end = self._share(host)
         if not self.span.is_bounded:
             return self._unbounded(host)
         return self._bounded(host)
@@ -57,31 +58,45 @@ class StreamBounds:
         variable = self.context.names.fresh(f"{self.axis.name}_at")
         return Part(variable, call("tl.range", start, stop, self.block, **pipelined), masked)
 
+    def _share(self, host: Scope) -> tuple[Expr, Expr]:
+        """Where the program begins, and what it ends before: all of the stream, or whole blocks of it."""
+        let, split = self.context.let, self.roles.split
+        if split is None:
+            return literal(0), self.size
+        blocks = call("tl.cdiv", self.size, self.block)
+        share = binary("*", call("tl.cdiv", blocks, self.context.sizes.text(split.size)), self.block)
+        share = let(host.home(0), "share", share)
+        number = self.stream.emitter.coords[split].base
+        assert number is not None
+        begin = let(host.home(0), "begin", binary("*", call("tl.cast", number, literal("tl.int32")), share))
+        return begin, let(host.home(0), "end", call("tl.minimum", binary("+", begin, share), self.size))
+
     def _unbounded(self, host: Scope) -> list[Part]:
-        zero = literal(0)
         if not self.ragged:
-            return [self._loop(zero, self.size, masked=False)]
-        whole = self.context.let(host, "whole", binary("*", binary("//", self.size, self.block), self.block))
-        return [self._loop(zero, whole, masked=False), self._loop(whole, self.size, masked=True)]
+            return [self._loop(self._begin, self._end, masked=False)]
+        whole = self.context.let(host, "whole", self._down(self._end))
+        if self.roles.split is not None:  # a part behind the end of the stream has nothing
+            whole = self.context.let(host, "whole", call("tl.maximum", whole, self._begin))
+        return [self._loop(self._begin, whole, masked=False), self._loop(whole, self._end, masked=True)]
 
     def _bounded(self, host: Scope) -> list[Part]:
         let, span = self.context.let, self.span
         first, last = self._rows(host)
         # alive: where some row of the block has something; whole: where all rows have everything
-        start = whole = literal(0)
+        start = whole = self._begin
         if span.lows:
             alive = [self._low(b, first if b.row < 0 else last, host) for b in span.lows]
-            start = let(host, "start", self._down(_largest([literal(0), *alive])))
+            start = let(host, "start", self._down(_largest([self._begin, *alive])))
         highs = [self._high(b, last if b.row > 0 else first, host) for b in span.highs]
-        stop = let(host, "stop", _smallest([self.size, *highs])) if highs else self.size
+        stop = let(host, "stop", _smallest([self._end, *highs])) if highs else self._end
         ends = [self._high(b, first if b.row > 0 else last, host) for b in span.highs]
-        end = _smallest([self.size, *ends])
+        end = _smallest([self._end, *ends])
         end = end if all(map(_is_never_negative, span.highs)) else call("tl.maximum", end, literal(0))
-        end = self._down(end) if ends or self.ragged else self.size
+        end = self._down(end) if ends or self.ragged else self._end
         if span.lows:
             full = [self._low(b, last if b.row < 0 else first, host) for b in span.lows]
             whole = let(host, "whole_start", self._within(self._up(_largest(full)), start, stop))
-        end = let(host, "whole_stop", _largest([whole, end]) if span.lows or highs else end)
+        end = let(host, "whole_stop", _largest([whole, end]))
         parts = [self._loop(start, whole, masked=True)] if span.lows else []
         parts.append(self._loop(whole, end, masked=False))
         return [*parts, *([self._loop(end, stop, masked=True)] if ends or self.ragged else [])]

@@ -9,6 +9,7 @@ for col_at in tl.range(start, stop, BLOCK_N):      blocks in which something is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ....ir.types import ITEMSIZE, LOW_FLOATS, product
@@ -34,7 +35,7 @@ from .stream import Stream
 def name_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]:
     """Row and col over M and N, depths over D, E ..; the others are scalars."""
     spare = iter("DEFGHIJKLOPQRSTUVWXYZABC")
-    words = {roles.row: ("row", "M"), roles.stream: ("col", "N")}
+    words = {roles.row: ("row", "M"), roles.stream: ("col", "N"), roles.split: ("split", "SPLITS")}
     letters: dict[Axis, str] = {}
     for axis in (roles.row, roles.stream, *roles.depth, *roles.outer, *roles.grid):
         word, letter = words.get(axis) or ("", next(spare))
@@ -54,20 +55,36 @@ def traffic_of_stream(emitter: Emitter, roles: Roles, tile: StreamTile) -> Traff
     return traffic
 
 
-def kernel_of_stream(
-    table: TermTable, sums: Accumulation, roles: Roles, target: Target, hints: Hints, label: str
-) -> Kernel:
-    """One kernel for sinks that share rows and a stream."""
+@dataclass(frozen=True)
+class StreamPlan:
+    """The sums of a streamed kernel as they are emitted, the part of the stream that each pass walks, and the tile."""
+
+    sums: Accumulation
+    spans: tuple[Span, ...]
+    tile: StreamTile
+
+
+def plan_of_stream(
+    table: TermTable, sums: Accumulation, roles: Roles, target: Target, hints: Hints
+) -> StreamPlan:  # fmt: skip
+    """The plan of one kernel for sinks that share rows and a stream."""
     sums = with_powers_of_two(Algebra(table, roles.is_fixed), sums, roles)
-    spans = [span_of(sums.of_pass(turn), roles, hints) for turn in range(sums.passes)]
-    tile = tile_of(roles, sums, target, hints, any(s.is_bounded for s in spans))
+    spans = tuple(span_of(sums.of_pass(turn), roles, hints) for turn in range(sums.passes))
+    return StreamPlan(sums, spans, tile_of(roles, sums, target, hints, any(s.is_bounded for s in spans)))
+
+
+def kernel_of_stream(
+    table: TermTable, plan: StreamPlan, roles: Roles, target: Target, hints: Hints, label: str
+) -> Kernel:  # fmt: skip
+    """The kernel of a plan."""
+    sums, tile = plan.sums, plan.tile
     program = Program(sums.sinks)
     emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), tile.blocks)
     is_low = any(t.op == "load" and t.dtype in LOW_FLOATS for t in program.terms)
     rules = rules_for(target.kind, target.fast, is_low)
     stream = Stream(emitter, table, roles, sums)
     stream.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
-    _emit(stream, spans)
+    _emit(stream, plan.spans)
     return assemble(emitter, traffic_of_stream(emitter, roles, tile))
 
 

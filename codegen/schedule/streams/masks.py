@@ -63,7 +63,7 @@ def span_of(accumulators: Sequence[Accumulator], roles: Roles, hints: Hints) -> 
     shared = [c for c in needed[0] if all(c in n for n in needed)]
     bounds = [(c, b) for c in shared for b in bounds_of(c, roles)]
     found = list(dict.fromkeys(b for _, b in bounds))
-    guards = _guards(found, accumulators, roles, hints)
+    guards = _guards(found, frozenset(c for c, _ in bounds), accumulators, roles, hints)
     if guards is None:
         return Span(silenced=silent)
     lows, highs = (tuple(b for b in found if b.by == sign) for sign in (1, -1))
@@ -72,8 +72,9 @@ def span_of(accumulators: Sequence[Accumulator], roles: Roles, hints: Hints) -> 
 
 # ------------------------------------------------------------------ rows of nothing
 def _guards(
-    bounds: Sequence[Bound], accumulators: Sequence[Accumulator], roles: Roles, hints: Hints
-) -> tuple[sympy.Basic, ...] | None:
+    bounds: Sequence[Bound], conditions: frozenset[Term], accumulators: Sequence[Accumulator], roles: Roles,
+    hints: Hints,
+) -> tuple[sympy.Basic, ...] | None:  # fmt: skip
     """The conditions on sizes under which no row is masked out whole; None where one is now, or data decides.
 
     A row of nothing is NaN in eager, by what its sum divides. A kernel that makes the sum itself finds that, too; one
@@ -81,7 +82,7 @@ def _guards(
     """
     guards: dict[sympy.Basic, None] = {}
     for along, across in ((roles.row, roles.stream), (roles.stream, roles.row)):
-        if not _reads_along(along, across, accumulators):
+        if not _reads_along(along, across, conditions, accumulators):
             continue
         if any(b.numbers for b in bounds):
             return None
@@ -93,10 +94,25 @@ def _guards(
     return tuple(guards)
 
 
-def _reads_along(along: Axis, across: Axis, accumulators: Sequence[Accumulator]) -> bool:
-    """Numbers in memory, one for each place along the axis."""
-    loads = (t for t in terms_below(a.body for a in accumulators) if t.op == "load" and t.dtype in FLOATS)
-    return any(along in t.axes and across not in t.axes and not _is_operand(t, accumulators) for t in loads)
+def _reads_along(
+    along: Axis, across: Axis, conditions: frozenset[Term], accumulators: Sequence[Accumulator]
+) -> bool:  # fmt: skip
+    """Numbers in memory, one for each place along the axis, that a row of nothing reads, too."""
+    seen = _seen_by_nothing([a.body for a in accumulators], conditions)
+    loads = (t for t in seen if t.op == "load" and t.dtype in FLOATS and across not in t.axes)
+    return any((along in t.axes or along.size == 1) and not _is_operand(t, accumulators) for t in loads)
+
+
+def _seen_by_nothing(bodies: Sequence[Term], conditions: frozenset[Term]) -> set[Term]:
+    """What bodies are made of where the conditions hold nowhere: choices that ask for all of them are their number."""
+    todo, seen = list(bodies), set[Term]()
+    while todo:
+        term = todo.pop()
+        if term not in seen:
+            seen.add(term)
+            is_chosen = term.op == "where" and is_number(term.args[2]) and conditions <= {*conjuncts(term.args[0])}
+            todo += term.args[2:] if is_chosen else term.args
+    return seen
 
 
 def _is_operand(load: Term, accumulators: Sequence[Accumulator]) -> bool:
@@ -165,7 +181,9 @@ def _silent_parts(term: Term, nothing: float, strict: bool) -> list[tuple[Term, 
             return [(a, nothing) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
         if term.op == "fma" and is_number(args[1]) and args[1].param > 0:
             return [(args[0], nothing)] if not strict or is_tame(args[2]) else []
-        if term.op == "cast" or (term.op == "sub" and (not strict or is_tame(args[1]))) or _is_scaled(term):
+        if term.op == "cast":
+            return [(args[0], nothing)] if args[0].dtype in FLOATS else []
+        if (term.op == "sub" and (not strict or is_tame(args[1]))) or _is_scaled(term):
             return [(args[0], nothing)]
     return []
 

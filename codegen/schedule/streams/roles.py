@@ -21,7 +21,10 @@ from .algebra import is_tile_product
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes of one streamed kernel. keeps_stream: a program has one block of the stream, and sums over `outer`."""
+    """The axes of one streamed kernel. keeps_stream: a program has one block of the stream, and sums over `outer`.
+
+    split: the axis of the grid that says which part of the stream a program walks.
+    """
 
     row: Axis
     stream: Axis
@@ -29,6 +32,7 @@ class Roles:
     depth: tuple[Axis, ...]
     grid: tuple[Axis, ...]
     keeps_stream: bool = False
+    split: Axis | None = None
 
     @property
     def over(self) -> frozenset[Axis]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ....ir.types import ITEMSIZE
+from ....ir.errors import Unfusible
+from ....ir.types import ITEMSIZE, Size, product
 from ...kernel import Target
 from ...program.axes import Axis, Term, terms_below
-from ...program.sizes import Hints, evaluate_size, power_of_two
+from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
 from ..schedule import Schedule
 from .accumulators import Accumulation, operands_of
 from .algebra import is_tile_product
@@ -41,6 +42,8 @@ SHAPES = (
     Shape(16, 32, 2), Shape(16, 16, 1),
 )  # fmt: skip
 """The largest first."""
+FEW = (Shape(LEAST, 64, 4), Shape(LEAST, 32, 4), Shape(LEAST, 32, 2), Shape(LEAST, 16, 1))
+"""Of so few rows that the bytes of the stream are what is waited for: several warps read them."""
 
 
 class StreamTile(NamedTuple):
@@ -54,18 +57,22 @@ class StreamTile(NamedTuple):
 def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, masked: bool) -> StreamTile:
     """The first shape that registers and shared memory hold, and that leaves no unit of the device without work.
 
-    masked: some blocks of the stream have masks that others lack.
+    Raises Unfusible where none is held. masked: some blocks of the stream have masks that others lack.
     """
     depths = {a: max(LEAST, power_of_two(evaluate_size(a.size, hints))) for a in roles.depth}
     if target.kind == "interpret":
         rows, stream = (_for_interpreter(evaluate_size(a.size, hints)) for a in (roles.row, roles.stream))
         return StreamTile({roles.row: rows, roles.stream: stream, **depths}, 4, 1)
     taken = _taken(target, masked or bool(roles.outer))
-    fitting = [s for s in SHAPES if _fits(s, roles, sums, depths, target, taken)] or [SHAPES[-1]]
+    shapes = FEW if isinstance(roles.row.size, int) and roles.row.size <= LEAST else SHAPES
+    fitting = [s for s in shapes if _fits(s, roles, sums, depths, target, taken)]
+    if not fitting:
+        raise Unfusible(sums.sinks[0].node, "no tile of it fits into the registers")
     # a size that may be another one at the next call is not taken to be small
     fitting = [s for s in fitting if isinstance(roles.row.size, int) or s.rows >= OPEN] or fitting
     busy = [s for s in fitting if _programs(s, roles, hints) >= target.units]
-    shape = _leaning(fitting, (busy or fitting[-1:])[0], target)
+    least = fitting[:1] if shapes is FEW else fitting[-1:]
+    shape = _leaning(fitting, (busy or least)[0], target)
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
     return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target))
 
@@ -131,7 +138,7 @@ def _bytes(shape: Shape, sums: Accumulation, roles: Roles, depths: dict[Axis, in
     """Of shared memory for one turn: the tiles that products read."""
     total = 0
     for load in {t for p in _operands(sums, roles) for t in terms_below([p]) if t.op == "load"}:
-        side = shape.rows if roles.row in load.axes else shape.stream
+        side = shape.stream if roles.stream in load.axes else shape.rows
         total += side * max((n for a, n in depths.items() if a in load.axes), default=0) * ITEMSIZE[load.dtype]
     return total
 
@@ -156,7 +163,9 @@ def _stages(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, i
 
 
 def _programs(shape: Shape, roles: Roles, hints: Hints) -> int:
-    count = -(-evaluate_size(roles.row.size, hints) // shape.rows)
-    for axis in roles.grid:
-        count *= max(1, evaluate_size(axis.size, hints))
-    return count
+    return max(1, evaluate_size(programs_of(shape.rows, roles), hints))
+
+
+def programs_of(rows: int, roles: Roles) -> Size:
+    """How many programs there are, of so many rows each."""
+    return tidy(product([cdiv(roles.row.size, rows), *(a.size for a in roles.grid)]))

@@ -51,6 +51,7 @@ class StreamDecision:
     costs: StreamEstimate | None = None  # None: where they were not weighed
     walked: Walked | None = None  # how it would be walked in slabs, where no kernels are
     slabs: SlabEstimate | None = None  # None: it is not
+    splits: int = 1  # the parts of the stream that programs share, of the kernel that has most
 
     @property
     def streamed(self) -> bool:
@@ -69,7 +70,8 @@ class StreamDecision:
 
     def __str__(self) -> str:
         where = "in slabs" if self.slabs is not None else "never in memory" if self.streamed else "in memory"
-        return f"stream {name_of(self.value)}: {where}, {self.reason}"
+        divided = f", the stream in {self.splits} splits, merged" if self.splits > 1 else ""
+        return f"stream {name_of(self.value)}: {where}{divided}, {self.reason}"
 
 
 @dataclass(frozen=True)
