@@ -46,6 +46,29 @@ class Scalar:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """What a kernel does with matrices that are never in memory, for reports: it forms a tile of them at a time.
+
+    `rows` are divided among programs and the `stream` is walked, by `blocks` of each; `letters` are their names in the
+    text. `elements`: of one matrix. `beside`: lengths of further axes that are walked, one place at a time.
+    `keeps_stream`: a program has one tile, and walks these alone. `products` are the matrices, by the names in the
+    user's source; `relative_to` what sums are rescaled by as it moves; `skips` the blocks in which all is masked.
+    """
+
+    rows: Size
+    stream: Size
+    elements: Size
+    blocks: tuple[int, int]
+    letters: tuple[str, str]
+    beside: tuple[Size, ...] = ()
+    keeps_stream: bool = False
+    passes: int = 1
+    products: tuple[str, ...] = ()
+    relative_to: tuple[str, ...] = ()
+    skips: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One `@triton.jit` function and how to launch it.
 
@@ -55,7 +78,8 @@ class Kernel:
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
     read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes. `fast`:
     whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
-    accesses are wide, by guards that hold for sizes which are multiples of a block.
+    accesses are wide, by guards that hold for sizes which are multiples of a block. `walk`: where it was generated in
+    this process, and has matrices that are never in memory.
     """
 
     name: str
@@ -75,6 +99,7 @@ class Kernel:
     operations: Size = 0
     fast: bool = False
     for_multiples: bool = False
+    walk: Walk | None = field(default=None, compare=False)
 
     def options(self, kind: str) -> dict[str, int | bool]:
         """Options of the compiler for this kind of device: eager's roundings are those of single operations."""

@@ -530,6 +530,13 @@ CODES = (
         "Nothing.",
         (r"floats that are added", r"which of several values"),
     ),
+    Code(
+        "FG120", "fusion break: a kernel for each direction in which a matrix that is never in memory is summed",
+        "A program sums whole rows of it, or whole columns, and forms the tiles on its way; in one kernel, programs "
+        "would share sums.",
+        "Nothing: attention's gradients of queries and of keys are two kernels in every library.",
+        (r"a kernel for each direction",),
+    ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(
         "FG200", "RMSNorm.forward cannot be traced: it calls `print`",

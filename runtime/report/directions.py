@@ -23,6 +23,8 @@ from ..execution.kernel_plan import is_opaque
 from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
 from .eager_cost import EagerCost, aten_calls
+from .peak_memory import PeakMemory, peak_of_kernels
+from .walks import walk_text
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class KernelReport:
     """
     bytes_cached: int = 0
     """Bytes that the launch reads once more, out of L2."""
+    walk: str = ""
+    """Where it forms tiles of a matrix that is never in memory: its rows and their blocks, what it walks, by what its
+    sums are rescaled, and which blocks it skips; else ""."""
 
 
 @dataclass
@@ -80,6 +85,8 @@ class DirectionReport:
     """The operations of the method as the user wrote it; None where it is derived."""
     eager: EagerCost | None = None
     """What the method costs in eager; None where it was not counted."""
+    memory: PeakMemory | None = None
+    """The most memory that a call holds at a time beside its arguments; None where it was not counted."""
 
     @property
     def is_unlaunched(self) -> bool:
@@ -113,6 +120,7 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
     report = DirectionReport(graph, generated.steps, [], least, list(generated.kernels.values()), generated.reasons)
     report.groups, report.cuts = groups_of(generated), fusion_breaks_of(graph, generated)
     report.products = [str(d) for d in generated.products]
+    report.memory = PeakMemory(peak_of_kernels(graph, generated, sizes))
     # One launch for each kernel and library call, in the order in which they run.
     for at, step in enumerate(generated.steps):
         if is_opaque(step):
@@ -160,8 +168,8 @@ def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport
     bytes_read = sum(number(b, sizes) for b in kernel.reads.values())
     bytes_written = sum(number(b, sizes) for b in kernel.writes.values())
     cached = sum(number(b, sizes) for b in kernel.cached.values())
-    text = text_of(Kernels((kernel,)))
-    return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached)
+    text, walk = text_of(Kernels((kernel,))), walk_text(kernel.walk, sizes) if kernel.walk is not None else ""
+    return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached, walk=walk)
 
 
 def _node_report(value: Value, direction: str, sizes: Sizes, kind: str = "library") -> KernelReport:

@@ -53,21 +53,23 @@ def aten_calls(trace: Trace, sizes: Sizes) -> Iterator[AtenCall]:
     """The operations of a trace in their order, without views."""
     for node in trace.graph_module.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        results = list(_tensors(node.meta.get("val")))
-        if node.op != "call_function" or schema is None or not results or _is_view(schema):
+        results = list(tensors_of(node.meta.get("val")))
+        if node.op != "call_function" or schema is None or not results or is_view(schema):
             continue
-        operands = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
+        operands = [t for n in node.all_input_nodes for t in tensors_of(n.meta.get("val"))]
         read, written = (sum(memory_bytes(t, sizes) for t in ts) for ts in (operands, results))
         yield AtenCall(str(node.target), read, written)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors among the results of an operation."""
     for part in value if isinstance(value, tuple | list) else (value,):
         if isinstance(part, Tensor):
             yield part
 
 
-def _is_view(schema: Any) -> bool:
+def is_view(schema: Any) -> bool:
+    """The operation moves nothing: its result is its operand's memory."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...graph import Graph, Value
+from ...text.source_names import source_name, source_place
 from ...types import Size
 from ..cost import Hints, estimate, minimal_bytes
 from ..fuse import Group, Step, View
-from ..products import SHARE, Machine, name_of
+from ..products import SHARE, Machine
 from ..virtual import directions, virtual_values
 from .alive import alive_share
 from .regions import Flow, Region
@@ -43,6 +44,7 @@ class StreamDecision:
     group: Group | None  # None: the steps stay as they were
     reason: str
     costs: StreamEstimate | None = None  # None: where they were not weighed
+    names: tuple[str, ...] = ()  # of its virtual values, in the user's source
 
     @property
     def streamed(self) -> bool:
@@ -50,10 +52,15 @@ class StreamDecision:
 
     def refused(self, why: str) -> StreamDecision:
         """The same region where no kernels can be generated."""
-        return StreamDecision(self.value, self.products, None, why)
+        return StreamDecision(self.value, self.products, None, why, names=self.names)
 
     def __str__(self) -> str:
-        return f"stream {name_of(self.value)}: {'never in memory' if self.streamed else 'in memory'}, {self.reason}"
+        """`stream scores, weights (attention.py:18): never in memory, ..`"""
+        names, place = ", ".join(self.names or (source_name(self.value),)), source_place(self.value)
+        where = f" ({place})" if place else ""
+        figures = self.costs is not None and not self.streamed
+        left = ": the products stay with the library" if figures else ""
+        return f"stream {names}{where}: {'never in memory' if self.streamed else 'in memory'}, {self.reason}{left}"
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,13 @@ class StreamEstimate:
     def __str__(self) -> str:
         masked = f", {self.alive:.0%} of it not masked" if self.alive < 1 else ""
         return (
-            f"{self.virtual / 1e6:.1f} MB{masked}; modelled, {_time(self.own)} in kernels "
+            f"{_size(self.virtual)}{masked}; modelled, {_time(self.own)} in kernels "
             f"and {_time(self.library)} by the library and kernels between"
         )
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e10 else f"{count / 1e6:.1f} MB"
 
 
 def _time(seconds: float) -> str:
@@ -128,11 +139,12 @@ class Streams:
 
     def _decide(self, region: Region) -> StreamDecision:
         first, products = region.products[0], frozenset(v.id for v in region.products)
+        names = tuple(region.names())
         if why := region.obstacle():
-            return StreamDecision(first, products, None, why)
+            return StreamDecision(first, products, None, why, names=names)
         group = region.group()
         costs = self.estimate(region, group)
-        return StreamDecision(first, products, group if costs.pays else None, str(costs), costs)
+        return StreamDecision(first, products, group if costs.pays else None, str(costs), costs, names)
 
     def estimate(self, region: Region, group: Group) -> StreamEstimate:
         """The model of both ways, at the hints."""

@@ -1,0 +1,56 @@
+"""What a streamed kernel does, as facts for reports: its blocks, what it makes tiles of, what it skips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ....ir.text.source_names import source_name
+from ....ir.types import product
+from ...kernel import Walk
+from ...program.axes import Term
+from ...program.sizes import tidy
+from ...schedule.streams.masks import Bound, Span
+from ...schedule.streams.roles import Roles
+from ...schedule.streams.tiles import StreamTile, tile_products
+from .stream import Stream
+
+EXTREMES = {"amax": "the maximum", "amin": "the minimum"}
+
+
+def walk_of(stream: Stream, spans: Sequence[Span], tile: StreamTile) -> Walk:
+    """The facts of one kernel, whose text is complete."""
+    roles, sums = stream.roles, stream.sums
+    axes = (*roles.grid, *roles.outer, roles.row, roles.stream)
+    tiles = tile_products(sums)
+    running = {t for a in sums.accumulators if a.scale is not None for t in a.running}
+    return Walk(
+        roles.row.size, roles.stream.size, tidy(product(a.size for a in axes)),
+        (tile.blocks[roles.row], tile.blocks[roles.stream]), ("M", "N"),
+        tuple(a.size for a in roles.outer), roles.keeps_stream, sums.passes,
+        tuple(dict.fromkeys(source_name(t.node) for t in tiles if t.node is not None)),
+        tuple(dict.fromkeys(EXTREMES.get(t.op, f"the {t.op}") for t in sorted(running, key=lambda t: t.op))),
+        tuple(dict.fromkeys(word for span in spans for word in _skips(span, stream, _rows_are_left(tiles, roles)))),
+    )  # fmt: skip
+
+
+def _rows_are_left(tiles: Sequence[Term], roles: Roles) -> bool:
+    """The kernel's rows are those of its matrices, which a product has from its left operand."""
+    return not tiles or roles.row in tiles[0].args[0].args[0].axes
+
+
+def _skips(span: Span, stream: Stream, rows_are_left: bool) -> Iterator[str]:
+    """Which blocks are not walked: those of one side of a diagonal, or of both, and those past what data says."""
+    bounds = [*span.lows, *span.highs]
+    slanted = [b for b in bounds if b.row and not b.numbers]
+    if {b.by for b in slanted} == {1, -1}:
+        yield "outside the window"
+    elif slanted:
+        yield "above the diagonal" if (slanted[0].by < 0) == rows_are_left else "below the diagonal"
+    yield from (_end(b, stream) for b in bounds if b not in slanted)
+
+
+def _end(bound: Bound, stream: Stream) -> str:
+    """A bound that data gives, or a number."""
+    side = "past" if bound.by < 0 else "before"
+    names = [stream.emitter.buffers.stem(t.param.ref) for _, t in bound.numbers if t.op == "load"]
+    return f"{side} `{names[0]}`" if names else f"{side} a fixed place"
