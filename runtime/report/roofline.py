@@ -1,16 +1,17 @@
-"""The least time of a Function's launches on a named GPU: bytes by bandwidth, operations by their rate."""
+"""The least time of a Function's launches on a named GPU: bytes by bandwidth, operations by the rate of their units."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...codegen import Kernels
+from ...codegen import Kernel, Kernels
 from ...codegen.devices import Device
 from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
+from ...ir.passes.streaming.streams import SPECIAL
 from ...ir.prims import PRIMS
-from ...ir.types import Size, product
+from ...ir.types import LOW_FLOATS, Size, product
 from ..values.sizes import Sizes, number
 from .directions import DirectionReport
 from .page.explained import Explained
@@ -29,11 +30,15 @@ class Modelled:
     bytes: int
     """Bytes of device memory that it moves."""
     operations: int
-    """Arithmetic operations that it does."""
+    """Arithmetic operations that it does; of blocks in which all is masked none."""
     microseconds: float
-    """The longer of what its bytes and its operations take at the device's peaks."""
+    """The longest of what its bytes and its operations take at the device's peaks."""
     bound: str
-    """Which of the two is longer: "bytes" or "operations"."""
+    """Which of them is the longest: "bytes", "operations", "tensor cores", or "exponentials"."""
+    products: int = 0
+    """Those of its operations that tensor cores do."""
+    exponentials: int = 0
+    """What the unit for special functions computes, where the matrices are never in memory."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +79,50 @@ def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes)
         for work in _work(step, kernels, sizes):
             launch = next(launches)
             moved = launch.bytes_read + launch.bytes_written
-            times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
+            times = {"bytes": moved / device.bandwidth, **work.seconds(device)}
             bound = max(times, key=lambda k: times[k])
-            rows.append(Modelled(launch.name, name, launch.kind, moved, work, times[bound], bound))
+            rows.append(
+                Modelled(launch.name, name, launch.kind, moved, work.operations, times[bound] * 1e6, bound,
+                         work.products, work.exponentials)
+            )  # fmt: skip
     return rows
 
 
-def _work(step: Step, kernels: Iterator[Kernels], sizes: Sizes) -> list[int]:
-    """The operations of each launch of a step."""
+@dataclass(frozen=True)
+class _Work:
+    """What one launch computes: operations, those of them that tensor cores do, and exponentials besides."""
+
+    operations: int
+    products: int = 0
+    exponentials: int = 0
+
+    def seconds(self, device: Device) -> dict[str, float]:
+        return {
+            "operations": (self.operations - self.products) / device.flops,
+            "tensor cores": self.products / device.products,
+            "exponentials": self.exponentials * SPECIAL / device.flops,
+        }
+
+
+def _work(step: Step, kernels: Iterator[Kernels], sizes: Sizes) -> list[_Work]:
+    """The work of each launch of a step."""
     if isinstance(step, Group):
-        return [number(kernel.operations, sizes) for kernel in next(kernels).kernels]
-    return [number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
+        return [_of_kernel(kernel, sizes) for kernel in next(kernels).kernels]
+    return [_of_call(step.value, sizes)] if isinstance(step, Extern) else []
+
+
+def _of_kernel(kernel: Kernel, sizes: Sizes) -> _Work:
+    """Where a matrix is never in memory, the blocks that are not skipped."""
+    operations, walk = number(kernel.operations, sizes), kernel.walk
+    if walk is None:
+        return _Work(operations)
+    products, powers = (round(walk.alive * number(n, sizes)) for n in (walk.multiplied, walk.exponentials))
+    return _Work(round(walk.alive * operations), products if walk.dtype in LOW_FLOATS else 0, powers)
+
+
+def _of_call(value: Value, sizes: Sizes) -> _Work:
+    operations = number(_operations(value), sizes)
+    return _Work(operations, operations if value.prim == "dot" and value.dtype in LOW_FLOATS else 0)
 
 
 def _operations(value: Value) -> Size:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ....ir.passes.streaming.streams import EXPONENTIAL
 from ....ir.text.source_names import source_name
-from ....ir.types import product
+from ....ir.types import Size, product
 from ...kernel import Walk
 from ...program.axes import Term
-from ...program.sizes import tidy
+from ...program.sizes import Hints, evaluate_size, tidy
+from ...schedule.streams.algebra import source_of
 from ...schedule.streams.masks import Bound, Span
 from ...schedule.streams.roles import Roles
 from ...schedule.streams.tiles import StreamTile, tile_products
+from .passes import uses_of
 from .stream import Stream
 
 EXTREMES = {"amax": "the maximum", "amin": "the minimum"}
@@ -30,7 +33,43 @@ def walk_of(stream: Stream, spans: Sequence[Span], tile: StreamTile) -> Walk:
         tuple(dict.fromkeys(source_name(t.node) for t in tiles if t.node is not None)),
         tuple(dict.fromkeys(EXTREMES.get(t.op, f"the {t.op}") for t in sorted(running, key=lambda t: t.op))),
         tuple(dict.fromkeys(word for span in spans for word in _skips(span, stream, _rows_are_left(tiles, roles)))),
+        sum(_alive(span, stream, tile) for span in spans) / len(spans), *_arithmetic(stream, tiles),
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------ how much it computes
+def _arithmetic(stream: Stream, tiles: Sequence[Term]) -> tuple[Size, str, Size]:
+    """Operations in products, their dtype, and exponentials."""
+    sums = stream.sums
+    products = dict.fromkeys((*tiles, *(a.term for a in sums.accumulators if a.kind == "product")))
+    multiplied = sum((2 * product(a.size for a in t.args[0].axes) for t in products), 0)
+    made = uses_of([*(a.body for a in sums.accumulators), *(t for s in sums.sinks for t in s.terms)], stream.labels)
+    powers = sum((product(a.size for a in t.axes) for t in made if t.op in EXPONENTIAL), 0)
+    dtypes = {source_of(arg).dtype for t in tiles for arg in t.args[0].args}
+    return tidy(multiplied), dtypes.pop() if len(dtypes) == 1 else "f32", tidy(powers)
+
+
+def _alive(span: Span, stream: Stream, tile: StreamTile) -> float:
+    """The share of the matrix in blocks that are walked, of bounds that are no data."""
+    roles, hints = stream.roles, stream.context.hints
+    rows, length = (evaluate_size(a.size, hints) for a in (roles.row, roles.stream))
+    if not span.is_bounded or not rows * length:
+        return 1.0
+    block, step = tile.blocks[roles.row], tile.blocks[roles.stream]
+    firsts = range(0, rows, block)
+    walked = (_walked(span, (first, min(first + block, rows) - 1), length, step, hints) for first in firsts)
+    return sum(walked) / (len(firsts) * length)
+
+
+def _walked(span: Span, rows: tuple[int, int], length: int, step: int, hints: Hints) -> int:
+    """Places of the stream that a block of rows visits."""
+    ends = [b.row * rows[b.row > 0] + evaluate_size(b.offset, hints) + 1 for b in span.highs if not b.numbers]
+    starts = [-b.row * rows[b.row > 0] - evaluate_size(b.offset, hints) for b in span.lows if not b.numbers]
+    start, end = max([0, *starts]) // step * step, min([length, *ends])
+    return max(0, min(length, -(-(end - start) // step) * step))
+
+
+# ------------------------------------------------------------------ what it leaves out
 
 
 def _rows_are_left(tiles: Sequence[Term], roles: Roles) -> bool:
