@@ -17,7 +17,7 @@ from fusegrad import explain
 from fusegrad.codegen import Kernel
 from fusegrad.runtime.kernels.cross_compile.metrics import measure
 from fusegrad.runtime.kernels.cross_compile.pool import Binary
-from fusegrad.runtime.kernels.machine_code.counts import Launch, count, parameters
+from fusegrad.runtime.kernels.machine_code.counts import Launch, count, parameters, spread
 from fusegrad.runtime.kernels.machine_code.model import launch_of
 from fusegrad.runtime.kernels.machine_code.sass import NoListingError
 from fusegrad.runtime.report.explanation import Explanation
@@ -29,8 +29,6 @@ from .stream_functions import STREAMS
 
 _PRODUCT = re.compile(r"^\s*(?:@\S+\s+)?(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_s?mfma_)", re.M)
 """What the tensor cores are given, of each architecture: a line of PTX, or of AMD's assembly."""
-FOLLOWED = 16
-"""Programs of a launch whose instructions are counted."""
 
 
 def streams(name: str, targets: Sequence[str] = TARGETS) -> dict[str, Any]:
@@ -98,14 +96,6 @@ def issued(asm: Mapping[str, Any], launch: Launch, scores: int, name: str) -> di
     if products(asm) and not counted.pipes.get("matrix"):
         return {}
     return {"per_32": round(32 * counted.instructions / scores, 2), "loops_once": bool(counted.data_dependent)}
-
-
-def spread(programs: int) -> tuple[int, ...]:
-    """Some programs that are as many in the first blocks of a row as in the last: a mask leaves one less than another.
-
-    Numbers of one hexadecimal digit, repeated: whatever power of two the blocks of a row are, all their places occur.
-    """
-    return tuple(sorted({digit * 0x11111 % max(1, programs) for digit in range(FOLLOWED)}))
 
 
 # ------------------------------------------------------------------ kernels from outside

@@ -1,7 +1,7 @@
 """A group of fusible primitives to Triton text: named axes, levels, phases. Needs neither torch nor a GPU."""
 
 from ..ir.errors import Unfusible
-from .kernel import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
+from .kernel import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target, Walk
 from .kernel_partition import generate, module
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Scalar",
     "Target",
     "Unfusible",
+    "Walk",
     "generate",
     "module",
 ]

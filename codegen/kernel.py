@@ -53,6 +53,36 @@ WORTH = 4
 
 
 @dataclass(frozen=True)
+class Walk:
+    """What a kernel does with matrices that are never in memory, for reports: it forms a tile of them at a time.
+
+    `rows` are divided among programs and the `stream` is walked, by `blocks` of each; `letters` are their names in the
+    text. `elements`: of one matrix. `beside`: lengths of further axes that are walked, one place at a time.
+    `keeps_stream`: a program has one tile, and walks these alone. `products` are the matrices, by the names in the
+    user's source; `relative_to` what sums are rescaled by as it moves; `skips` the blocks in which all is masked,
+    `alive` the share of all that the others are, at the sizes that it was generated for. `multiplied`: additions and
+    multiplications in products of `dtype`; `exponentials`: what the unit for special functions computes; masked ones
+    included.
+    """
+
+    rows: Size
+    stream: Size
+    elements: Size
+    blocks: tuple[int, int]
+    letters: tuple[str, str]
+    beside: tuple[Size, ...] = ()
+    keeps_stream: bool = False
+    passes: int = 1
+    products: tuple[str, ...] = ()
+    relative_to: tuple[str, ...] = ()
+    skips: tuple[str, ...] = ()
+    alive: float = 1.0
+    multiplied: Size = 0
+    dtype: str = "f32"
+    exponentials: Size = 0
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One `@triton.jit` function and how to launch it.
 
@@ -62,8 +92,9 @@ class Kernel:
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
     read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes. `fast`:
     whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
-    accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, a program
-    each, whose sums the next kernel merges; at other sizes `wanted` would be more of use, or fewer.
+    accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, each a
+    program's, whose sums the next kernel merges; at other sizes `wanted` would be more of use, or fewer. `walk`: where
+    it was generated in this process, and has matrices that are never in memory.
     """
 
     name: str
@@ -85,6 +116,7 @@ class Kernel:
     for_multiples: bool = False
     splits: int = 1
     wanted: Size = 1
+    walk: Walk | None = field(default=None, compare=False)
 
     def suits(self, wanted: int) -> bool:
         """Its parts are not so far from what some sizes want that another kernel would be worth it."""

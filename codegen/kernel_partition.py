@@ -422,7 +422,7 @@ class _Group:
     def _looped(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
         sinks: Sequence[Sink], label: str,
-    ) -> Kernel | list[list[Goal]]:  # fmt: skip
+    ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
         """A kernel that goes through time, or the goals in parts: those of one loop share a kernel."""
         times = {s.ref.index: next(a for a in s.axes if a.turn) for s in sinks if s.ref.kind == STATE}
         loops = by_loop(sinks, times)
@@ -437,13 +437,13 @@ class _Group:
     def _loop(
         self, program: LoopProgram, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int],
         terms: TermTable, label: str,
-    ) -> Kernel | list[list[Goal]]:  # fmt: skip
+    ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
         """The kernel of one loop, again where sizes have to be compiled in."""
         # what a step reduces along is in the tile from end to end: build again with the values of its symbols
-        if free := symbols(a.size for a in program.whole):
+        if free := symbols(a.size for a in program.whole | program.depths):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        return replace(kernel_of_loop(terms, program, self.target, self.hints, label), pinned=pins)
+        return (replace(kernel_of_loop(terms, program, self.target, self.hints, label), pinned=pins),)
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
@@ -468,6 +468,7 @@ class _Group:
         plan = plan_of_stream(terms, sums, roles, self.target, self.hints)
         wanted = wanted_parts(roles, sums, plan.tile, self.target)
         parts = parts_at(wanted, self.hints)
+        kernels: tuple[Kernel, ...]
         if parts > 1:
             split = split_of(terms, sums, roles, parts, len(self.temporaries))
             kernels = self._divided(terms, plan, split, label)

@@ -551,6 +551,13 @@ CODES = (
         "A larger `slab_bytes`, where there is memory: fewer slabs read what they share less often.",
         (r"a region of matmuls is computed a slab",),
     ),
+    Code(
+        "FG122", "fusion break: a kernel for each direction in which a matrix that is never in memory is summed",
+        "A program sums whole rows of it, or whole columns, and forms the tiles on its way; in one kernel, programs "
+        "would share sums.",
+        "Nothing: attention's gradients of queries and of keys are two kernels in every library.",
+        (r"a kernel for each direction",),
+    ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(
         "FG200", "RMSNorm.forward cannot be traced: it calls `print`",

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from ..graph import Graph, Value
 from ..prims import PRIMS
 from ..rewrite import extract, nodes_between
+from ..text.source_names import source_name
 from ..types import LOW_FLOATS, Size, contiguous_strides, product
 from .cost import Hints, estimate, minimal_bytes
 from .fuse import Extern, Group, Step, View
@@ -65,12 +66,7 @@ class Decision:
         return Decision(self.value, None, why)
 
     def __str__(self) -> str:
-        return f"product {name_of(self.value)}: {'in a kernel' if self.fused else 'by the library'}, {self.reason}"
-
-
-def name_of(product: Value) -> str:
-    """The user's name of a product, or its line."""
-    return product.origin.name or product.origin.where or f"%{product.id}"
+        return f"product {source_name(self.value)}: {'in a kernel' if self.fused else 'by the library'}, {self.reason}"
 
 
 @dataclass(frozen=True)

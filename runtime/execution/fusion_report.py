@@ -27,6 +27,7 @@ HELD = "one kernel would hold results of several calls for longer than it saves 
 PRODUCT = "what comes before a matmul would be computed again for every tile of it"
 SLABS = "a region of matmuls is computed a slab of rows at a time, which bounds its memory"
 APART = "they share no value, or run over different spaces"
+DIRECTIONS = "a kernel for each direction in which a matrix that is never in memory is summed"
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,15 @@ def _breaks_within(kernels: Kernels) -> Iterator[FusionBreak]:
     for earlier, later in pairwise(kernels.kernels):
         written = _buffers(earlier, kernels, earlier.writes)
         shared = [written[ref] for ref in _buffers(later, kernels, {**later.reads, **later.cached}) if ref in written]
-        needed = f"it needs the complete `{', '.join(shared)}` of the one before (a grid-wide dependency)"
-        yield FusionBreak(earlier.name, later.name, needed if shared else APART)
+        yield FusionBreak(earlier.name, later.name, _why_within(earlier, later, shared))
+
+
+def _why_within(earlier: Kernel, later: Kernel, shared: Sequence[str]) -> str:
+    """shared: what the one writes, and the other reads."""
+    if shared:
+        return f"it needs the complete `{', '.join(shared)}` of the one before (a grid-wide dependency)"
+    both = earlier.walk is not None and later.walk is not None
+    return DIRECTIONS if both else APART
 
 
 def _buffers(kernel: Kernel, kernels: Kernels, pointers: Container[str]) -> dict[Ref, str]:

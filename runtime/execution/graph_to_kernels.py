@@ -135,7 +135,8 @@ def generate(
                 reasons.append(str(first.error))
             continue
         told = [d for d in streamed if divides.streams or d.slabs is not None]
-        decided: tuple[Decision | StreamDecision, ...] = (*_with_splits(told, steps, kernels), *decisions, *called.values())
+        told = _with_splits(told, steps, kernels)
+        decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
         held = held_in_one_piece(graph, streamed, hints, divides.limit)
         generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, over, held)
         log_division(graph, generated)

@@ -185,7 +185,7 @@ TIMES = ("", "direction", "median", "p10", "p90", "calls")
 MEMORY = ("memory, bytes", "saved tensors", "at most in forward", "in backward")
 LAUNCHES = ("launch", "direction", "us", "GB/s", "GFLOP/s", "% of a copy", "model us")
 OPERATIONS = ("operation", "calls", "us")
-MODEL = ("launch", "direction", "bytes", "operations", "us", "bound by")
+MODEL = ("launch", "direction", "bytes", "operations", "in tensor cores", "exponentials", "us", "bound by")
 SUMS = ("in sum", "direction", "launches", "bytes", "us")
 BINARIES = ("kernel", "warps", "registers", "spills", "shared", "occupancy", "accesses")
 ISSUED = (
@@ -284,7 +284,11 @@ def _operations(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _model_rows(rows: Sequence[Modelled]) -> list[list[str]]:
-    return [[m.name, m.direction, f"{m.bytes:,}", f"{m.operations:,}", _least(m.microseconds), m.bound] for m in rows]
+    return [
+        [m.name, m.direction, f"{m.bytes:,}", f"{m.operations:,}", _with_commas(m.products or None),
+         _with_commas(m.exponentials or None), _least(m.microseconds), m.bound]
+        for m in rows
+    ]  # fmt: skip
 
 
 def _sum_rows(rows: Sequence[ModelledSum]) -> list[list[str]]:

@@ -25,7 +25,9 @@ from ..execution.step_by_step import STEP_BY_STEP, is_loop
 from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
 from .eager_cost import EagerCost, aten_calls
-from .slab_report import SlabReport, Walk, peak_bytes
+from .peak_memory import PeakMemory, peak_of_kernels
+from .slab_report import SlabReport, Walk
+from .walks import walk_text
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class KernelReport:
     """Bytes that the launch reads once more, out of L2."""
     times: int = 1
     """How often it runs in a call: once, or once a slab; bytes are those of all."""
+    walk: str = ""
+    """Where it forms tiles of a matrix that is never in memory: its rows and their blocks, what it walks, by what its
+    sums are rescaled, and which blocks it skips; else ""."""
 
 
 @dataclass
@@ -85,12 +90,12 @@ class DirectionReport:
     larger than what they are made of: whether these are ever in memory, and why."""
     slabs: dict[int, SlabReport] = field(default_factory=dict)
     """Regions of matmuls that are computed a slab of rows at a time, by step."""
-    peak: int = 0
-    """The most bytes of intermediates and results that are in memory at once, besides arguments; 0: not counted."""
     traced: Trace | None = None
     """The operations of the method as the user wrote it; None where it is derived."""
     eager: EagerCost | None = None
     """What the method costs in eager; None where it was not counted."""
+    memory: PeakMemory | None = None
+    """The most memory that a call holds at a time beside its arguments; None where it was not counted."""
 
     @property
     def is_unlaunched(self) -> bool:
@@ -123,8 +128,6 @@ class DirectionReport:
         if (eager := self.eager) is not None:
             at_least = "at least " if eager.at_least else ""
             parts.append(f"eager: {at_least}{_cost_line(eager.launches, eager.bytes, self.minimal, '')}")
-        if self.slabs and self.eager is not None:
-            parts.append(f"memory besides arguments: {self.peak:,} bytes, eager at least {self.eager.peak:,}")
         return "; ".join(parts)
 
 
@@ -164,9 +167,8 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
             report.launches.append(_node_report(step.value, direction, sizes))
     if any(map(is_opaque, generated.steps)):
         report.segments = _segments(generated)
-    if report.slabs:
-        held = {at: found.held for at, found in report.slabs.items()}
-        report.peak = peak_bytes(graph, generated.steps, held, sizes)
+    held = {at: found.held for at, found in report.slabs.items()}
+    report.memory = PeakMemory(peak_of_kernels(graph, generated, sizes, held))
     return report
 
 
@@ -232,8 +234,8 @@ def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport
     bytes_read = sum(number(b, sizes) for b in kernel.reads.values())
     bytes_written = sum(number(b, sizes) for b in kernel.writes.values())
     cached = sum(number(b, sizes) for b in kernel.cached.values())
-    text = text_of(Kernels((kernel,)))
-    return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached)
+    text, walk = text_of(Kernels((kernel,))), walk_text(kernel.walk, sizes) if kernel.walk is not None else ""
+    return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached, walk=walk)
 
 
 def _node_report(value: Value, direction: str, sizes: Sizes, kind: str = "library") -> KernelReport:

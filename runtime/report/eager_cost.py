@@ -37,57 +37,40 @@ class EagerCost:
     """Bytes that they read and write."""
     at_least: bool = False
     """True where the method calls something that is not traceable, and so not counted."""
-    peak: int = 0
-    """The most bytes of results that are in memory at once, each freed after its last use."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values that json can write."""
-        return {"launches": self.launches, "bytes": self.bytes, "at_least": self.at_least, "peak": self.peak}
+        return {"launches": self.launches, "bytes": self.bytes, "at_least": self.at_least}
 
 
 def eager_cost(trace: Trace, sizes: Sizes) -> EagerCost:
     """The cost of the operations that a trace of the user's method recorded."""
     calls = list(aten_calls(trace, sizes))
     moved = sum(c.bytes_read + c.bytes_written for c in calls)
-    return EagerCost(len(calls), moved, bool(trace.opaque), _peak(trace, sizes))
-
-
-def _peak(trace: Trace, sizes: Sizes) -> int:
-    """The most bytes that results of operations take at once; a view keeps what it looks at."""
-    nodes = list(trace.graph_module.graph.nodes)
-    bases: dict[Any, Any] = {}
-    last: dict[Any, int] = {}
-    taken: dict[Any, tuple[int, int]] = {}
-    for at, node in enumerate(nodes):
-        schema = getattr(node.target, "_schema", None)
-        looks = node.op == "call_function" and (schema is None or _is_view(schema)) and bool(node.all_input_nodes)
-        bases[node] = bases[node.all_input_nodes[0]] if looks else node
-        last |= {bases[n]: at for n in node.all_input_nodes}
-        if node.op == "call_function" and not looks:
-            taken[node] = at, sum(memory_bytes(t, sizes) for t in _tensors(node.meta.get("val")))
-    spans = [(made, last.get(node, made), n) for node, (made, n) in taken.items()]
-    return max((sum(n for first, end, n in spans if first <= at <= end) for at in range(len(nodes))), default=0)
+    return EagerCost(len(calls), moved, bool(trace.opaque))
 
 
 def aten_calls(trace: Trace, sizes: Sizes) -> Iterator[AtenCall]:
     """The operations of a trace in their order, without views."""
     for node in trace.graph_module.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        results = list(_tensors(node.meta.get("val")))
-        if node.op != "call_function" or schema is None or not results or _is_view(schema):
+        results = list(tensors_of(node.meta.get("val")))
+        if node.op != "call_function" or schema is None or not results or is_view(schema):
             continue
-        operands = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
+        operands = [t for n in node.all_input_nodes for t in tensors_of(n.meta.get("val"))]
         read, written = (sum(memory_bytes(t, sizes) for t in ts) for ts in (operands, results))
         yield AtenCall(str(node.target), read, written)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors among the results of an operation."""
     for part in value if isinstance(value, tuple | list) else (value,):
         if isinstance(part, Tensor):
             yield part
 
 
-def _is_view(schema: Any) -> bool:
+def is_view(schema: Any) -> bool:
+    """The operation moves nothing: its result is its operand's memory."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 

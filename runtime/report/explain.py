@@ -43,6 +43,7 @@ from .directions import aten_report, kernels_report
 from .eager_cost import eager_cost, fake_bytes
 from .explanation import Explanation
 from .methods import NO_RULE, method_records, record_of_calls, without_rules_over_opaque
+from .peak_memory import peak_of_trace
 from .residuals import residual_rows
 
 Tensor = torch.Tensor
@@ -304,6 +305,8 @@ def _add_eager_costs(explanation: Explanation, spec: Specialization, sizes: Size
     for direction, trace in traced.items():
         report = explanation.directions[direction]
         report.traced, report.eager = trace, eager_cost(trace, sizes)
+        if report.memory is not None:
+            report.memory = replace(report.memory, eager=peak_of_trace(trace, sizes))
 
 
 def _backward_graph(spec: Specialization, plan: ResidualPlan | None) -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,9 @@ from ..kernels.proofs import proof_line, proofs_of
 from ..settings.config import settings
 from ..values.sizes import Sizes
 from .directions import DirectionReport, KernelReport
-from .residuals import ResidualRow
+from .residuals import AGAIN, AS_WRITTEN, ResidualRow
 from .size_names import size_names
+from .walks import made_again
 
 SCHEMA = 2
 
@@ -78,6 +79,24 @@ class Explanation:
     def kernel_records(self) -> list[Kernel]:
         """The generated kernels as the compiler has them, for writers of export formats."""
         return [k for report in self.directions.values() for ks in report.kernels for k in ks.kernels]
+
+    def made_again(self, direction: str) -> list[str]:
+        """The matrices that are never in memory and that several kernels form.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            A line for each: its name in your source, and the kernels of this direction that form it once more.
+        """
+        walks = {d: [(k.name, k.walk) for ks in r.kernels for k in ks.kernels if k.walk is not None]
+                 for d, r in self.directions.items()}  # fmt: skip
+        return list(made_again(walks.get("forward", []) if direction == "backward" else [], walks.get(direction, [])))
+
+    def _saved_as_written(self) -> str:
+        """What the user's own choice of saved tensors holds, where it holds another number of bytes."""
+        own = sum(row.bytes for row in self.kept if row.how in (AS_WRITTEN, AGAIN))
+        return "" if all(row.how == AS_WRITTEN for row in self.kept) else f"; as written: {own:,}"
 
     @property
     def size_names(self) -> dict[sympy.Symbol, str]:
@@ -185,6 +204,7 @@ class Explanation:
             "launches": {d: sum(k.times for k in self._launches(d)) for d in ("forward", "backward")},
             "bytes": self._bytes(),
             "eager": {d: r.eager.to_dict() for d, r in self.directions.items() if r.eager is not None},
+            "peak_memory": {d: r.memory.to_dict() for d, r in self.directions.items() if r.memory is not None},
             "saved_bytes": self.saved_bytes,
             "kept": [k.to_dict() for k in self.kept],
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
@@ -194,7 +214,7 @@ class Explanation:
             ],
             "products": {d: report.products for d, report in self.directions.items()},
             "slabs": {d: [s.to_dict() for s in report.slabs.values()] for d, report in self.directions.items()},
-            "peak": {d: report.peak for d, report in self.directions.items()},
+            "made_again": {d: self.made_again(d) for d in self.directions},
             "segments": {d: report.segments for d, report in self.directions.items()},
             "variants": [v.to_dict() for v in self.variants],
         }
@@ -213,12 +233,13 @@ class Explanation:
         lines += [_method_line(name, record) for name, record in self.methods.items()]
         for direction, report in self.directions.items():
             lines += [f"  {direction}: {report.summary}"]
-            lines += [_kernel_line(k) for k in self._launches(direction)]
-            lines += [f"    {cut}" for cut in self.directions[direction].cuts]
-            lines += [f"    {line}" for line in self.directions[direction].products]
-            lines += [f"    {found}" for found in self.directions[direction].slabs.values()]
+            lines += [f"    {report.memory}"] if report.memory is not None else []
+            lines += [line for k in self._launches(direction) for line in _kernel_lines(k)]
+            lines += [f"    {cut}" for cut in report.cuts]
+            lines += [f"    {line}" for line in (*report.products, *self.made_again(direction))]
+            lines += [f"    {found}" for found in report.slabs.values()]
             lines += [f"    {call}" for call in self.opaque if call.method == direction]
-        lines.append(f"  saved tensors: {self.saved_bytes:,} bytes")
+        lines.append(f"  saved tensors: {self.saved_bytes:,} bytes{self._saved_as_written()}")
         lines += [f"    {value}" for value in self.kept]
         lines += [f"  {proof_line(proof)}" for proof in self.proofs] if settings().debug else []
         return "\n".join([*lines, *_variant_lines(self.variants)])
@@ -271,7 +292,10 @@ def _variant_lines(variants: Sequence[Variant]) -> list[str]:
     return lines
 
 
-def _kernel_line(kernel: KernelReport) -> str:
+def _kernel_lines(kernel: KernelReport) -> Iterator[str]:
     again = f"  again from L2 {kernel.bytes_cached:,}" if kernel.bytes_cached else ""
     again += f"  in {kernel.times} launches" if kernel.times > 1 else ""
-    return f"    {kernel.name:<32} {kernel.kind:<7} reads {kernel.bytes_read:,}  writes {kernel.bytes_written:,}{again}"
+    moved = f"reads {kernel.bytes_read:,}  writes {kernel.bytes_written:,}{again}"
+    yield f"    {kernel.name:<32} {kernel.kind:<7} {moved}"
+    if kernel.walk:
+        yield f"    {'':<32} {kernel.walk}"

@@ -10,6 +10,7 @@ from typing import Any
 from ...ir import Value
 from ...ir.passes.programs.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import ValueRef
+from ...ir.text.source_names import made_name
 from ...ir.types import TensorType
 from ...tracer.dtypes import TO_TORCH
 from ..capture.captured import name_at
@@ -26,7 +27,7 @@ class ResidualRow:
     """One value on its way to backward."""
 
     name: str
-    """The value's name in your source, or the operation that makes it."""
+    """The value's name in your source, or the operation that makes it, and of what."""
     type: str
     """Its dtype and shape, "f32[8192,1]"."""
     bytes: int
@@ -79,5 +80,4 @@ def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
 def _value_row(value: Value, sizes: Sizes, how: str, handed_over: TensorType | None = None) -> ResidualRow:
     aval = handed_over or value.aval
     shape = ",".join(str(number(n, sizes)) for n in aval.shape)
-    name, type_ = value.origin.name or value.prim, f"{aval.dtype}[{shape}]"
-    return ResidualRow(name, type_, number(aval.nbytes, sizes), how)
+    return ResidualRow(made_name(value), f"{aval.dtype}[{shape}]", number(aval.nbytes, sizes), how)

@@ -1,16 +1,17 @@
-"""The least time of a Function's launches on a named GPU: bytes by bandwidth, operations by their rate."""
+"""The least time of a Function's launches on a named GPU: bytes by bandwidth, operations by the rate of their units."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...codegen import Kernels
+from ...codegen import Kernel, Kernels
 from ...codegen.devices import Device
 from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
+from ...ir.passes.streaming.streams import SPECIAL
 from ...ir.prims import PRIMS
-from ...ir.types import Size, product
+from ...ir.types import LOW_FLOATS, Size, product
 from ..execution.step_by_step import is_loop
 from ..values.sizes import Sizes, number
 from .directions import DirectionReport
@@ -31,11 +32,15 @@ class Modelled:
     bytes: int
     """Bytes of device memory that it moves."""
     operations: int
-    """Arithmetic operations that it does."""
+    """Arithmetic operations that it does; of blocks in which all is masked none."""
     microseconds: float
-    """The longer of what its bytes and its operations take at the device's peaks."""
+    """The longest of what its bytes and its operations take at the device's peaks."""
     bound: str
-    """Which of the two is longer: "bytes" or "operations"."""
+    """Which of them is the longest: "bytes", "operations", "tensor cores", or "exponentials"."""
+    products: int = 0
+    """Those of its operations that tensor cores do."""
+    exponentials: int = 0
+    """What the unit for special functions computes, where the matrices are never in memory."""
 
 
 @dataclass(frozen=True)
@@ -75,40 +80,81 @@ def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes)
     for work in _works(report, sizes):
         launch = next(launches)
         moved = launch.bytes_read + launch.bytes_written
-        times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
+        times = {"bytes": moved / device.bandwidth, **work.seconds(device)}
         bound = max(times, key=lambda k: times[k])
-        rows.append(Modelled(launch.name, name, launch.kind, moved, work, times[bound], bound))
+        rows.append(
+            Modelled(launch.name, name, launch.kind, moved, work.operations, times[bound] * 1e6, bound,
+                     work.products, work.exponentials)
+        )  # fmt: skip
     return rows
 
 
-def _works(report: DirectionReport, sizes: Sizes) -> Iterator[int]:
-    """The operations of each launch of a direction, or of all steps of a loop."""
+@dataclass(frozen=True)
+class _Work:
+    """What one launch computes: operations, those of them that tensor cores do, and exponentials besides."""
+
+    operations: int
+    products: int = 0
+    exponentials: int = 0
+
+    def seconds(self, device: Device) -> dict[str, float]:
+        return {
+            "operations": (self.operations - self.products) / device.flops,
+            "tensor cores": self.products / device.products,
+            "exponentials": self.exponentials * SPECIAL / device.flops,
+        }
+
+    def __add__(self, other: _Work) -> _Work:
+        return _Work(
+            self.operations + other.operations, self.products + other.products, self.exponentials + other.exponentials
+        )
+
+    def __mul__(self, times: int) -> _Work:
+        return _Work(times * self.operations, times * self.products, times * self.exponentials)
+
+
+def _works(report: DirectionReport, sizes: Sizes) -> Iterator[_Work]:
+    """The work of each launch of a direction, or of all steps of a loop."""
     kernels, loops = iter(report.kernels), iter(report.loops)
     for at, step in enumerate(report.steps):
         works = _work(step, kernels, loops, sizes)
         yield from _slab_work(report.slabs[at].walk) if at in report.slabs else works
 
 
-def _slab_work(walk: Walk) -> list[int]:
-    """The operations of each launch of a slab, in all slabs."""
+def _slab_work(walk: Walk) -> list[_Work]:
+    """The work of each launch of a slab, in all slabs."""
     by_slab = []
     for sizes in walk.each:
         kernels = iter(walk.generated.kernels.values())
         by_slab.append([work for step in walk.generated.steps for work in _work(step, kernels, iter(()), sizes)])
-    return [sum(works) for works in zip(*by_slab, strict=True)]
+    return [sum(works, start=_Work(0)) for works in zip(*by_slab, strict=True)]
 
 
 def _work(
     step: Step, kernels: Iterator[Kernels], loops: Iterator[DirectionReport], sizes: Sizes
-) -> list[int]:
-    """The operations of each launch of a step."""
+) -> list[_Work]:
+    """The work of each launch of a step."""
     if isinstance(step, Group):
-        return [number(kernel.operations, sizes) for kernel in next(kernels).kernels]
+        return [_of_kernel(kernel, sizes) for kernel in next(kernels).kernels]
     if isinstance(step, Extern) and is_loop(step):
         steps = number(step.value.params["length"], sizes)
         stacked = len(step.value.avals) - step.value.params["carries"]
-        return [*(work * steps for work in _works(next(loops), sizes)), *[0] * stacked]
-    return [number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
+        return [*(work * steps for work in _works(next(loops), sizes)), *[_Work(0)] * stacked]
+    return [_of_call(step.value, sizes)] if isinstance(step, Extern) else []
+
+
+def _of_kernel(kernel: Kernel, sizes: Sizes) -> _Work:
+    """Where a matrix is never in memory, the blocks that are not skipped."""
+    operations, walk = number(kernel.operations, sizes), kernel.walk
+    if walk is None:
+        return _Work(operations)
+    products, powers = (round(walk.alive * number(n, sizes)) for n in (walk.multiplied, walk.exponentials))
+    return _Work(round(walk.alive * operations), products if walk.dtype in LOW_FLOATS else 0, powers)
+
+
+def _of_call(value: Value, sizes: Sizes) -> _Work:
+    operations = number(_operations(value), sizes)
+    return _Work(operations, operations if value.prim == "dot" and value.dtype in LOW_FLOATS else 0)
 
 
 def _operations(value: Value) -> Size:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...codegen import Kernels, Target
-from ...ir import Graph, Value
-from ...ir.passes.fuse import Group, Step
-from ...ir.passes.streaming.regions import Flow
+from ...ir import Value
+from ...ir.passes.fuse import Group
 from ...ir.passes.streaming.slabs import Slabs, each, least_bytes, summed_products
 from ...ir.switches import slab_bytes
 from ..execution.generated import Generated
@@ -104,18 +103,3 @@ def _dim(slabs: Slabs) -> str:
         if end.axis is not None and value.shape[end.axis] == slabs.symbol:
             return f"{value.params['name']}.shape[{end.axis}]"
     return str(slabs.symbol)
-
-
-def peak_bytes(graph: Graph, steps: Sequence[Step], held: Mapping[int, int], sizes: Sizes) -> int:
-    """The most bytes of intermediates and results that are there at once. held: within steps, besides."""
-    flow = Flow(graph, steps)
-    results = [(v, at) for at, s in enumerate(flow.work) for v in s.results]
-    made = {v.id: (at, sum(number(t.nbytes, sizes) for t in v.avals)) for v, at in results}
-    last = {v.id: at for at, s in enumerate(flow.work) for v in flow.sources(s.reads)}
-    last |= {v.id: len(flow.work) for v in flow.sources(graph.results)}
-    within = {i: held[at] for i, s in enumerate(flow.work) for at in held if s is steps[at]}
-    alive = [
-        sum(n for i, (first, n) in made.items() if first <= at <= last.get(i, first)) + within.get(at, 0)
-        for at in range(len(flow.work))
-    ]
-    return max(alive, default=0)

@@ -14,8 +14,8 @@ from fusegrad.benchmarks import report, stream_kernels, stream_report
 from fusegrad.benchmarks.kernels import TARGETS
 from fusegrad.benchmarks.plans import TARGET
 from fusegrad.benchmarks.stream_functions import STREAMS
-from fusegrad.benchmarks.stream_kernels import FOLLOWED, peers, products, spread
-from fusegrad.runtime.kernels.machine_code.counts import Counts, Launch
+from fusegrad.benchmarks.stream_kernels import peers, products
+from fusegrad.runtime.kernels.machine_code.counts import SPREAD, Counts, Launch, spread
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -131,5 +131,5 @@ def test_the_part_has_a_file_of_its_own(tmp_path: Path) -> None:
 def test_programs_that_are_counted_are_of_all_places_of_a_row(blocks: int) -> None:
     """Under a causal mask the mean of their places is the mean of the work."""
     followed = spread(32 * blocks)
-    assert len(followed) == FOLLOWED and sum(p % blocks for p in followed) / FOLLOWED == (blocks - 1) / 2
+    assert len(followed) == SPREAD and sum(p % blocks for p in followed) / SPREAD == (blocks - 1) / 2
     assert spread(1) == (0,)

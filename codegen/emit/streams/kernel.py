@@ -9,7 +9,7 @@ for col_at in tl.range(start, stop, BLOCK_N):      blocks in which something is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ....ir.types import ITEMSIZE, LOW_FLOATS, product
@@ -30,6 +30,7 @@ from ..mathematics import fast_rules, rules_for
 from ..names import Names
 from .passes import StreamPass, uses_of
 from .stream import Stream
+from .walk_facts import walk_of
 
 
 def name_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]:
@@ -85,7 +86,8 @@ def kernel_of_stream(
     stream = Stream(emitter, table, roles, sums)
     stream.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
     _emit(stream, plan.spans)
-    return assemble(emitter, traffic_of_stream(emitter, roles, tile))
+    made = assemble(emitter, traffic_of_stream(emitter, roles, tile))
+    return replace(made, walk=walk_of(stream, plan.spans, tile))
 
 
 def _emit(stream: Stream, spans: Sequence[Span]) -> None:

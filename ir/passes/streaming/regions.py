@@ -10,6 +10,7 @@ import networkx as nx
 from ...graph import Graph, Value
 from ...prims import PRIMS
 from ...rewrite import NOTHING, Replacements, extract
+from ...text.source_names import source_name
 from ...types import Size, contiguous_strides
 from ..cost import Hints, estimate
 from ..fuse import Extern, Group, Step, View
@@ -174,6 +175,12 @@ class Region:
         after = set().union(*(nx.descendants(self.flow.order, at) for at in self.places))
         before = set().union(*(nx.ancestors(self.flow.order, at) for at in self.places))
         return (after & before) - self.places
+
+    def names(self) -> list[str]:
+        """The user's names of its virtual values, and of its products those of their lines."""
+        inside = [v for v in self.nodes() if v.id in self.virtual]
+        known = [source_name(v) if v.prim == "dot" else v.origin.name for v in inside]
+        return list(dict.fromkeys(name for name in known if name))
 
     # -------------------------------------------------------------- whether it may be one
     def obstacle(self) -> str:

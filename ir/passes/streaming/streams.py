@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ...graph import Graph, Value
+from ...text.source_names import source_name, source_place
 from ...text.text import symbols_of
 from ...types import Size
 from ..cost import TYPICAL, Hints, estimate, minimal_bytes
 from ..fuse import Group, Step, View
-from ..products import SHARE, Machine, name_of
+from ..products import SHARE, Machine
 from ..virtual import directions, large_values, virtual_values
 from .alive import alive_share
 from .in_place import steps_of_slab
@@ -52,6 +53,7 @@ class StreamDecision:
     walked: Walked | None = None  # how it would be walked in slabs, where no kernels are
     slabs: SlabEstimate | None = None  # None: it is not
     splits: int = 1  # the parts of the stream that programs share, of the kernel that has most
+    names: tuple[str, ...] = ()  # of its virtual values, in the user's source
 
     @property
     def streamed(self) -> bool:
@@ -66,12 +68,17 @@ class StreamDecision:
 
     def refused(self, why: str) -> StreamDecision:
         """The same region where no kernels can be generated."""
-        return StreamDecision(self.value, self.products, None, why)
+        return StreamDecision(self.value, self.products, None, why, names=self.names)
 
     def __str__(self) -> str:
-        where = "in slabs" if self.slabs is not None else "never in memory" if self.streamed else "in memory"
+        """`stream scores, weights (attention.py:18): never in memory, ..`"""
+        names, place = ", ".join(self.names or (source_name(self.value),)), source_place(self.value)
+        where = f" ({place})" if place else ""
+        figures = self.costs is not None and not self.streamed and self.slabs is None
+        left = ": the products stay with the library" if figures else ""
+        kept = "in slabs" if self.slabs is not None else "never in memory" if self.streamed else "in memory"
         divided = f", the stream in {self.splits} splits, merged" if self.splits > 1 else ""
-        return f"stream {name_of(self.value)}: {where}{divided}, {self.reason}"
+        return f"stream {names}{where}: {kept}{divided}, {self.reason}{left}"
 
 
 @dataclass(frozen=True)
@@ -105,9 +112,13 @@ class StreamEstimate:
     def __str__(self) -> str:
         masked = f", {self.alive:.0%} of it not masked" if self.alive < 1 else ""
         return (
-            f"{self.virtual / 1e6:.1f} MB{masked}; modelled, {_time(self.own)} in kernels "
+            f"{_size(self.virtual)}{masked}; modelled, {_time(self.own)} in kernels "
             f"and {_time(self.library)} by the library and kernels between"
         )
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e10 else f"{count / 1e6:.1f} MB"
 
 
 @dataclass(frozen=True)
@@ -185,13 +196,14 @@ class Streams:
     def _decide(self, region: Region, made: bool) -> StreamDecision:
         """made: whether there may be kernels."""
         first, products = region.products[0], frozenset(v.id for v in region.products)
+        names = tuple(region.names())
         costs, why = None, self._why_no_kernels(products, made) or region.obstacle()
         if not why:
             group = region.group()
             costs = self.estimate(region, group)
             if costs.pays:
-                return StreamDecision(first, products, group, str(costs), costs)
-        decision = StreamDecision(first, products, None, why or str(costs), costs)
+                return StreamDecision(first, products, group, str(costs), costs, names=names)
+        decision = StreamDecision(first, products, None, why or str(costs), costs, names=names)
         return decision if self.limit is None else self._in_slabs(decision, region, self.limit)
 
     def _why_no_kernels(self, products: frozenset[int], made: bool) -> str:

@@ -22,6 +22,8 @@ LAUNCH = {"cuda:100": (0x360, 0x370)}
 LANE_ZERO = ("SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_LANEID", "SR_LTMASK", "SR_CgaCtaId", "SRZ")
 PROGRAMS, MANY = 3, 5000
 """Programs whose lanes are followed; one alone where that one runs through so many blocks."""
+SPREAD = 16
+"""Programs that are followed where masks leave one less to do than another."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,14 @@ def _pipes(instructions: tuple[Instruction, ...]) -> Counter[str]:
 def _sampled(programs: int) -> list[int]:
     """The middle of each third."""
     return sorted({programs * (2 * i + 1) // (2 * PROGRAMS) for i in range(PROGRAMS)}) if programs else []
+
+
+def spread(programs: int) -> tuple[int, ...]:
+    """Some programs that are as many in the first blocks of a row as in the last: a mask leaves one less than another.
+
+    Numbers of one hexadecimal digit, repeated: whatever power of two the blocks of a row are, all their places occur.
+    """
+    return tuple(sorted({digit * 0x11111 % max(1, programs) for digit in range(SPREAD)}))
 
 
 def _specials(launch: Launch, program: int) -> dict[str, int]:

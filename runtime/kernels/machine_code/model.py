@@ -17,7 +17,7 @@ from ....codegen.devices import MULTIPROCESSORS, Device
 from ....codegen.kernel import Kernel, Pointer, Scalar
 from ...values.sizes import Sizes, number
 from ..cross_compile.pool import Binary
-from .counts import Counts, Launch, count, parameters
+from .counts import Counts, Launch, count, parameters, spread
 from .pipes import RATES
 from .sass import NoListingError
 
@@ -29,12 +29,13 @@ PORT = 64
 class LaunchModel:
     """One launch on a named device. Times are a model's, in microseconds.
 
-    instructions: warp instructions of the launch; per_32: for 32 elements of its largest tensor; pipes: by pipe, for 32
-    elements. budget: for 32 elements, what is issued while the bytes move; share: instructions over the budget.
-    resident: programs on a multiprocessor at a time; occupancy: its warps over the most there can be; waves: programs
-    over those resident everywhere; idle: share of multiprocessors without a program. flight: bytes on their way at a
-    time, per multiprocessor. copy: the time of a copy of as many bytes. bound: "bytes", "flight", "issue" or the pipe
-    that is waited for. data_dependent: loops whose turns hang on data, which count as one turn.
+    instructions: warp instructions of the launch; per_32: for 32 elements of its largest tensor, or of the matrix that
+    is never in memory, masked ones included; pipes: by pipe, for 32 elements. budget: for 32 elements, what is issued
+    while the bytes move; share: instructions over the budget. resident: programs on a multiprocessor at a time;
+    occupancy: its warps over the most there can be; waves: programs over those resident everywhere; idle: share of
+    multiprocessors without a program. flight: bytes on their way at a time, per multiprocessor. copy: the time of a
+    copy of as many bytes. bound: "bytes", "flight", "issue" or the pipe that is waited for. data_dependent: loops whose
+    turns hang on data, which count as one turn.
     """
 
     instructions: float
@@ -89,11 +90,15 @@ def model_of(kernel: Kernel, binary: Binary, sizes: Sizes, device: Device) -> La
 def launch_of(kernel: Kernel, sizes: Sizes, target: str) -> Launch:
     """A generated kernel's launch at these sizes."""
     values = [number(a.value, sizes) if isinstance(a, Scalar) else None for a in kernel.arguments]
-    return Launch(target, (number(kernel.grid, sizes), 1, 1), kernel.num_warps, parameters([*values, None, None]))
+    programs = number(kernel.grid, sizes)
+    followed = spread(programs) if kernel.walk is not None else ()
+    return Launch(target, (programs, 1, 1), kernel.num_warps, parameters([*values, None, None]), followed)
 
 
 def elements_of(kernel: Kernel, sizes: Sizes) -> int:
-    """Elements of the largest tensor that it reads or writes."""
+    """Elements of the largest tensor that it reads or writes, or of the matrix that it forms tile by tile."""
+    if kernel.walk is not None:
+        return number(kernel.walk.elements, sizes)
     width = {a.name: _bytes(a.dtype) for a in kernel.arguments if isinstance(a, Pointer)}
     moved = {**kernel.reads, **kernel.writes}
     return max((number(size, sizes) // width.get(name, 4) for name, size in moved.items()), default=1) or 1

@@ -38,11 +38,14 @@ def bars(rows: Sequence[tuple[str, str, float]]) -> str:
 # ------------------------------------------------------------------ the roofline
 def roofline(device: Device, launches: Sequence[Modelled]) -> str:
     """Operations per second against operations per byte, both by powers of ten; a dot for each launch at its roof."""
-    points = [(at, m.operations / m.bytes) for at, m in enumerate(launches, 1) if m.bytes and m.operations]
+    points = [(at, m.operations / m.bytes, m.operations / m.microseconds * 1e6)
+              for at, m in enumerate(launches, 1) if m.bytes and m.operations]  # fmt: skip
+    # Products of low floats have a roof of their own, which is drawn where one needs it.
+    peak = device.products if any(m.products for m in launches) else device.flops
     # The axes: whole powers of ten around the launches, the ridge, and the roof at the far left.
     ridge = device.flops / device.bandwidth
-    low, high = _decades([*(x for _, x in points), 0.1, ridge * 10])
-    floor, top = _decades([device.bandwidth * 10**low, device.flops])
+    low, high = _decades([*(x for _, x, _ in points), 0.1, peak / device.bandwidth * 10])
+    floor, top = _decades([device.bandwidth * 10**low, peak])
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (math.log10(x) - low) / (high - low)
@@ -51,11 +54,17 @@ def roofline(device: Device, launches: Sequence[Modelled]) -> str:
 
     # The roof below the bandwidth up to the ridge, and flat from there; a dot for each launch on it.
     roof = [at(10**low, device.bandwidth * 10**low), at(ridge, device.flops), at(10**high, device.flops)]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in roof)
-    parts = [*_grid(low, high, floor, top, at)]
-    parts.append(f'<polyline points="{line}" fill="none" stroke="#374151" stroke-width="2"/>')
-    dots = [(*at(x, min(device.flops, x * device.bandwidth)), number) for number, x in points]
+    parts = [*_grid(low, high, floor, top, at), _line(roof)]
+    if peak > device.flops:
+        parts.append(_line([at(ridge, device.flops), at(peak / device.bandwidth, peak), at(10**high, peak)], "5 4"))
+    dots = [(*at(x, y), number) for number, x, y in points]
     return _svg(WIDTH, HEIGHT, 12, [*parts, *_dots(dots, [m.name for m in launches])])
+
+
+def _line(places: Sequence[tuple[float, float]], dashes: str = "") -> str:
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<polyline points="{points}" fill="none" stroke="#374151" stroke-width="2"{dashed}/>'
 
 
 DIGIT = 7  # pixels that a character of a label takes, a little more than any common face

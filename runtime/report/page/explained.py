@@ -48,6 +48,9 @@ class Explained(Protocol):
     def program(self) -> Program:
         """Both graphs after the passes."""
 
+    def made_again(self, direction: str) -> Sequence[str]:
+        """A line for each matrix that several kernels form."""
+
     @property
     def size_names(self) -> Mapping[sympy.Symbol, str]:
         """M and N."""

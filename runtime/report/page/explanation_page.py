@@ -34,8 +34,8 @@ def _body(explained: Explained, whole: bool) -> str:
     sizes = [f"sizes that may vary, as they are here: {size_text(explained)}"] if explained.sizes else []
     parts = {
         "costs": _costs(explained), "roofline": _roofline(explained), "methods": _methods(explained),
-        "launches": _launches(explained), "breaks": _breaks(explained), "saved": _saved(explained),
-        "specializations": _specializations(explained),
+        "launches": _launches(explained), "walks": _walks(explained), "breaks": _breaks(explained),
+        "saved": _saved(explained), "specializations": _specializations(explained),
     }  # fmt: skip
     drawings = [(title, safe({"svg": picture(svg)})["svg"]) for title, svg in _drawings(explained)]
     facts: dict[str, Any] = {
@@ -54,11 +54,17 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _costs(explained: Explained) -> str:
     rows = []
     for direction, report in explained.directions.items():
-        rows.append([direction, "fusegrad", report.launch_count, report.moved, _ratio(report.moved, report.minimal)])
+        own, of_eager = (report.memory.own, report.memory.eager) if report.memory is not None else (None, None)
+        moved = report.moved, _ratio(report.moved, report.minimal)
+        rows.append([direction, "fusegrad", report.launch_count, *moved, own])
         if (eager := report.eager) is not None:
-            rows.append([direction, "eager", eager.launches, eager.bytes, _ratio(eager.bytes, report.minimal)])
-    head = ("direction", "", "launches", "bytes moved", "x the minimum traffic")
-    explanation = "Counted from the kernels and from the operations of the methods as written, not measured."
+            moved = eager.bytes, _ratio(eager.bytes, report.minimal)
+            rows.append([direction, "eager", eager.launches, *moved, of_eager])
+    head = ("direction", "", "launches", "bytes moved", "x the minimum traffic", "peak memory")
+    explanation = (
+        "Counted from the kernels and from the operations of the methods as written, not measured. Peak memory: bytes "
+        "held at a time beside the arguments; in eager at least, each value until its last use."
+    )
     return _table(head, rows) + note(explanation) if rows else note("Nothing is compiled.")
 
 
@@ -91,6 +97,14 @@ def _launches(explained: Explained) -> str:
     ]
     head = ("direction", "launch", "kind", "bytes read", "written", "again from L2")
     return _table(head, rows) if rows else note("Nothing is launched.")
+
+
+def _walks(explained: Explained) -> str:
+    """What is never in memory: how each kernel walks it, what is made again, and what decided."""
+    rows = [(k.name, k.walk) for k in explained.kernels if k.walk]
+    lines = [line for d, r in explained.directions.items() for line in (*r.products, *explained.made_again(d))]
+    walks = _table(("launch", "walks a matrix that is never in memory"), rows) if rows else ""
+    return walks + "".join(map(note, lines))
 
 
 def _breaks(explained: Explained) -> str:

@@ -1,0 +1,41 @@
+"""Kernels whose matrices are never in memory, in words: how they walk them, and which they make again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...codegen import Walk
+from ..values.sizes import Sizes, number
+
+
+def walk_text(walk: Walk, sizes: Sizes) -> str:
+    """rows M = 4096 by 128, walks N = 4096 by 64; rescaled as the maximum moves; skips blocks above the diagonal"""
+    (rows, stream), beside = walk.blocks, [f"{number(n, sizes):,}" for n in walk.beside]
+    lengths = zip(walk.letters, (walk.rows, walk.stream), strict=True)
+    first, second = (f"{letter} = {number(n, sizes):,}" for letter, n in lengths)
+    text = f"rows {first} by {rows}, walks {second} by {stream}"
+    if walk.keeps_stream:
+        text = f"tiles of {first} by {rows} and {second} by {stream}"
+    parts = [text, *([f"sums over {' x '.join(beside)} besides"] if beside else [])]
+    parts += [f"walks them {walk.passes} times"] if walk.passes > 1 else []
+    moves = "moves" if len(walk.relative_to) == 1 else "move"
+    parts += [f"rescaled as {listed(walk.relative_to)} {moves}"] if walk.relative_to else []
+    parts += [f"skips blocks {listed(walk.skips)}"] if walk.skips else []
+    return "; ".join(parts)
+
+
+def made_again(before: Sequence[tuple[str, Walk]], own: Sequence[tuple[str, Walk]]) -> Iterator[str]:
+    """A line for each matrix that kernels of one direction form again, after those before: by name, and where."""
+    first = {product for _, walk in before for product in walk.products}
+    names = dict.fromkeys(product for _, walk in own for product in walk.products)
+    for product in names:
+        makers = [kernel for kernel, walk in own if product in walk.products]
+        again = makers if product in first else makers[1:]
+        if again:
+            yield f"{product}: computed again in {listed(again)}, not saved"
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c"""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
