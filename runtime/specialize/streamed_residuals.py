@@ -17,6 +17,7 @@ from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph
 from ...ir.errors import LoweringError
 from ...ir.passes.fuse import Fuse
+from ...ir.passes.programs.compared import Compared
 from ...ir.passes.programs.streamed import Streamed
 from ...ir.passes.streaming.streams import StreamDecision, Streams
 from ...ir.passes.virtual import sums_of, virtual_values
@@ -35,6 +36,9 @@ def streamed_program(
 
     usual: with what is saved otherwise.
     """
+    compared = Compared(sizes)(captured)
+    if compared is not captured:  # the same bits in both methods, whatever that takes
+        return compared
     streamed = Streamed(sizes)(captured)
     if streamed is captured:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from ...graph import Graph, Value
-from ...prims import PRIMS
+from ...prims import COMPARE, PRIMS
 from ...rewrite import extract
 from ...types import Size, contiguous_strides
 from ..cost import Hints, estimate
@@ -185,9 +185,20 @@ class Region:
         called = [s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot"]
         if called:
             return f"{_name(called[0])} reads it from memory"
+        if (compared := self._compared()) is not None:
+            return f"{_name(compared)} compares it with what is made of it, bit for bit"
         if between := self._between():
             return f"{_name(self.flow.work[min(between)].results[0])} comes between, and is no part of its kernels"
         return self._effects()
+
+    def _compared(self) -> Value | None:
+        """What compares floats that two kernels would make, each in its own order of additions."""
+        nodes = self.nodes()
+        made = {v.id for v in self.products}
+        for value in nodes:
+            made |= {value.id} if any(a.id in made for a in value.args) else set()
+        compared = (v for v in nodes if v.prim in COMPARE and v.args[0].aval.is_float)
+        return next((v for v in compared if all(a.id in made for a in v.args)), None)
 
     def _effects(self) -> str:
         """An effect between its first and its last step stays where it is."""
