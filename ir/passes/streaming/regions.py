@@ -16,9 +16,12 @@ from ..fuse import Extern, Group, Step, View
 from ..node_kinds import SOURCES, is_view
 from ..products import DTYPES
 from ..virtual import sums_of, virtual_values
+from .concatenations import without_concatenations
 from .dot_axes import plain_dots
 from .split_sums import split_sums
 
+ASSERTS = "aten._assert_async"
+"""Nothing else sees when it runs."""
 FINISH = ("elementwise", "layout", "source", "reduce")
 """Families of groups that may be part of a region because they only read what it sums to."""
 
@@ -203,8 +206,9 @@ class Region:
     def _effects(self) -> str:
         """An effect between its first and its last step stays where it is."""
         span = self.flow.work[min(self.places) : max(self.places)]
-        effects = [s for s in span if isinstance(s, Extern) and PRIMS[s.value.prim].effect]
-        return f"{_name(effects[0].value)} runs in between" if effects else ""
+        called = [s.value for s in span if isinstance(s, Extern) and PRIMS[s.value.prim].effect]
+        effects = [v for v in called if not str(v.params.get("op")).startswith(ASSERTS)]
+        return f"{_name(effects[0])} runs in between" if effects else ""
 
     # -------------------------------------------------------------- as one
     def group(self) -> Group:
@@ -214,7 +218,7 @@ class Region:
         layouts = _layouts(self.flow.work)
         strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
         graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
-        plain = plain_dots(graph)
+        plain = plain_dots(without_concatenations(graph, virtual_values(graph, self.hints)))
         split = split_sums(plain, virtual_values(plain, self.hints))
         return Group(split, tuple(inputs), tuple(outputs))
 
