@@ -63,7 +63,8 @@ def solve_equations(
 ) -> dict[sympy.Basic, sympy.Basic]:
     """The divisions and symbols that the equations determine, each in terms of what is left, and is not younger.
 
-    s1 // 2 == s0, s1 - s1 // 2 == s0   ->   s1 // 2: s0, s1: 2 * s0
+    s1 // 2 == s0, s1 - s1 // 2 == s0                ->   s1 // 2: s0, s1: 2 * s0
+    s0 * (s1 // s0) == s1, s2 * (s1 // s0) == s1     ->   s1 // s0: s1 / s0, s2: s0
     """
     solutions: dict[sympy.Basic, sympy.Basic] = {}
     for equation in equations:
@@ -82,6 +83,23 @@ def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Bas
         remainder = zero - terms[unknown] * unknown
         if not remainder.has(unknown) and remainder != 0 and age_of(remainder) <= age_of(unknown):
             return unknown, sympy.expand(-remainder / terms[unknown])
+    return _factor(zero, age_of)
+
+
+def _factor(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Basic, sympy.Basic] | None:
+    """A factor of two products of positive sizes that are equal, in terms of the others: s0 * d == s1 gives d."""
+    terms = zero.as_ordered_terms()
+    if len(terms) != 2 or not all(s.is_positive for s in zero.free_symbols):
+        return None
+    ratio = sympy.cancel(-terms[0] / terms[1])
+    powers = ratio.as_powers_dict()
+    divisions = [f for f in powers if isinstance(f, _DIVISIONS)]
+    symbols = [f for f in powers if f.is_Symbol]
+    for unknown in sorted(divisions, key=str) + sorted(symbols, key=str):
+        found = sympy.cancel(unknown / ratio if powers[unknown] == 1 else unknown * ratio)
+        exact = unknown in divisions or found.is_integer
+        if abs(powers[unknown]) == 1 and exact and not found.has(unknown) and age_of(found) <= age_of(unknown):
+            return unknown, found
     return None
 
 
@@ -101,8 +119,10 @@ def _of_args(expr: Any, args: tuple[Any, ...]) -> Any:
     """The expression with other arguments; of n // (n / 3) torch would make 1 // (1 / 3), which is no number to it."""
     if args == expr.args:
         return expr
-    if isinstance(expr, _DIVISIONS) and (quotient := sympy.cancel(args[0] / args[1])).is_Rational:
-        return sympy.floor(quotient)
+    if isinstance(expr, _DIVISIONS):
+        quotient = sympy.cancel(args[0] / args[1])
+        if quotient.is_Rational or quotient.is_integer:
+            return sympy.floor(quotient)
     return expr.func(*args)
 
 

@@ -10,7 +10,7 @@ varies along both, and it only ever decides how fast the kernel is, never what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -292,8 +292,8 @@ def axes_mentioned(term: Term) -> set[Axis]:
     return set(term.axes) | (set(term.param) if term.op in (*REDUCTIONS, *SCANS) else set())
 
 
-def terms_below(roots: Iterable[Term]) -> tuple[Term, ...]:
-    """Every term under the roots, arguments first."""
+def terms_below(roots: Iterable[Term], ends: Container[Term] = ()) -> tuple[Term, ...]:
+    """Every term under the roots, arguments first; nothing below `ends`."""
     ordered: dict[Term, None] = {}
     todo = [(root, False) for root in reversed(list(roots))]
     while todo:
@@ -304,5 +304,5 @@ def terms_below(roots: Iterable[Term]) -> tuple[Term, ...]:
             ordered[term] = None
         else:
             todo.append((term, True))
-            todo.extend((a, False) for a in reversed(term.args) if a not in ordered)
+            todo.extend((a, False) for a in reversed(term.args if term not in ends else ()) if a not in ordered)
     return tuple(ordered)

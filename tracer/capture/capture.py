@@ -1108,15 +1108,21 @@ def _first_write(
             watched.add(node)
         if not touched or (schema := getattr(node.target, "_schema", None)) is None:
             continue
-        if any(_writes(schema, node, a) for a in touched):
+        aliased = [alias for a in touched for alias in _aliases(schema, node, a)]
+        if any(alias.is_write for alias in aliased):
             return node  # type: ignore[no-any-return]
-        if any(r.alias_info is not None for r in schema.returns):
+        if aliased and any(r.alias_info is not None for r in schema.returns):  # not of x in `y.mul_(x)`
             watched.add(node)
     return None
 
 
 def _writes(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
+    return any(alias.is_write for alias in _aliases(schema, node, operand))
+
+
+def _aliases(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> list[Any]:
+    """What the operation's results may share of the operand's memory, or writes to it, by its places in the call."""
     operands = [*zip(schema.arguments, node.args, strict=False)]
     operands += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
-    targets = [v for a, v in operands if a.alias_info is not None and a.alias_info.is_write]
-    return any(operand in (v if isinstance(v, list | tuple) else (v,)) for v in targets)
+    places = [(a, v if isinstance(v, list | tuple) else (v,)) for a, v in operands if a.alias_info is not None]
+    return [a.alias_info for a, values in places if operand in values]

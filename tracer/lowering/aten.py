@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
@@ -68,16 +69,16 @@ def lower(
     ]
     mode = _fake_mode(gm, inputs)
     names = list(input_names or (str(n.target) for n in placeholders))
-    # A guard that a rule asks for may make two symbols one: then what was written before has the old name.
+    # A guard that a rule asks for may make two sizes one: then what was written before has the old name.
     for attempt in range(_MOST_ATTEMPTS):
-        renamings = _renamings(mode)
+        known = _equalities(mode)
         try:
             graph = _lower_once(gm, inputs, mode, name, names)
         except LoopDiffers:
-            if attempt + 1 < _MOST_ATTEMPTS and _renamings(mode) != renamings:
+            if attempt + 1 < _MOST_ATTEMPTS and _equalities(mode) != known:
                 continue
             raise
-        if _renamings(mode) == renamings:
+        if _equalities(mode) == known:
             break
     return numbers_as_tensors(graph)
 
@@ -137,8 +138,10 @@ def lowering_key(trace: Trace) -> tuple[Any, ...]:
     return len(env.replacements) if env is not None else 0, tuple(id(n.meta.get("val")) for n in results)
 
 
-def _renamings(mode: FakeTensorMode) -> int:
-    return len(mode.shape_env.replacements) if mode.shape_env is not None else 0
+def _equalities(mode: FakeTensorMode) -> int:
+    """How much is known by now of which sizes are equal."""
+    env = mode.shape_env
+    return 0 if env is None else len(env.replacements) + sum(isinstance(g.expr, sympy.Eq) for g in env.guards)
 
 
 class LoopDiffers(LoweringError):

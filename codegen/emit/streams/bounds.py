@@ -9,6 +9,7 @@ from functools import reduce
 import sympy
 
 from ....ir.switches import is_on
+from ...program.axes import Term
 from ...program.sizes import evaluate_size, nonnegative, tidy
 from ...schedule.streams.masks import Bound, Span
 from ..statements import Expr, Scope, binary, call, literal, unary
@@ -132,16 +133,26 @@ class StreamBounds:
     def _place(self, sign: int, bound: Bound, row: Expr, host: Scope, extra: int) -> Expr:
         """sign * row + what is constant in the bound, towards the stream."""
         towards = -bound.by
-        total = literal(0) if sign == 0 else row if sign > 0 else unary("-", row)
         constant = bound.offset * towards + extra
-        for c, term in bound.numbers:
-            value = call("tl.cast", self.stream.values.value(term, host), literal("tl.int32"))
-            total = binary(
-                "+" if c * towards > 0 else "-", total, value if abs(c) == 1 else binary("*", value, literal(abs(c)))
-            )
-        if isinstance(constant, int):
-            return total if constant == 0 else binary("+" if constant > 0 else "-", total, literal(abs(constant)))
-        return binary("+", total, self.context.sizes.text(constant, "offset"))
+        parts = [(sign, row), *((c * towards, self._number(c, term, host)) for c, term in bound.numbers)]
+        total = _summed([(s, part) for s, part in parts if s])
+        if not isinstance(constant, int):
+            total = binary("+", total, self.context.sizes.text(constant, "offset"))
+        elif constant:
+            total = binary("+" if constant > 0 else "-", total, literal(abs(constant)))
+        return self._inside(total, host) if bound.numbers else total
+
+    def _number(self, factor: int, term: Term, host: Scope) -> Expr:
+        """A multiple of what data decides."""
+        value = call("tl.cast", self.stream.values.value(term, host), literal("tl.int64"))
+        return value if abs(factor) == 1 else binary("*", value, literal(abs(factor)))
+
+    def _inside(self, place: Expr, host: Scope) -> Expr:
+        """A place that data decides, of 64 bits, as one of the stream or the one behind it."""
+        inside = call("tl.minimum", call("tl.maximum", place, literal(0)), self.size)
+        if (known := host.find(inside.text)) is None:
+            known = host.memo[inside.text] = self.context.let(host, "place", call("tl.cast", inside, literal("tl.int32")))
+        return known
 
     def _down(self, place: Expr) -> Expr:
         """The multiple of the block below."""
@@ -160,6 +171,15 @@ class StreamBounds:
 def _is_never_negative(bound: Bound) -> bool:
     """One behind the last place is none below zero."""
     return bound.row >= 0 and not bound.numbers and nonnegative(tidy(bound.offset + 1))
+
+
+def _summed(parts: Sequence[tuple[int, Expr]]) -> Expr:
+    """The sum of parts with their signs."""
+    total: Expr | None = None
+    for sign, part in parts:
+        first = part if sign > 0 else unary("-", part)
+        total = first if total is None else binary("+" if sign > 0 else "-", total, part)
+    return literal(0) if total is None else total
 
 
 def _smallest(places: Sequence[Expr]) -> Expr:

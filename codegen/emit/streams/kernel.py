@@ -99,4 +99,5 @@ def _emit(stream: Stream, spans: Sequence[Span]) -> None:
     sinks = stream.context.program.sinks
     stream.values.uses = uses_of([t for s in sinks for t in s.terms], stream.labels)
     for sink in sinks:
+        stream.reduce_depths(sink)
         stream.store(sink)

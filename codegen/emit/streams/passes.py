@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...program.axes import REDUCTIONS, Term, terms_below
 from ...schedule.streams.accumulators import Accumulator, operands_of
 from ...schedule.streams.algebra import is_tile_product
-from ...schedule.streams.masks import Span, whole_bodies
+from ...schedule.streams.masks import NOTHING, Span, whole_bodies
 from ..access.coordinates import Coord
 from ..mathematics import number
 from ..reductions.folds import fold_function, take_in
@@ -64,6 +64,9 @@ class StreamPass:
         tile = (self.roles.row, self.roles.stream)
         with self.stream.shapes.of(*tile):
             value = self.stream.shapes.spread(value, self.stream.shapes.dims(body))
+        mask = self.stream.shapes.mask_of_stream() if a.term in self.span.apart else None
+        if mask is not None:
+            value = call("tl.where", mask, value, literal(number(NOTHING[a.kind], a.term.dtype)))
         return call(fold_function(a.term), value, literal(1))
 
     # ------------------------------------------------------------------ loops
@@ -216,11 +219,9 @@ class StreamPass:
             before[term] = old
             self.values.accumulated[old] = self._base(term, name(self.labels[term]), "before", scope)
             self.levels.fix(old, scope.level)
-        now, then = a.scale, algebra.replaced(a.scale, before)
-        is_negative = now.op == then.op == "neg"
-        now, then = (then.args[0], now.args[0]) if is_negative else (now, then)
+        moved = algebra.difference(a.scale, algebra.replaced(a.scale, before))
         with self.stream.shapes.of(self.roles.row):
-            ratio = self.values.value(algebra.make(a.base, algebra.make("sub", now, then)), scope)
+            ratio = self.values.value(algebra.make(a.base, moved), scope)
         # from a base of nothing so far to a low one: times a sum of zeros that is zero, and infinity would be NaN
         return self.context.let(scope, "ratio", call("tl.minimum", ratio, literal(str(LARGEST))))
 

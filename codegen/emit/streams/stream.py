@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...program.axes import Sink, Term
+from ...program.axes import REDUCTIONS, Sink, Term, terms_below
 from ...program.terms import TermTable
 from ...schedule.streams.accumulators import Accumulation
 from ...schedule.streams.algebra import Algebra
@@ -47,6 +47,14 @@ class Stream:
             value = self.shapes.spread(value, self.shapes.dims(term.args[0]))
         folded = as_result(term, call(fold_function(term), value, literal(len(dims))))
         self.values.accumulated[term] = self.context.let(scope, name_of(term) or "total", folded)
+
+    def reduce_depths(self, sink: Sink) -> None:
+        """Reductions of rows that no pass needed."""
+        sums = self.values.accumulated
+        rows = [t for t in terms_below(sink.terms, sums) if t.op in REDUCTIONS and t not in sums]
+        for term in rows:
+            self.reduce_depth(term, self.context.top)
+            self.emitter.levels.fix(term, 0)
 
     def store(self, sink: Sink) -> None:
         """What is made of complete sums."""

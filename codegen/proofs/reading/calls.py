@@ -145,9 +145,20 @@ def extremum(kind: str, reader: Reader, node: ast.Call) -> Value:
     if not (isinstance(a, Int) and isinstance(b, Int)):
         return reader.unknown_result(a, node, a, b)
     if reader.is_data(a.poly) or reader.is_data(b.poly):
-        cases = extremum_cases(kind, a.poly, b.poly)
-        return integer_result(a, b, reader.arithmetic.choice(ast.unparse(node), cases))
+        return integer_result(a, b, extremum_of_data(kind, reader, a.poly, b.poly, ast.unparse(node)))
     return integer_result(a, b, reader.arithmetic.extremum(kind, a.poly, b.poly))
+
+
+def extremum_of_data(kind: str, reader: Reader, a: Poly, b: Poly, name: str) -> Poly:
+    """Either; of what is never negative and at most something else all is known that need be: it is data no more."""
+    known, data = (b, a) if reader.is_data(a) else (a, b)
+    world = reader.world
+    if kind == "min" and not reader.is_data(known) and world.holds(data) and world.holds(known):
+        return world.atom(name, lambda s, r: draw_up_to(int(value_at(known, s)), r), 0, known)
+    result = reader.arithmetic.choice(name, extremum_cases(kind, a, b))
+    if kind == "max" and not reader.is_data(known) and result not in (a, b):
+        world.bound_below(result.top, ONE, known)
+    return result
 
 
 def cdiv(reader: Reader, node: ast.Call) -> Value:

@@ -97,6 +97,22 @@ class Algebra:
     def plus(self, x: Term | None, y: Term | None) -> Term | None:
         return (x if y is None else y) if x is None or y is None else self.make("add", x, y)
 
+    def difference(self, now: Term, then: Term) -> Term:
+        """now - then of two terms that differ in what they are made of: what they share is not subtracted from itself.
+
+        -m * 1.5 - -n * 1.5  ->  -((m - n) * 1.5)
+        """
+        shared = [a == b for a, b in zip(now.args, then.args, strict=True)] if now.op == then.op else []
+        if now.op == "neg" and shared:
+            (x,), (y,) = now.args, then.args
+            return self.difference(y, x)
+        if now.op in ("add", "sub", "mul") and True in shared:
+            at = shared.index(False) if False in shared else 0
+            x, y = (then, now) if now.op == "sub" and at == 1 else (now, then)
+            moved = self.difference(x.args[at], y.args[at])
+            return self.make("mul", moved, now.args[1 - at]) if now.op == "mul" else moved
+        return self.make("sub", now, then)
+
     def rewritten(self, roots: Iterable[Term], rule: Callable[[Term, tuple[Term, ...]], Term]) -> dict[Term, Term]:
         """Every term below the roots, by a rule of the term and its new arguments."""
         new: dict[Term, Term] = {}

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import sympy
 
+from ....ir import Value
+from ....ir.errors import Unfusible
 from ....ir.types import FLOATS, Size
-from ...program.axes import Axis, Index, Term, terms_below
+from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
 from .accumulators import Accumulator
-from .algebra import Algebra, is_number, is_tile_product
+from .algebra import Algebra, Test, is_number, is_tile_product
 from .roles import Roles
 
 NOTHING = {"product": 0.0, "sum": 0.0, "amax": float("-inf"), "amin": float("inf")}
@@ -39,14 +42,15 @@ class Bound:
 class Span:
     """The part of the stream that one pass walks. implied: conditions that hold in the blocks that need no mask.
 
-    silenced: what is made neutral beyond the end of the stream, and the value that does it. guards: what of sizes is
-    assumed.
+    silenced: what is made neutral beyond the end of the stream, and the value that does it. apart: accumulators whose
+    bodies that does not make neutral. guards: what of sizes is assumed.
     """
 
     lows: tuple[Bound, ...] = ()
     highs: tuple[Bound, ...] = ()
     implied: frozenset[Term] = frozenset()
     silenced: Mapping[Term, float] = field(default_factory=dict)
+    apart: frozenset[Term] = frozenset()
     guards: tuple[sympy.Basic, ...] = ()
 
     @property
@@ -58,16 +62,16 @@ def span_of(accumulators: Sequence[Accumulator], roles: Roles, hints: Hints) -> 
     """Conditions that each body needs to be alive bound the stream for all."""
     if roles.keeps_stream:
         return Span()
-    silent = silenced(accumulators, roles)
+    silent, apart = silenced(accumulators, roles)
     needed = [dict.fromkeys(_alive_if(a)) for a in accumulators]
     shared = [c for c in needed[0] if all(c in n for n in needed)]
     bounds = [(c, b) for c in shared for b in bounds_of(c, roles)]
     found = list(dict.fromkeys(b for _, b in bounds))
     guards = _guards(found, frozenset(c for c, _ in bounds), accumulators, roles, hints)
     if guards is None:
-        return Span(silenced=silent)
+        return Span(silenced=silent, apart=apart)
     lows, highs = (tuple(b for b in found if b.by == sign) for sign in (1, -1))
-    return Span(lows, highs, frozenset(c for c, _ in bounds), silent, guards)
+    return Span(lows, highs, frozenset(c for c, _ in bounds), silent, apart, guards)
 
 
 # ------------------------------------------------------------------ rows of nothing
@@ -147,43 +151,47 @@ def _slacks(bounds: Sequence[Bound], is_row: bool, along: Size, across: Size) ->
 
 
 # ------------------------------------------------------------------ what silences a body
-def silencers(term: Term, nothing: float, strict: bool = True) -> dict[Term, float]:
+def silencers(term: Term, nothing: float, tame: Test | None) -> dict[Term, float]:
     """{term: value}: with that value there, this term is `nothing`; outermost first.
 
-    strict: whatever else the term is made of, lanes that were loaded as zeros included, and that value is read by
-    nothing else. Otherwise where all else is finite.
+    tame: of what is finite in lanes beyond the end of the stream; then whatever else the term is made of, and that
+    value is read by nothing else of it. None: where all else is finite.
     """
     found: dict[Term, float] = {term: nothing}
-    for part, value in _silent_parts(term, nothing, strict):
-        beside = set(terms_below(a for a in term.args if a is not part)) if strict else set()
-        for key, wanted in silencers(part, value, strict).items():
+    for part, value in _silent_parts(term, nothing, tame or _anything):
+        beside = set(terms_below(a for a in term.args if a is not part)) if tame else set()
+        for key, wanted in silencers(part, value, tame).items():
             if key not in beside:
                 found.setdefault(key, wanted)
     if nothing == 0.0 and term.op in ("add", "sub"):  # both have to vanish
-        x, y = (silencers(a, 0.0, strict) for a in term.args)
+        x, y = (silencers(a, 0.0, tame) for a in term.args)
         found.update({k: v for k, v in x.items() if y.get(k) == v and k not in found})
     return found
 
 
-def _silent_parts(term: Term, nothing: float, strict: bool) -> list[tuple[Term, float]]:
+def _anything(_: Term) -> bool:
+    return True
+
+
+def _silent_parts(term: Term, nothing: float, tame: Test) -> list[tuple[Term, float]]:
     """The arguments that alone make a term nothing, each with the value that does."""
     args = term.args
     if term.op == "where" and is_number(args[2]) and args[2].param == nothing:
         return [(args[1], nothing)]
     if nothing == 0.0:
         if term.op == "mul":
-            return [(a, 0.0) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
-        if term.op in ("neg", "cast") or (term.op == "div" and (not strict or is_tame(term))):
+            return [(a, 0.0) for a, b in (args, args[::-1]) if tame(b)]
+        if term.op in ("neg", "cast") or (term.op == "div" and tame(term)):
             return [(args[0], 0.0)] if args[0].dtype in FLOATS else []
         return [(args[0], -INFINITY)] if term.op in ("exp", "exp2", "sigmoid") else []
     if nothing == -INFINITY:
         if term.op == "add":
-            return [(a, nothing) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
+            return [(a, nothing) for a, b in (args, args[::-1]) if tame(b)]
         if term.op == "fma" and is_number(args[1]) and args[1].param > 0:
-            return [(args[0], nothing)] if not strict or is_tame(args[2]) else []
+            return [(args[0], nothing)] if tame(args[2]) else []
         if term.op == "cast":
             return [(args[0], nothing)] if args[0].dtype in FLOATS else []
-        if (term.op == "sub" and (not strict or is_tame(args[1]))) or _is_scaled(term):
+        if (term.op == "sub" and tame(args[1])) or _is_scaled(term):
             return [(args[0], nothing)]
     return []
 
@@ -192,27 +200,72 @@ def _is_scaled(term: Term) -> bool:
     return term.op == "mul" and is_number(term.args[1]) and term.args[1].param > 0
 
 
-def is_tame(term: Term) -> bool:
-    """Finite where loads gave zeros: nothing divides by what is loaded, nor takes its logarithm or a great power."""
-    wild = ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow", "exp", "exp2", "expm1")
-    return not any(t.op in wild or (t.op == "div" and not is_number(t.args[1])) for t in terms_below([term]))
+WILD = ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow", "exp", "exp2", "expm1")
 
 
-def silenced(accumulators: Sequence[Accumulator], roles: Roles) -> dict[Term, float]:
-    """Tiles to silence beyond the end of the stream: as few as serve all bodies, as deep as they can be."""
-    tile = {roles.row, roles.stream}
+def is_tame(term: Term, roles: Roles, sums: frozenset[Term]) -> bool:
+    """Finite beyond the end of the stream, where loads gave zeros, and so did products of matrices.
+
+    Nothing divides by what is loaded, nor takes its logarithm or a great power; nothing that a row has is in it, which
+    is what it is there too: NaN, where all of a row is masked. `sums`: so far, they are finite.
+    """
+    below = terms_below([term], sums | {t for t in terms_below([term]) if is_tile_product(t)})
+    return not any(_is_wild(t) or _is_of_rows(t, roles) for t in below if t not in sums)
+
+
+def _is_wild(term: Term) -> bool:
+    return term.op in WILD or (term.op == "div" and not is_number(term.args[1]))
+
+
+def _is_of_rows(term: Term, roles: Roles) -> bool:
+    return term.dtype in FLOATS and term.op in ("load", *REDUCTIONS) and roles.stream not in term.axes
+
+
+def silenced(accumulators: Sequence[Accumulator], roles: Roles) -> tuple[dict[Term, float], frozenset[Term]]:
+    """Tiles to silence beyond the end of the stream: as few as serve all bodies, as deep as they can be.
+
+    And the accumulators that something else's silence would reach, by a value that is not nothing to them: each of
+    these is silenced where it is folded.
+    """
+    tile, sums = {roles.row, roles.stream}, frozenset(a.term for a in accumulators)
+    served: dict[Term, dict[Term, float]] = {}
     choices: list[dict[Term, float]] = []
     for a in accumulators:
-        body = silencers(a.body, NOTHING[a.kind])
+        body = silencers(a.body, NOTHING[a.kind], partial(is_tame, roles=roles, sums=sums))
         mine = {t: v for t, v in body.items() if tile <= t.axes and not t.axes & set(roles.depth) and t.op != "load"}
-        _join_choice(choices, mine or {a.body: NOTHING[a.kind]})
+        served[a.term] = mine or {a.body: NOTHING[a.kind]}
+        _join_choice(choices, served[a.term])
     found: dict[Term, float] = {}
     for choice in choices:
         if not any(found.get(t) == v for t, v in choice.items()):
             term = next((t for t in reversed(choice) if t not in found), None)
-            term = next(iter(choice)) if term is None else term
-            found[term] = choice[term]
-    return found
+            if term is not None:
+                found[term] = choice[term]
+    apart = [a for a in accumulators if not _is_served(a, served[a.term], found, sums)]
+    for a in apart:
+        if a.kind == "product" and not _is_silent(a, served[a.term], found):
+            raise Unfusible(_node(a), "what is nothing beyond the end of its rows is something to another sum")
+    return found, frozenset(a.term for a in apart if a.kind != "product")
+
+
+def _is_served(
+    a: Accumulator, mine: Mapping[Term, float], found: Mapping[Term, float], sums: frozenset[Term]
+) -> bool:  # fmt: skip
+    """Its body is nothing where `found` is silent, and reads no silence that is meant for others."""
+    own = {t for t in found if mine.get(t) == found[t]}
+    below = terms_below([a.body], sums | own)
+    return bool(own & set(below)) and all(t in own for t in below if t in found)
+
+
+def _is_silent(a: Accumulator, mine: Mapping[Term, float], found: dict[Term, float]) -> bool:
+    """Silenced as far out as can be; False where something else has to be there."""
+    term, value = next(iter(mine.items()))
+    return found.setdefault(term, value) == value
+
+
+def _node(a: Accumulator) -> Value:
+    assert a.term.node is not None
+    return a.term.node
 
 
 def _join_choice(choices: list[dict[Term, float]], mine: dict[Term, float]) -> None:
@@ -228,7 +281,7 @@ def _join_choice(choices: list[dict[Term, float]], mine: dict[Term, float]) -> N
 def _alive_if(accumulator: Accumulator) -> list[Term]:
     """Conditions that all have to hold for a body to be anything."""
     found: dict[Term, None] = {}
-    for term, value in silencers(accumulator.body, NOTHING[accumulator.kind], strict=False).items():
+    for term, value in silencers(accumulator.body, NOTHING[accumulator.kind], None).items():
         if term.op == "where" and is_number(term.args[2]) and term.args[2].param == value:
             found.update(dict.fromkeys(conjuncts(term.args[0])))
     return list(found)

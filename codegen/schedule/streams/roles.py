@@ -135,7 +135,8 @@ def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[
         if term.op in REDUCTIONS and term not in virtual and _is_above(term, virtual):
             before += [term.node] if not set(term.param) <= roles.over and term.node is not None else []
     if before:
-        raise Materialize(before)
+        earlier = [node for node in before if node.id != sink.node.id]
+        raise Materialize(earlier or _row_values(terms, virtual, sink))
 
 
 def _is_above(term: Term, virtual: set[Term]) -> bool:

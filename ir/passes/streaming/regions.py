@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from ...graph import Graph, Value
-from ...prims import PRIMS
+from ...prims import COMPARE, PRIMS
 from ...rewrite import NOTHING, Replacements, extract
 from ...text.source_names import source_name
 from ...types import Size, contiguous_strides
@@ -17,9 +17,12 @@ from ..fuse import Extern, Group, Step, View
 from ..node_kinds import SOURCES, is_view
 from ..products import DTYPES
 from ..virtual import sums_of, virtual_values
+from .concatenations import without_concatenations
 from .dot_axes import plain_dots
 from .split_sums import split_sums
 
+ASSERTS = "aten._assert_async"
+"""Nothing else sees when it runs."""
 FINISH = ("elementwise", "layout", "source", "reduce")
 """Families of groups that may be part of a region because they only read what it sums to."""
 
@@ -196,21 +199,34 @@ class Region:
         called = [s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot"]
         if called:
             return f"{_name(called[0])} reads it from memory"
+        if (compared := self._compared()) is not None:
+            return f"{_name(compared)} compares it with what is made of it, bit for bit"
         if between := self._between():
             return f"{_name(self.flow.work[min(between)].results[0])} comes between, and is no part of its kernels"
         return self._effects()
 
+    def _compared(self) -> Value | None:
+        """What compares floats that two kernels would make, each in its own order of additions."""
+        nodes = self.nodes()
+        made = {v.id for v in self.products}
+        for value in nodes:
+            made |= {value.id} if any(a.id in made for a in value.args) else set()
+        compared = (v for v in nodes if v.prim in COMPARE and v.args[0].aval.is_float)
+        return next((v for v in compared if all(a.id in made for a in v.args)), None)
+
     def _effects(self) -> str:
         """An effect between its first and its last step stays where it is."""
         span = self.flow.work[min(self.places) : max(self.places)]
-        effects = [s for s in span if isinstance(s, Extern) and PRIMS[s.value.prim].effect]
-        return f"{_name(effects[0].value)} runs in between" if effects else ""
+        called = [s.value for s in span if isinstance(s, Extern) and PRIMS[s.value.prim].effect]
+        effects = [v for v in called if not str(v.params.get("op")).startswith(ASSERTS)]
+        return f"{_name(effects[0])} runs in between" if effects else ""
 
     # -------------------------------------------------------------- as one
     def group(self) -> Group:
         """All of it in one graph."""
         inputs, outputs = self.inputs(), self.outputs()
-        plain = plain_dots(self.part(outputs, inputs).graph)
+        graph = self.part(outputs, inputs).graph
+        plain = plain_dots(without_concatenations(graph, virtual_values(graph, self.hints)))
         split = split_sums(plain, virtual_values(plain, self.hints))
         return Group(split, tuple(inputs), tuple(outputs))
 
