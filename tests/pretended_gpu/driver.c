@@ -75,7 +75,9 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
                                                                 : 0;
   return CUDA_SUCCESS;
 }
+// An attribute that this CUDA does not know is refused: Triton 3.8 asks for one of a later CUDA's before the usual one.
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  if (attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) ((Function *)function)->max_dynamic = value;
   return CUDA_SUCCESS;
 }
