@@ -209,11 +209,19 @@ Tensor as_cpu(const Tensor &tensor) {
   return made;
 }
 
+// What the CPU made, as a device's: where it is, or in the pool that allocations come from. While a graph records, the
+// numbers that are in the pool stay: a replay may still read them.
 Tensor as_cuda(const Tensor &tensor, Device device) {
-  require_memory(tensor.storage().nbytes());
+  auto size = tensor.storage().nbytes();
+  if (pool || records()) {
+    auto place = memory.allocate(size);
+    if (size && !records()) memcpy(place.get(), tensor.storage().data(), size);
+    return alias(tensor, storage_of(size, std::move(place), &memory), DispatchKey::CUDA);
+  }
+  require_memory(size);
   auto *owner = new Tensor(tensor);
   DataPtr place(tensor.storage().mutable_data(), owner, [](void *kept) { delete static_cast<Tensor *>(kept); }, device);
-  return alias(tensor, storage_of(tensor.storage().nbytes(), std::move(place), &memory), DispatchKey::CUDA);
+  return alias(tensor, storage_of(size, std::move(place), &memory), DispatchKey::CUDA);
 }
 
 Tensor view_of(const Tensor &tensor, IntArrayRef size, IntArrayRef stride, int64_t offset) {
