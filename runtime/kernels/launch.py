@@ -69,6 +69,7 @@ class _OnDevice:
         with torch.cuda.device(self.device):
             # Triton parses the kernel's text, where it compiles it, before it launches anything.
             compiled = undisturbed(lambda: self.function[(grid,)](*arguments, **self.facts))
+        _private().keep_loaded(compiled)
         if compiled is None or not self.binds or self.device.index is None:
             return
         try:

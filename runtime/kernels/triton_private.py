@@ -52,6 +52,15 @@ def launch_of(function: Any, compiled: Any, constants: Mapping[str, Any]) -> Cal
     return launch
 
 
+_loaded: dict[int, Any] = {}
+
+
+def keep_loaded(compiled: Any) -> None:
+    """A compiled kernel stays loaded for CUDA graphs, which may outlive its class: Triton 3.8 unloads those it drops."""
+    if hasattr(type(compiled), "__del__"):
+        _loaded[id(compiled)] = compiled
+
+
 # -- floats that numpy does not have -----------------------------------------------------------------------------------
 
 FLOAT8 = {

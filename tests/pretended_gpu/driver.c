@@ -4,11 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What a CUfunction is here: the cubin it was loaded from, its name, and the shared memory that it may ask for.
+// What a CUmodule is here: a cubin, and whether it was unloaded. It is never freed: who still has it can be told.
+typedef struct {
+  const void *image;
+  int unloaded;
+} Module;
+
+// What a CUfunction is here: the cubin it was loaded from, its name, the shared memory that it may ask for, its module.
 typedef struct {
   const void *image;
   char name[512];
   int max_dynamic;
+  Module *module;
 } Function;
 
 typedef CUresult (*Launch)(const CUlaunchConfig *, Function *, void **);
@@ -49,6 +56,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 CUresult cuGetErrorString(CUresult error, const char **text) {
   switch (error) {
   case CUDA_ERROR_INVALID_VALUE: *text = "invalid argument"; break;
+  case CUDA_ERROR_INVALID_HANDLE: *text = "invalid resource handle"; break;
   case CUDA_ERROR_OUT_OF_MEMORY: *text = "out of memory"; break;
   case CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: *text = "too many resources requested for launch"; break;
   case CUDA_ERROR_ILLEGAL_ADDRESS: *text = "an illegal memory access was encountered"; break;
@@ -58,12 +66,19 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
 }
 
 // ---------------------------------------------------------------- modules and functions
-CUresult cuModuleLoadData(CUmodule *module, const void *image) { return *module = (CUmodule)image, CUDA_SUCCESS; }
-CUresult cuModuleUnload(CUmodule module) { return CUDA_SUCCESS; }
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+  Module *made = calloc(1, sizeof(Module));
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  made->image = image;
+  return *module = (CUmodule)made, CUDA_SUCCESS;
+}
+CUresult cuModuleUnload(CUmodule module) { return ((Module *)module)->unloaded = 1, CUDA_SUCCESS; }
+int pretended_unloaded(const Function *function) { return function->module->unloaded; }
 CUresult cuModuleGetFunction(CUfunction *found, CUmodule module, const char *name) {
   Function *made = calloc(1, sizeof(Function));
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
-  made->image = module;
+  made->module = (Module *)module;
+  made->image = made->module->image;
   made->max_dynamic = 49152;
   strncpy(made->name, name, sizeof made->name - 1);
   return *found = (CUfunction)made, CUDA_SUCCESS;
@@ -75,7 +90,9 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
                                                                 : 0;
   return CUDA_SUCCESS;
 }
+// An attribute that this CUDA does not know is refused: Triton 3.8 asks for one of a later CUDA's before the usual one.
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  if (attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) ((Function *)function)->max_dynamic = value;
   return CUDA_SUCCESS;
 }
@@ -89,6 +106,7 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+  if (pretended_unloaded((Function *)function)) return CUDA_ERROR_INVALID_HANDLE;
   int empty = !config->gridDimX || !config->gridDimY || !config->gridDimZ;
   int large = config->gridDimY > 65535 || config->gridDimZ > 65535 || config->blockDimX > (unsigned)threads_per_block;
   if (empty || large || (int)config->sharedMemBytes > ((Function *)function)->max_dynamic) return CUDA_ERROR_INVALID_VALUE;

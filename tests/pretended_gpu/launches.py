@@ -7,11 +7,14 @@ would have been given.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import graphs
 import pretending
 import torch
 from code_objects import interface_of
@@ -38,6 +41,32 @@ class Launch:
     """Where the counters and partial sums are that it was given."""
 
 
+@dataclass(frozen=True)
+class _Memory:
+    """Where a tensor is, without keeping it."""
+
+    place: int
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    itemsize: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Memory:
+        return _Memory(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
+
+    def data_ptr(self) -> int:
+        return self.place
+
+    def stride(self) -> tuple[int, ...]:
+        return self.steps
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
 launches: list[Launch] = []
 problems: list[str] = []
 """What was wrong with the parameters of a launch."""
@@ -56,7 +85,10 @@ class _Config(ctypes.Structure):
 
 
 class _Function(ctypes.Structure):
-    _fields_ = (("image", ctypes.c_void_p), ("name", ctypes.c_char * 512), ("max_dynamic", ctypes.c_int))
+    _fields_ = (
+        ("image", ctypes.c_void_p), ("name", ctypes.c_char * 512), ("max_dynamic", ctypes.c_int),
+        ("module", ctypes.c_void_p),
+    )  # fmt: skip
 
 
 _Callback = ctypes.CFUNCTYPE(
@@ -89,9 +121,25 @@ def _launched(config: Any, function: Any, parameters: Any) -> None:
         if isinstance(d, Pointer) and d.buffer.kind == "scratch"
     )  # fmt: skip
     on = pretending.tensors.pretended_device()
-    launches.append(Launch(name, grid, on, config.stream, function.image, threading.get_ident(), scratch))
-    if interprets:
-        _interpret(kernel, text, arguments, list(zip(words, sizes, strict=True)), grid)
+    launch = Launch(name, grid, on, config.stream, function.image, threading.get_ident(), scratch)
+    launches.append(launch)
+    memory = [_Memory.of(each) for each in arguments if isinstance(each, torch.Tensor)]
+    run = partial(_interpret, kernel, text, memory, list(zip(words, sizes, strict=True)), grid)
+    if graphs.is_recorded():
+        copy = _Function.from_buffer_copy(function)
+        graphs.record_launch(lambda: _replayed(launch, copy, memory, run))
+    elif interprets:
+        run()
+
+
+def _replayed(launch: Launch, function: _Function, memory: Sequence[_Memory], run: Callable[[], None]) -> None:
+    """A launch of a graph's: binary and memory have to be there still."""
+    launches.append(launch)
+    lost = [each for each in memory if each.numel() and not graphs.is_mapped(each.place)]
+    if graphs.is_unloaded(function) or lost:
+        problems.append(f"{launch.kernel}, replayed: {'its memory was freed' if lost else 'it was unloaded'}")
+        return
+    run()
 
 
 def _wrong(
@@ -115,7 +163,9 @@ def _wrong(
             yield f"parameter {at}, of {size} bytes: {word:#x}, not {given if isinstance(given, int) else expected:#x}"
 
 
-def _interpret(kernel: Kernel, text: str, arguments: Any, words: Sequence[tuple[int, int]], grid: int) -> None:
+def _interpret(
+    kernel: Kernel, text: str, memory: Sequence[Any], words: Sequence[tuple[int, int]], grid: int
+) -> None:  # fmt: skip
     from fusegrad.runtime.kernels import triton_private as private
 
     interpreter._self_test()
@@ -126,7 +176,7 @@ def _interpret(kernel: Kernel, text: str, arguments: Any, words: Sequence[tuple[
         else:
             bound[declared.name] = private.integer(word - (1 << 8 * size) if word >> 8 * size - 1 else word)
     function = interpreter.functions(text)[kernel.name]
-    with interpreter._interpreting([a for a in arguments if isinstance(a, torch.Tensor)]):
+    with interpreter._interpreting(memory):
         private.builder.set_grid_dim(grid, 1, 1)
         for program in range(grid):
             private.builder.set_grid_idx(program, 0, 0)

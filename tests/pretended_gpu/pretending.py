@@ -140,6 +140,7 @@ _ANSWERS: dict[str, Any] = {
     "_exchange_device": _exchange,
     "_maybe_exchange_device": _maybe_exchange,
     "get_device_properties": lambda device=None: DEVICE,
+    "_get_device_properties": lambda index: DEVICE,
     "get_device_capability": lambda device=None: (DEVICE.major, DEVICE.minor),
     "get_device_name": lambda device=None: DEVICE.name,
     "get_arch_list": lambda: ["sm_90" if VENDOR == "nvidia" else "gfx942"],

@@ -133,4 +133,5 @@ def function(name: str) -> Iterator[str]:
 
 import scenes_of_calls  # noqa: E402, F401
 import scenes_of_faults  # noqa: E402, F401
+import scenes_of_graphs  # noqa: E402, F401
 import scenes_of_threads  # noqa: E402, F401

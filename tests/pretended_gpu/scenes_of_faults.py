@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 
+import graphs
 import pretending
 import torch
 from launches import launches, refuses
@@ -103,9 +104,9 @@ def first_call_in_a_pool() -> Iterator[str]:
     y.grad_fn.register_prehook(lambda *_: pool(1) and None)  # in the engine's thread, around backward alone
     y.grad_fn.register_hook(lambda *_: pool(0) and None)
     found = torch.autograd.grad(y, (x, w), torch.ones_like(y))
-    if not pretending.tensors.pretended_in_pool(1):
+    if not graphs.live_in((0, 1)):
         yield "the gradients are not from the pool: nothing was tested"
     del y, found
     gc.collect()
-    if left := pretending.tensors.pretended_in_pool(1):
-        yield f"{left} allocations stay in the pool"
+    if left := graphs.live_in((0, 1)):
+        yield f"{len(left)} allocations stay in the pool"

@@ -2,6 +2,7 @@
 //
 // Registered are a device guard, hooks, an allocator, what makes tensors and views of a storage, and for every other
 // operation a boxed fallback: its arguments as tensors of the CPU on the same memory, the CPU's kernel, results renamed.
+// While a graph records a stream, what is called on it is written down, and happens when the graph is replayed.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -14,9 +15,12 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <functional>
 #include <malloc.h>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 
 using namespace at;
@@ -30,11 +34,24 @@ namespace {
 constexpr int MOST = 8;
 int devices = 1;
 int64_t most_bytes = 0; // an allocation of more fails; 0: none does
-std::map<void *, int> allocated; // blocks, by the pool that they are from
+struct Block {
+  int pool;
+  bool live;
+};
+std::map<void *, Block> allocated; // by the pool that they are from: 0 is torch's own, those of graphs are FIRST_OF_GRAPHS on
 std::mutex books;
+constexpr int FIRST_OF_GRAPHS = 100;
 thread_local int pool = 0; // from which this thread's allocations are
 thread_local DeviceIndex current = 0;
 thread_local StreamId streams[MOST] = {0};
+
+// What a graph replays, in its order: one graph records at a time.
+using Node = std::function<void()>;
+std::map<int, std::vector<Node>> graphs;
+int recording = 0, recording_pool = 0;
+StreamId recorded_stream = 0;
+void (*on_node)(int) = nullptr; // a launch, by its number
+bool records() { return recording && streams[current] == recorded_stream; }
 
 DeviceIndex or_current(DeviceIndex index) { return index < 0 ? current : index; }
 
@@ -123,9 +140,16 @@ struct Hooks : CUDAHooksInterface {
   void deviceSynchronize(DeviceIndex) const override {}
 };
 
+// Memory of a graph's pool stays mapped for its replays, and is what the next allocations of the pool get.
 void give_back(void *place) {
   const std::lock_guard<std::mutex> guard(books);
-  allocated.erase(place);
+  auto block = allocated.find(place);
+  if (block == allocated.end()) return;
+  if (block->second.pool >= FIRST_OF_GRAPHS) {
+    block->second.live = false;
+    return;
+  }
+  allocated.erase(block);
   free(place);
 }
 
@@ -134,13 +158,22 @@ void require_memory(size_t size) {
                    "CUDA out of memory. Tried to allocate ", size, " bytes.");
 }
 
+// A block of a pool that is as large and was given back; nullptr where there is none.
+void *again_from(int number, size_t size) {
+  for (auto &[place, block] : allocated)
+    if (block.pool == number && !block.live && malloc_usable_size(place) / 512 * 512 == size) return place;
+  return nullptr;
+}
+
 struct Memory : Allocator {
   DataPtr allocate(size_t size) override {
-    void *place = nullptr;
     require_memory(size);
-    if (size && posix_memalign(&place, 512, (size + 511) / 512 * 512)) throw std::bad_alloc();
     const std::lock_guard<std::mutex> guard(books);
-    if (place) allocated[place] = pool;
+    auto from = records() ? recording_pool : pool;
+    auto rounded = (size + 511) / 512 * 512;
+    void *place = size && from >= FIRST_OF_GRAPHS ? again_from(from, rounded) : nullptr;
+    if (size && !place && posix_memalign(&place, 512, rounded)) throw std::bad_alloc();
+    if (place) allocated[place] = {from, true};
     return {place, place, &give_back, Device(kCUDA, current)};
   }
   DeleterFnPtr raw_deleter() const override { return &give_back; }
@@ -176,11 +209,19 @@ Tensor as_cpu(const Tensor &tensor) {
   return made;
 }
 
+// What the CPU made, as a device's: where it is, or in the pool that allocations come from. While a graph records, the
+// numbers that are in the pool stay: a replay may still read them.
 Tensor as_cuda(const Tensor &tensor, Device device) {
-  require_memory(tensor.storage().nbytes());
+  auto size = tensor.storage().nbytes();
+  if (pool || records()) {
+    auto place = memory.allocate(size);
+    if (size && !records()) memcpy(place.get(), tensor.storage().data(), size);
+    return alias(tensor, storage_of(size, std::move(place), &memory), DispatchKey::CUDA);
+  }
+  require_memory(size);
   auto *owner = new Tensor(tensor);
   DataPtr place(tensor.storage().mutable_data(), owner, [](void *kept) { delete static_cast<Tensor *>(kept); }, device);
-  return alias(tensor, storage_of(tensor.storage().nbytes(), std::move(place), &memory), DispatchKey::CUDA);
+  return alias(tensor, storage_of(size, std::move(place), &memory), DispatchKey::CUDA);
 }
 
 Tensor view_of(const Tensor &tensor, IntArrayRef size, IntArrayRef stride, int64_t offset) {
@@ -229,7 +270,9 @@ Tensor view(const Tensor &tensor, IntArrayRef size) {
 }
 
 Tensor &copy(Tensor &to, const Tensor &from, bool) {
-  as_cpu(to).copy_(as_cpu(from));
+  auto written = as_cpu(to), read = as_cpu(from);
+  if (records()) graphs[recording].push_back([=] { written.copy_(read); });
+  else written.copy_(read);
   return to;
 }
 
@@ -320,13 +363,51 @@ struct Call {
   }
 };
 
+void collect(const IValue &value, std::vector<Tensor> &found) {
+  if (value.isTensor() && value.toTensor().defined()) found.push_back(value.toTensor());
+  if (value.isTensorList())
+    for (const auto &tensor : value.toTensorVector()) found.push_back(tensor);
+}
+
+// Results are known at once, numbers only when the graph is replayed: then they go where these results are.
+struct Recorded {
+  const c10::OperatorHandle &operation;
+  torch::jit::Stack given;
+  std::vector<std::pair<Tensor, std::string>> before; // arguments, and the bytes that a call now must not change
+
+  Recorded(const c10::OperatorHandle &operation, const torch::jit::Stack &stack, const Call &call)
+      : operation(operation), given(stack.end() - operation.schema().arguments().size(), stack.end()) {
+    for (const auto &each : call.aliases)
+      before.emplace_back(each, std::string(static_cast<const char *>(each.storage().data()), each.storage().nbytes()));
+  }
+
+  void record(const torch::jit::Stack &stack) {
+    for (auto &[tensor, bytes] : before) memcpy(tensor.storage().mutable_data(), bytes.data(), bytes.size());
+    std::vector<Tensor> results;
+    for (auto &value : torch::jit::last(stack, operation.schema().returns().size())) collect(value, results);
+    std::vector<Tensor> places;
+    for (const auto &each : results) places.push_back(as_cpu(each));
+    graphs[recording].push_back([operation = operation, given = given, places] {
+      torch::jit::Stack again(given);
+      operation.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &again);
+      std::vector<Tensor> made;
+      for (const auto &value : again) collect(value, made);
+      for (size_t i = 0; i < made.size(); i++)
+        if (made[i].data_ptr() != places[i].data_ptr()) places[i].copy_(made[i]);
+    });
+  }
+};
+
 void by_the_cpu(const c10::OperatorHandle &operation, torch::jit::Stack *stack) {
   Call call;
   for (auto &value : torch::jit::last(*stack, operation.schema().arguments().size()))
     const_cast<IValue &>(value) = call.lower(value);
+  std::optional<Recorded> recorded;
+  if (records() && call.device) recorded.emplace(operation, *stack, call);
   operation.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
   for (auto &value : torch::jit::last(*stack, operation.schema().returns().size()))
     const_cast<IValue &>(value) = call.raise(value);
+  if (recorded) recorded->record(*stack);
 }
 
 template <class Registrar> void every_operation(Registrar &library) {
@@ -373,15 +454,46 @@ extern "C" {
 void pretend_devices(int count) { devices = count < MOST ? count : MOST; }
 void pretend_memory(int64_t most) { most_bytes = most; }
 void pretend_pool(int number) { pool = number; }
-int pretended_in_pool(int number) {
+// The blocks of a pool that are in use: how many; at most `most` of their addresses go to `places`.
+int pretended_in_pool(int number, void **places, int most) {
   const std::lock_guard<std::mutex> guard(books);
-  return std::count_if(allocated.begin(), allocated.end(), [&](const auto &each) { return each.second == number; });
+  int count = 0;
+  for (const auto &[place, block] : allocated) {
+    if (block.pool != number || !block.live) continue;
+    if (count++ < most) places[count - 1] = place;
+  }
+  return count;
 }
-// Whether a byte is in a block that was not given back.
+// Of a pool exactly these blocks are in use.
+void pretend_in_pool(int number, void **places, int count) {
+  const std::lock_guard<std::mutex> guard(books);
+  for (auto &[place, block] : allocated)
+    if (block.pool == number) block.live = std::find(places, places + count, place) != places + count;
+}
+void pretended_give_back(void *place) { give_back(place); }
+void pretend_recording(int graph, int pool, int64_t stream) { recording = graph, recording_pool = pool, recorded_stream = stream; }
+int pretended_recording() { return records() ? recording : 0; }
+void pretend_nodes(void (*launch)(int)) { on_node = launch; }
+void pretended_node(int number) { graphs[recording].push_back([number] { on_node(number); }); }
+void pretended_replay(int graph) {
+  for (const auto &node : graphs[graph]) node();
+}
+void pretended_forget(int graph) { graphs.erase(graph); }
+static const Block *block_of(void *place) {
+  auto after = allocated.upper_bound(place);
+  if (after == allocated.begin()) return nullptr;
+  auto &[begin, block] = *std::prev(after);
+  return static_cast<char *>(place) < static_cast<char *>(begin) + malloc_usable_size(begin) ? &block : nullptr;
+}
+// Whether a byte is in a block that was not given back; in one, or in a pool of a graph's.
 int pretended_is_allocated(void *place) {
   const std::lock_guard<std::mutex> guard(books);
-  auto after = allocated.upper_bound(place);
-  return after != allocated.begin() && static_cast<char *>(place) < static_cast<char *>(std::prev(after)->first) + malloc_usable_size(std::prev(after)->first);
+  auto block = block_of(place);
+  return block && block->live;
+}
+int pretended_is_mapped(void *place) {
+  const std::lock_guard<std::mutex> guard(books);
+  return block_of(place) != nullptr;
 }
 int pretended_device() { return current; }
 int pretended_exchange(int index) { return std::exchange(current, or_current(static_cast<DeviceIndex>(index))); }

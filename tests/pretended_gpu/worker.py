@@ -53,3 +53,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # threads of the engine's hold what CUDA-graph trees gave them, and outlive Python
