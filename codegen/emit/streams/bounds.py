@@ -151,7 +151,8 @@ class StreamBounds:
         """A place that data decides, of 64 bits, as one of the stream or the one behind it."""
         inside = call("tl.minimum", call("tl.maximum", place, literal(0)), self.size)
         if (known := host.find(inside.text)) is None:
-            known = host.memo[inside.text] = self.context.let(host, "place", call("tl.cast", inside, literal("tl.int32")))
+            narrow = call("tl.cast", inside, literal("tl.int32"))
+            known = host.memo[inside.text] = self.context.let(host, "place", narrow)
         return known
 
     def _down(self, place: Expr) -> Expr:
