@@ -111,9 +111,12 @@ def joined(sinks: Sequence[Sink]) -> Joined:
 
 
 def _accessed(terms: Iterable[Term], sinks: Iterable[Sink]) -> list[Accessed]:
-    """Every buffer with the axes that walk it, those of most axes first; then what is stored."""
+    """Every buffer with the axes that walk it, those of most axes first; then what is stored. What a loop carries is
+    where it is stored: before all that reads it."""
+    sinks = list(sinks)
+    carried = [s for s in sinks if s.ref.kind == "state"]
     loads = sorted((t.param for t in terms if t.op == "load"), key=lambda access: -len(access.place.terms))
-    walked = dict.fromkeys((x.ref, x.place.terms) for x in (*loads, *sinks))
+    walked = dict.fromkeys((x.ref, x.place.terms) for x in (*carried, *loads, *sinks))
     return [Accessed(ref, _by_stride(steps)) for ref, steps in walked]
 
 

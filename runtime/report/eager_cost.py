@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 
+from ...tracer.loops.node import Loop, loop_of
 from ...tracer.trace import Trace
 from ..values.sizes import Sizes, number
 
@@ -51,8 +53,14 @@ def eager_cost(trace: Trace, sizes: Sizes) -> EagerCost:
 
 
 def aten_calls(trace: Trace, sizes: Sizes) -> Iterator[AtenCall]:
-    """The operations of a trace in their order, without views."""
-    for node in trace.graph_module.graph.nodes:
+    """The operations of a trace in their order, without views; those of a loop in each of its steps."""
+    yield from _calls(trace.graph_module.graph.nodes, sizes)
+
+
+def _calls(nodes: Iterable[Any], sizes: Sizes) -> Iterator[AtenCall]:
+    for node in nodes:
+        if (loop := loop_of(node.target)) is not None:
+            yield from _calls_of_loop(node, loop, sizes)
         schema = getattr(node.target, "_schema", None)
         results = list(tensors_of(node.meta.get("val")))
         if node.op != "call_function" or schema is None or not results or is_view(schema):
@@ -60,6 +68,17 @@ def aten_calls(trace: Trace, sizes: Sizes) -> Iterator[AtenCall]:
         operands = [t for n in node.all_input_nodes for t in tensors_of(n.meta.get("val"))]
         read, written = (sum(memory_bytes(t, sizes) for t in ts) for ts in (operands, results))
         yield AtenCall(str(node.target), read, written)
+
+
+def _calls_of_loop(node: Any, loop: Loop, sizes: Sizes) -> Iterator[AtenCall]:
+    """Every step's operations, and what stacks the values of all steps."""
+    length = node.args[0].meta["val"] if hasattr(node.args[0], "meta") else node.args[0]
+    steps = number(length.node.expr if isinstance(length, torch.SymInt) else length, sizes)
+    for call in _calls(loop.body.graph.nodes, sizes):
+        yield from itertools.repeat(call, steps)
+    for stacked in list(tensors_of(node.meta.get("val")))[loop.carries :]:
+        moved = memory_bytes(stacked, sizes)
+        yield AtenCall("aten.stack.default", moved, moved)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

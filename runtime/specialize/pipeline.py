@@ -40,7 +40,8 @@ def specialize(
     of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
-    own_tape, rolls = None if tape is None else tape.rewound_tape(), backend in ROLLED_BACKENDS and is_on("loops")
+    own_tape = None if tape is None else tape.rewound_tape()
+    rolls = is_on("loops") and (backend is None or backend in ROLLED_BACKENDS)
     captured = capture_function(cls, args, reads, dynamic, report, own_tape, rolls)
     spec = Specialization(captured, of_whole)
     if backend is None:

@@ -17,6 +17,8 @@ import torch
 from ....ir import Graph, Value, building, emit
 from ....ir.errors import LoweringError
 from ....ir.graph import provenance
+from ....ir.loops.body import Body
+from ....ir.loops.unroll import at_sizes
 from ....ir.prims import PRIMS
 from ....ir.transforms.ops import reshape
 from ....ir.types import TensorType
@@ -110,7 +112,8 @@ class Numbering:
         settled = optimize(_without_units(substituted_graph(graph, putting)))
         number_of: dict[int, int] = {}
         for v in (*settled.inputs, *settled.order()):
-            key = (v.prim, repr(sorted(v.params.items())), repr(v.avals), tuple(number_of[a.id] for a in v.args))
+            params = [(k, p.key if isinstance(p, Body) else p) for k, p in sorted(v.params.items())]
+            key = (v.prim, repr(params), repr(v.avals), tuple(number_of[a.id] for a in v.args))
             number_of[v.id] = self.numbers.setdefault(key, len(self.numbers))
         results = [None if o is None else number_of[o.id] for o in settled.outputs]
         writes = [(i, number_of[v.id]) for i, v in settled.mutations.items()]
@@ -198,7 +201,9 @@ unit_rules: dict[str, Callable[[Value, Sequence[Value]], Value]] = {
 
 
 def _substituted(item: Any, putting: Mapping[Any, Any]) -> Any:
-    """A size, a type, or nested tuples of them, with other sizes put in; anything else as it is."""
+    """A size, a type, the body of a loop, or nested tuples, with other sizes put in; anything else as it is."""
+    if isinstance(item, Body):
+        return Body(at_sizes(item.graph, putting))
     if isinstance(item, sympy.Basic):
         value = item.xreplace(putting)
         return int(value) if isinstance(value, sympy.Integer) else value
