@@ -1,6 +1,8 @@
 """Loops in normal form: nothing is carried, stacked or read step by step that need not be.
 
     a carry that no step changes              the same in all steps
+    two carries that begin and go on alike    one
+    the last of a y that is carried, too      what is carried in the end
     an x that is the same in all steps        the same in all steps: cotangents of a sum over time
     an operand given twice, or a constant     once, or in the body
     a y that is a step of an x, or a whole    that x, or that whole for each step
@@ -14,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..graph import Graph, Value, building, emit
-from ..rewrite import copy_into
+from ..infer import same_shape, sizes_equal
+from ..rewrite import copy_into, make, rebuild
 from .body import Body
 from .loop import Loop, loop_of, rebuild_scans, scans_of
 from .prune import prune_scans
@@ -33,7 +36,7 @@ class TidyLoops:
         graph = in_bodies(prune_scans(graph), self)
         for rule in RULES:
             graph = rebuild_scans(graph, lambda node, args, rule=rule: rule(loop_of(node, args)))  # type: ignore[misc]
-        return prune_scans(graph)
+        return prune_scans(rebuild(graph, {"slice": (last_step,)}))
 
 
 def in_bodies(graph: Graph, run: Callable[[Graph], Graph]) -> Graph:
@@ -60,6 +63,37 @@ def fixed_carries(loop: Loop) -> list[Value] | None:
     results = _emitted(loop.part(carries, steps, same, loop.results[count:]))
     ends = dict(zip(carries, results, strict=False))
     return [*(ends.get(i, loop.init[i]) for i in range(count)), *results[len(carries) :]]
+
+
+def equal_carries(loop: Loop) -> list[Value] | None:
+    """g, h = f(g), f(g), both from one value  ->  one of them"""
+    count = len(loop.init)
+    first: dict[tuple[Value, Value], int] = {}
+    same = {i: first.setdefault((loop.init[i], loop.results[i]), i) for i in range(count)}
+    if all(i == j for i, j in same.items()):
+        return None
+    carries = loop.inputs.carries
+    again = replace(loop, body=_with_known(loop.body, {carries[i].id: carries[j] for i, j in same.items() if i != j}))
+    kept = [i for i in range(count) if same[i] == i]
+    results = _emitted(again.part(kept, *_pairs(again), again.results[count:]))
+    ends = dict(zip(kept, results, strict=False))
+    return [*(ends[same[i]] for i in range(count)), *results[len(kept) :]]
+
+
+def last_step(value: Value) -> Value | None:
+    """ys[-1], where a step gives what it carries on  ->  what is carried in the end"""
+    (ys,) = value.args
+    if ys.prim != "pick" or ys.args[0].prim != "scan":
+        return None
+    params, number = ys.args[0].params, ys.params["index"]
+    results, carries = params["body"].graph.outputs, params["carries"]
+    carried = next((i for i in range(carries) if results[i] == results[number]), carries)
+    at = 0 if params["reverse"] else params["length"] - 1
+    start, stop = value.params["start"], value.params["stop"]
+    is_last = sizes_equal(start[0], at) and sizes_equal(stop[0], at + 1) and same_shape(value.shape[1:], ys.shape[1:])
+    if carried == carries or not is_last or value.params["step"][0] != 1:
+        return None
+    return make("reshape", make("pick", ys.args[0], index=carried), shape=value.shape)
 
 
 def uniform_steps(loop: Loop) -> list[Value] | None:
@@ -124,7 +158,7 @@ def _for_each_step(loop: Loop, x: Value) -> Value:
     return emit("broadcast", x, shape=(loop.length, *x.shape), axes=tuple(range(1, x.ndim + 1)))
 
 
-RULES: tuple[Rule, ...] = (fixed_carries, uniform_steps, repeated_operands, passed_through)
+RULES: tuple[Rule, ...] = (fixed_carries, equal_carries, uniform_steps, repeated_operands, passed_through)
 
 
 def _pairs(loop: Loop) -> tuple[list[tuple[Value, Value]], list[tuple[Value, Value]]]:

@@ -2,8 +2,8 @@
 
 What is given back to a graph's pool is what the pool's next allocations get. `torch._C` has what CUDA-graph trees ask
 for: which blocks of a pool are in use, and that they are again those of an earlier time. Out of reach: kernels that
-Inductor generates (the interpreter is given ours alone), so that graphs here have ours and the library's operations; and
-a driver's own errors while it records, such as a synchronization.
+Inductor generates (the interpreter is given ours alone), so that graphs here have ours and the library's operations;
+and a driver's own errors while it records, such as a synchronization.
 """
 
 from __future__ import annotations
