@@ -204,7 +204,7 @@ def _kernels_at(
 def _refused_alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:
     """The nodes that the generator would refuse for the same reason; all of them where none is found."""
     remaining = [v for v in graph.order() if v.id not in apart]
-    fusible = [v for v in remaining if PRIMS[v.prim].family not in ("extern", "contract", "pick")]
+    fusible = [v for v in remaining if PRIMS[v.prim].family not in ("extern", "contract", "scan", "pick")]
     alike = frozenset(v.id for v in fusible if v.prim == refused.prim and v.dtype == refused.dtype)
     return alike or frozenset(v.id for v in fusible)
 
