@@ -58,16 +58,21 @@ def flip(x: Value) -> Value:
     return emit("flip", x, axes=(0,))
 
 
+def zeros_for_each_step() -> Value:
+    return emit("full", value=0.0, shape=ROWS, dtype="f64")
+
+
 ROW, ROWS = (3,), (T, 3)
 CASES: dict[str, tuple[Callable[..., Sequence[Value]], Sequence[Any], tuple[int, int, int]]] = {
     "a carry that stays": (
-        lambda h, k, x: loop(lambda h, k, x: [add(h, mul(k, x)), k, mul(h, k)], 2, h, k, x), (ROW, ROW, ROWS), (1, 1, 1),
+        lambda h, k, x: loop(lambda h, k, x: [add(h, mul(k, x)), k, mul(h, k)], 2, h, k, x),
+        (ROW, ROW, ROWS), (1, 1, 1),
     ),
     "an x that is spread along time": (
         lambda h, w, x: loop(lambda h, w, x: [add(h, mul(w, x))], 1, h, spread(w), x), (ROW, ROW, ROWS), (1, 1, 1),
     ),
     "zeros for each step": (
-        lambda h, x: loop(lambda h, x, z: [add(mul(h, x), z)], 1, h, x, emit("full", value=0.0, shape=ROWS, dtype="f64")),
+        lambda h, x: loop(lambda h, x, z: [add(mul(h, x), z)], 1, h, x, zeros_for_each_step()),
         (ROW, ROWS), (1, 1, 0),
     ),
     "an operand given twice": (
