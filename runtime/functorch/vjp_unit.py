@@ -114,17 +114,36 @@ def _output(graph: Graph, index: int) -> Value:
 
 def is_differentiable_as_it_is(trace: Trace) -> bool:
     """True if autograd would see in a trace what it does: nothing is cut off, and no nested Function is inlined."""
-    if trace.inlines or trace.opaque:
-        return False
-    return not any(n.meta.get(UNRECORDED) or n.target in DETACHES for n in _every_node(trace.graph_module))
+    return not (trace.inlines or trace.opaque or any(map(_cuts_off, _graphs_in(trace.graph_module))))
 
 
-def _every_node(gm: fx.GraphModule) -> Iterator[fx.Node]:
-    """The nodes of a trace, and of the bodies of its loops."""
+def _graphs_in(gm: fx.GraphModule) -> Iterator[fx.Graph]:
+    """The graph of a trace, and those of the bodies of its loops."""
+    yield gm.graph
     for node in gm.graph.nodes:
-        yield node
         if (loop := getattr(node.target, "fusegrad_loop", None)) is not None:
-            yield from _every_node(loop.body)
+            yield from _graphs_in(loop.body)
+
+
+def _cuts_off(graph: fx.Graph) -> bool:
+    """True if something that may have a history loses it."""
+    followed: set[fx.Node] = set()
+    for node in graph.nodes:
+        depends = node.op == "placeholder" or bool(followed & set(node.all_input_nodes))
+        if depends and (node.meta.get(UNRECORDED) or node.target in DETACHES):
+            return True
+        if depends and not str(node.target).endswith(NEW) and _may_be_followed(node.meta.get("val")):
+            followed.add(node)
+    return False
+
+
+NEW = tuple(f"{name}_like.default" for name in ("zeros", "ones", "full", "empty"))
+"""Operations whose results depend on no number of what they are given."""
+
+
+def _may_be_followed(recorded: Any) -> bool:
+    """True of floats, and of what is not known."""
+    return not isinstance(recorded, Tensor) or is_float(recorded)
 
 
 derivations["vjp"] = VjpUnit
