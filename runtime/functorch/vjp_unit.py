@@ -24,7 +24,8 @@ from ...tracer.torch_private import DETACHES, plain_tensors
 from ...tracer.trace import CaptureError, Trace
 from ..capture.guards import is_float
 from ..execution.graph_to_kernels import optimize
-from .batching.ir_rules import BACKENDS, Lowered
+from ..settings.config import KERNEL_BACKENDS
+from .batching.ir_rules import Lowered
 from .jvp_unit import CallingUnit, symbols_in_types
 from .unit import TransformableGraph, derivations, run_in_ir
 from .vjp import Needed, is_followed, vjp_of
@@ -55,7 +56,7 @@ class VjpUnit(TransformableGraph):
 
     def _pulled_for(self, args: Sequence[Any]) -> tuple[Lowered, Sequence[Tensor]] | None:
         """The graph of the vjp for these arguments, where the parent's has loops; None where autograd derives it."""
-        if self.backend not in BACKENDS or isinstance(self.parent, CallingUnit) or not self.parent.may_loop:
+        if self.backend not in KERNEL_BACKENDS or isinstance(self.parent, CallingUnit) or not self.parent.may_loop:
             return None
         inputs = args[: self.count]
         try:
