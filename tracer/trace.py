@@ -58,3 +58,8 @@ class Trace:
     opaque: list[OpaqueNode] = field(default_factory=list)  # in the order of their calls
     inlines: bool = False  # the body of a nested Function is in it, without the rules of its own
     lowered: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # its graph in the IR, once known
+
+    @property
+    def has_loop(self) -> bool:
+        """True if a node of it is a loop over a size."""
+        return any(hasattr(node.target, "fusegrad_loop") for node in self.graph_module.graph.nodes)

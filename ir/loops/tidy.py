@@ -6,6 +6,7 @@
     an x that is the same in all steps        the same in all steps: cotangents of a sum over time
     an operand given twice, or a constant     once, or in the body
     a y that is a step of an x, or a whole    that x, or that whole for each step
+    xs that are all flipped                   the loop runs the other way, and its ys are flipped
     what no result needs                      gone
 """
 
@@ -158,7 +159,27 @@ def _for_each_step(loop: Loop, x: Value) -> Value:
     return emit("broadcast", x, shape=(loop.length, *x.shape), axes=tuple(range(1, x.ndim + 1)))
 
 
-RULES: tuple[Rule, ...] = (fixed_carries, equal_carries, uniform_steps, repeated_operands, passed_through)
+def flipped_steps(loop: Loop) -> list[Value] | None:
+    """Steps that are all read from the last to the first: the loop runs so."""
+    forward = [_unflipped(x) for x in loop.xs]
+    if not forward or any(x is None for x in forward):
+        return None
+    turned = replace(loop, xs=tuple(x for x in forward if x is not None), reverse=not loop.reverse)
+    results, count = turned.emit(), len(loop.init)
+    return [*results[:count], *(make("flip", y, axes=(0,)) for y in results[count:])]
+
+
+def _unflipped(x: Value) -> Value | None:
+    """What x is the flip of, along time."""
+    if x.prim != "flip" or 0 not in x.params["axes"]:
+        return None
+    rest = tuple(a for a in x.params["axes"] if a != 0)
+    return emit("flip", x.args[0], axes=rest) if rest else x.args[0]
+
+
+RULES: tuple[Rule, ...] = (
+    fixed_carries, equal_carries, uniform_steps, repeated_operands, passed_through, flipped_steps,
+)  # fmt: skip
 
 
 def _pairs(loop: Loop) -> tuple[list[tuple[Value, Value]], list[tuple[Value, Value]]]:

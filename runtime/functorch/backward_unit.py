@@ -112,6 +112,11 @@ class BackwardUnit(TransformableGraph):
         return super().pullback(args, cotangents, needed)
 
     @property
+    def may_loop(self) -> bool:
+        entries = self.specialization.backward.entries.values()
+        return super().may_loop or any(not isinstance(e, CaptureError) and e.trace.has_loop for e in entries)
+
+    @property
     def draws(self) -> bool:
         entries = list(self.specialization.backward.entries.values())
         return not entries or any(isinstance(e, CaptureError) or draws(e.trace) for e in entries)

@@ -108,6 +108,11 @@ class GraphCache:
             entry.guard = size_guard(entry.session, executable.trace.fakes)
 
     @property
+    def may_loop(self) -> bool:
+        """True if a graph that was captured has the node of a loop."""
+        return any(e.executable.trace.has_loop for e in self.entries)
+
+    @property
     def draws(self) -> bool:
         """True if a run draws random numbers, as far as is known before: it may, where nothing is captured yet."""
         return not self.entries or any(draws(e.executable.trace) for e in self.entries)

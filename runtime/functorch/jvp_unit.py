@@ -94,7 +94,7 @@ class JvpUnit(TransformableGraph):
             graph = optimize(_pushing(pulled.graph, inputs, cotangents, moving))
         except NonLinearError:
             return None
-        if not _symbols(graph) <= set(sources):
+        if not symbols_in_types(graph) <= set(sources):
             return None
         axes: list[Any] = [None] * (live + sum(moving))
         return Lowered(pulled.trace, graph, axes, sources, self.name, self.backend, tells=False)
@@ -122,7 +122,8 @@ def _like(fake: Any, sizes: BoundSizes) -> Tensor | None:
     return torch.empty(rebind(fake.shape, sizes), dtype=fake.dtype, device=fake.device) if is_float(fake) else None
 
 
-def _symbols(graph: Graph) -> set[Any]:
+def symbols_in_types(graph: Graph) -> set[Any]:
+    """The symbols of a graph's sizes."""
     avals = {s for v in graph for t in v.avals for s in symbols_of(t)}
     return avals | {s for v in graph for p in v.params.values() for s in symbols_of(p)}
 

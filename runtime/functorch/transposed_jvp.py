@@ -8,10 +8,11 @@ user's backward (`runtime/functorch`, `runtime/export`), or the vjp of a unit as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...ir import Graph, Value, building
+from ...ir.loops.body import bodies_of
 from ...ir.prims import PRIMS
 from ...ir.transforms.ops import DIFFERENTIABLE, inline, zeros
 from ...ir.transforms.transpose import transpose
@@ -27,7 +28,14 @@ Tangent = tuple[TensorType, str]
 
 def has_transpose(pullback: Graph) -> bool:
     """True if a graph is of primitives alone: one that writes, or calls a library, has no transpose here."""
-    return not pullback.mutations and all(PRIMS[v.prim].family not in ("extern", "pick") for v in pullback.order())
+    return not pullback.mutations and all(PRIMS[v.prim].family != "extern" for v in _every_node(pullback))
+
+
+def _every_node(graph: Graph) -> Iterator[Value]:
+    """The nodes of a graph, and of the bodies of its loops."""
+    for value in graph.order():
+        yield value
+        yield from (v for body in bodies_of(value.params) for v in _every_node(body.graph))
 
 
 def transpose_to_jvp(

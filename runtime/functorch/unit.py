@@ -109,6 +109,11 @@ class TransformableGraph:
         return self.graphs.in_ir[id(executable)], lifted
 
     @property
+    def may_loop(self) -> bool:
+        """True if a graph of it has a loop, as far as is known; a graph is asked for itself where it may."""
+        return self.origin.may_loop if self.origin is not None else self.graphs.may_loop
+
+    @property
     def draws(self) -> bool:
         """True if a run draws random numbers, as far as is known before."""
         return self.graphs.draws if self.origin is None else self.origin.draws
@@ -152,16 +157,6 @@ class TransformableGraph:
     def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Tangents of the outputs."""
         return self.jvp_unit(len(args), tuple(t is not None for t in tangents))(*args, *tangents)
-
-
-def _vjp_unit(unit: TransformableGraph, inputs: int, needed: Needed) -> TransformableGraph:
-    def body(*args: Any) -> Sequence[Any]:
-        return vjp_of(unit.body, args[:inputs], args[inputs:], needed, is_followed(), unit.draws)
-
-    return TransformableGraph(f"{unit.name}_vjp", body, unit.backend, unit.reads)
-
-
-derivations["vjp"] = _vjp_unit
 
 
 # ------------------------------------------------------------------ running

@@ -8,13 +8,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
+import sympy
 import torch
 from torch._higher_order_ops.scan import scan as higher_order_scan
 
-from fusegrad.ir import Graph, verify
+from fusegrad.ir import Graph, TensorType, building, emit, verify
 from fusegrad.ir.errors import LoweringError
+from fusegrad.ir.loops.body import Body
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.tracer.lowering.aten import lower
+from fusegrad.tracer.lowering.numbers import numbers_as_tensors
 
 from .capturing import capture, fakes_of, symbols
 from .looping import Step, body_of, loop_target, looped, run_eagerly
@@ -153,6 +156,28 @@ def test_what_is_no_scan_is_refused_with_its_reason(name: str) -> None:
     gm, fakes = looped(step, [rows(3)], [rows(5)], lambda w: w[0].shape[0])
     with pytest.raises(LoweringError, match=reason):
         lower(gm, fakes)
+
+
+def test_numbers_from_data_are_given_to_the_steps() -> None:
+    """A constant of a body that is made of a number which a method read: read once, outside."""
+    number = sympy.Symbol("zf0", real=True)
+    body, graph = Graph("step"), Graph("loop")
+    h, x = body.input(TensorType((3,), "f64"), "h"), body.input(TensorType((3,), "f64"), "x")
+    with building(body):
+        scaled = emit("mul", h, emit("full", value=2 * number, shape=(3,), dtype="f64"))
+        body.returning([emit("add", scaled, x)])
+    start, xs = graph.input(TensorType((3,), "f64"), "start"), graph.input(TensorType((4, 3), "f64"), "xs")
+    with building(graph):
+        params = {"body": Body(body), "carries": 1, "steps": 1, "length": 4, "reverse": False}
+        graph.returning([emit("scan", start, xs, **params)])
+    after = verify(numbers_as_tensors(graph))
+    prims = [v.prim for v in after.order()]
+    assert prims.count("call") == 1 and prims.index("call") < prims.index("scan")
+    expected = first = rows(3)
+    steps = rows(4)
+    for step in steps:
+        expected = expected * 0.5 + step
+    torch.testing.assert_close(reference.run(after, [first, steps], {number: 0.25}), [expected])
 
 
 INNER = loop_target(body_of(_gated, 1, 2), 1)

@@ -16,7 +16,6 @@ import torch
 
 from ....ir import Graph, Value, building, emit
 from ....ir.errors import LoweringError
-from ....ir.graph import provenance
 from ....ir.loops.body import Body
 from ....ir.loops.unroll import at_sizes
 from ....ir.prims import PRIMS
@@ -123,16 +122,7 @@ class Numbering:
 
 def substituted_graph(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
     """The same nodes over other sizes."""
-    out = Graph(graph.name)
-    env = {}
-    for v in graph.inputs:
-        aval, strides = (_substituted(item, putting) for item in (v.aval, v.params["strides"]))
-        env[v.id] = out.input(aval, v.params["name"], strides)
-    for node in graph.order():
-        params = {k: _substituted(p, putting) for k, p in node.params.items()}
-        with provenance(node.origin):
-            env[node.id] = out.emit(node.prim, [env[a.id] for a in node.args], params)
-    return _finished(out, graph, env, [_substituted(s, putting) for s in graph.output_strides])
+    return at_sizes(graph, putting)
 
 
 def _without_units(graph: Graph) -> Graph:

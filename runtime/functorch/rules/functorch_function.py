@@ -20,6 +20,7 @@ from ...capture.outputs import rebuild_output
 from ...capture.user_methods import hidden_of_user, run_user_backward, run_user_forward
 from ...specialize.linearity import require_linear
 from ...values.sizes import BoundSizes
+from .. import vjp_unit  # noqa: F401  units that are derived by it
 from ..backward_unit import BackwardUnit
 from ..batching.batchable import batchable
 from ..graphs import Body, GraphCache

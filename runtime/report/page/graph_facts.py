@@ -7,7 +7,8 @@ from typing import Any
 
 import sympy
 
-from ....ir import Graph, Value
+from ....ir import Graph, Value, show
+from ....ir.loops.body import Body
 from ....ir.passes.fuse import Group, Step
 from ...cache.entry_files import versions
 from ..directions import DirectionReport
@@ -120,6 +121,8 @@ def _renamed(value: Any, names: Mapping[sympy.Symbol, str]) -> Any:
 
 
 def _plain_data(value: Any) -> Any:
+    if isinstance(value, Body):
+        return show(value.graph).splitlines()
     if isinstance(value, bool | int | float | str | type(None)):
         return value
     return [_plain_data(v) for v in value] if isinstance(value, tuple | list) else str(value)

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import networkx as nx
 import sympy
 
-from ....ir import Graph, Program, Value, ValueRef
+from ....ir import Graph, Program, Value, ValueRef, show
+from ....ir.loops.body import bodies_of
 from ....ir.passes.fuse import Group, Step
 from ....ir.prims import PRIMS
 from ..size_names import renamed
@@ -63,7 +64,7 @@ LEGEND = {
 SHADES = ("#d9ead3", "#d0e3f5", "#f9e3c8", "#e5daf3", "#d5efec", "#f5d9e2", "#ecebc9", "#dde0e6")
 RESIDUAL = "#d6336c"
 EDGE = "#9ca3af"
-SHOWN_PARAMS = ("axes", "axis", "perm", "index", "kind", "mode")
+SHOWN_PARAMS = ("axes", "axis", "perm", "index", "kind", "mode", "length")
 PREFIX = {"input": "f:in", "output": "f:out", "hidden": "f:out"}
 
 
@@ -265,7 +266,8 @@ def tooltip(value: Value, types: str) -> str:
     origin = value.origin
     source = f"{origin.where or ''} {origin.line or ''}".strip()
     params = ", ".join(f"{key}={item}" for key, item in value.params.items())
-    return "\n".join(filter(None, [source, origin.op, f"%{value.id} = {value.prim}({params}) : {types}"]))
+    bodies = [show(body.graph).rstrip() for body in bodies_of(value.params)]
+    return "\n".join(filter(None, [source, origin.op, f"%{value.id} = {value.prim}({params}) : {types}", *bodies]))
 
 
 # ---------------------------------------------------------------------- SVG
