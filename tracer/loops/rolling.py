@@ -103,6 +103,8 @@ class _Roller:
         steps = [[located.steps[p].leaves for located in self.programs] for p in outside]
         operands = [[self.outside(pair) for pair in zip(*leaves, strict=True)] for leaves in steps]
         bodies = [self.body(loop) for loop in range(len(self.layout.regions))]
+        if len(short.program.results) != len(long.program.results):
+            raise NotRolled("what it returns or keeps depends on the length of the loop")
         pairs = zip(short.program.results, long.program.results, strict=True)
         return Rolled(short.program, self.layout, operands, bodies, [self.outside(pair) for pair in pairs])
 
