@@ -13,7 +13,7 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.tracer.loops.node import loop_of
 
-from loops.recurrences import ROLLED, Recurrence
+from loops.recurrences import ROLLED, Recurrence, rand
 from loops.unrolled import STEPWISE, Stepwise
 
 FIRST, LATER = 24, (33, 13, 17, 60)
@@ -163,6 +163,38 @@ def test_the_length_that_the_method_asks_for_is_a_guard() -> None:
     for steps in (12, 20, 40, 31, 30, 50):
         x = torch.randn(steps, 4)
         assert torch.equal(fast.apply(x), Asks.apply(x))
+
+
+@pytest.mark.parametrize("method", ["forward", "backward"])
+def test_what_only_a_long_loop_does_is_found(method: str) -> None:
+    """No graph of a short loop shows it: a loop longer than all before is compared with the method."""
+
+    class Turns(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            h = torch.zeros_like(x[0])
+            for t in range(len(x)):
+                h = torch.sin(h) + x[t]
+                h = -h if t == 30 and method == "forward" else h
+            ctx.save_for_backward(x)
+            return h
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            (x,), grads = ctx.saved_tensors, []
+            for t in range(len(x)):
+                g = g * torch.cos(x[t])
+                grads.append(-g if t == 30 and method == "backward" else g)
+            return torch.stack(grads)
+
+    fast, case = fusegrad.compile(Turns), Recurrence(Turns, lambda t: (rand(t, 3),), 2, 1, (1, 1))
+    assert [assert_same_bits(case, fast, n) for n in (12, 20, 30)] == [2, 0, 0]
+    with pytest.warns(fusegrad.FallbackWarning):
+        assert_same_bits(case, fast, 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for steps in (40, 60, 20):
+            assert_same_bits(case, fast, steps)
 
 
 def test_random_numbers_are_drawn_in_eagers_order() -> None:

@@ -104,7 +104,7 @@ class _Rolling:
 
         with self.refusals():
             trace = self.session.trace(body, self.fakes, self.reads, from_source=False)
-        trace.inlines = any(p.trace.inlines for p in programs)
+        trace.inlines, trace.rolled = any(p.trace.inlines for p in programs), (symbol,)
         self.settle(_Facts(self.session, symbol, lengths).of(told), results)
         return trace
 
