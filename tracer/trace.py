@@ -57,6 +57,7 @@ class Trace:
     output_names: list[str] = field(default_factory=list)  # for outputs that have no name in the user's source
     opaque: list[OpaqueNode] = field(default_factory=list)  # in the order of their calls
     inlines: bool = False  # the body of a nested Function is in it, without the rules of its own
+    rolled: tuple[Any, ...] = ()  # the sizes over which it has loops that were recognised in short traces
     lowered: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # its graph in the IR, once known
 
     @property

@@ -24,7 +24,7 @@ from ...tracer.trace import CaptureError
 from ..settings import logs
 from ..settings.counters import count
 from ..values.sizes import Binder, BoundSizes
-from .guards import Guard, guard_from, lasting_state, size_guard
+from .guards import Guard, LongestLoops, guard_from, lasting_state, size_guard
 from .opaque_replay import in_place_error
 from .redraw import draws
 from .shared_objects import Sharing
@@ -84,6 +84,7 @@ class CapturedFunction:
         # Findings of the first call's comparison.
         self.restrided = False  # strides were corrected
         self.returns_input_memory = False  # an operator returns memory that it is given, and does not say so
+        self.longest = LongestLoops()
         self.unchecked = False  # made-up data was no fit for its method: the first call on real data compares
 
     @property
@@ -176,6 +177,7 @@ def capture_function(
     visible = len(traced.fake_outputs)
     trace.names = [captured.names[i] for i in captured.slots]
     trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
+    captured.longest = LongestLoops(trace.rolled)
     # Writes to arguments: an opaque node beside one could not be finished by hand, so it is refused now.
     captured.written_inputs = written_placeholders(trace.graph_module, len(captured.slots))
     if captured.written_inputs:

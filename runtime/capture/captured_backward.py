@@ -26,7 +26,7 @@ from ..values.gradient_layouts import as_gradient_of, canonical_layout, cast_as_
 from ..values.sizes import Binder, BoundSizes
 from .activity import takes_gaps
 from .captured import CapturedFunction, name_at, require_capture_allowed, traceable_number
-from .guards import is_float
+from .guards import LongestLoops, is_float
 from .outputs import passthrough_results, views_of_inputs
 from .redraw import draws
 from .user_methods import ctx_attributes, requires_grad_at, run_user_backward
@@ -61,6 +61,7 @@ class BackwardEntry:
     admitted_sizes: dict[tuple[int, ...], bool] = field(default_factory=dict)
     is_checked: bool = False
     serves_all_sizes: bool = False  # it serves sizes for which a capture of its own would be another one
+    longest: LongestLoops = field(default_factory=LongestLoops)
     stored_guards: tuple[sympy.Basic, ...] = ()  # of another process's capture, which hold as well
 
     @property
@@ -190,8 +191,9 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
     unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written_inputs else ()
     source = BackwardTrace(trace, captured.first_backward_guard)
     return BackwardEntry(
-        source, guards, lifted, trace.opaque, passed_gradients, viewed_gradients, written_inputs, unversioned
-    )
+        source, guards, lifted, trace.opaque, passed_gradients, viewed_gradients, written_inputs, unversioned,
+        longest=LongestLoops(trace.rolled),
+    )  # fmt: skip
 
 
 def fresh_residuals(captured: CapturedFunction) -> tuple[list[Tensor | None], list[Any]]:

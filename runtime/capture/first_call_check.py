@@ -48,6 +48,8 @@ def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | 
     replay = _RecordedCall(replay_opaque_nodes(partial(replay_forward, captured), tape, at))
     theirs = replay_opaque_calls(partial(run_user_forward, captured), tape)
     why = compare(captured, replay, theirs, arguments, cut_down, tape or captured.forward.trace)
+    if why is None:
+        captured.longest.note(sizes)
     # Equal: take eager's strides where fakes had others, and learn what an operator's schema hid.
     if why is None and replay.results:  # empty where cut data was no fit for the method
         captured.returns_input_memory = returns_memory_of(captured, replay.given, replay.results)
@@ -67,7 +69,7 @@ def check_backward(
     tape: Tape | None = None,
 ) -> None:
     """Raises CaptureError where a captured backward is not the user's method."""
-    if not settings().check or entry.executables or entry.is_checked:
+    if not settings().check or ((entry.executables or entry.is_checked) and not entry.longest.are_longer(sizes)):
         return
     fakes = [*(captured.forward.fake_at(p) for p in captured.residual_places), *gradient_likes(captured)]
     values = shrink(captured, [*residuals, *gradients], fakes, entry.trace, sizes)
@@ -94,6 +96,7 @@ def check_backward(
     why = compare(captured, replay, replay_opaque_calls(users, tape), values, at is not sizes, tape or entry.trace)
     if why is not None:
         raise CaptureError(reason=why, where="unknown")
+    entry.longest.note(sizes)
     correct_strides(captured, entry.trace, replay.results, bound)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import re
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
+import sympy
 import torch
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
@@ -119,6 +120,25 @@ def lasting_state() -> tuple[Any, ...]:
 def is_plain(tensor: torch.Tensor) -> bool:
     """True if a tensor can be captured: strided, and no subclass but Parameter."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
+
+
+class LongestLoops:
+    """The longest loops with which a graph was compared with the user's method.
+
+    Its loops were recognised in short ones. What a method does only where a loop is long (`if len(x) > 1000`) no graph
+    of a short one shows: a longer one than all before is compared again.
+    """
+
+    def __init__(self, symbols: Sequence[sympy.Symbol] = ()) -> None:
+        self.lengths = dict.fromkeys(symbols, 0)
+
+    def are_longer(self, sizes: Mapping[sympy.Symbol, Any]) -> bool:
+        """True if a loop is longer at these sizes than those that were compared."""
+        return bool(self.lengths) and any(sizes[s] > n for s, n in self.lengths.items())
+
+    def note(self, sizes: Mapping[sympy.Symbol, Any]) -> None:
+        """The graph was compared at these sizes."""
+        self.lengths = {s: max(n, int(sizes[s])) for s, n in self.lengths.items()}
 
 
 def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:

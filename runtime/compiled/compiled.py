@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from ...ir.switches import use_switch_state
-from ...tracer.capture.capture import capture_lock
+from ...tracer.capture.capture import capture_lock, is_capturing
 from ...tracer.locks import CLASS, lock_of
 from ...tracer.methods import backward_method
 from ...tracer.reads.reads import each_closure_once
-from ...tracer.torch_private import hooks_are_active, share_memory
+from ...tracer.torch_private import hooks_are_active, is_fake, share_memory
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_closure, is_meta
 from ..fallback.answer import recorded_faults
@@ -129,8 +129,19 @@ class Compiled:
                 if patient and facts in self.table.by_facts:  # for other sizes
                     self._require_worth(facts, args)
                 spec, key = self.captures.enter(key, facts, args)
+            elif spec is not None and not self._serves_long_loops(spec, args):
+                spec = None
             self.table.set_for_call(key, spec)
             return spec
+
+    def _serves_long_loops(self, spec: Specialization, args: Sequence[Any]) -> bool:
+        """True if loops longer than all before were compared with the user's own method, where they are."""
+        captured = spec.captured
+        if not captured.longest.lengths or is_capturing() or any(map(is_fake, args)):
+            return True
+        if not captured.longest.are_longer(captured.sizes(args)):
+            return True
+        return self._is_equal(spec, args)
 
     def _is_hopeless(self) -> bool:
         return self.table.is_hopeless(self.keys.is_unbounded)
@@ -171,13 +182,17 @@ class Compiled:
         if not captured.unchecked:
             return True
         # It was captured on made-up data: compared with the user's method on real data now.
+        captured.unchecked = not self._is_equal(specialization, args)
+        return not captured.unchecked
+
+    def _is_equal(self, specialization: Specialization, args: Sequence[Any]) -> bool:
+        """True if a specialization is the user's method on these arguments; else that runs, on record."""
         try:
             with capture_lock, torch.no_grad():
                 require_equal(specialization, args)
         except CaptureError as error:
             self.give_up(args, error)
             return False
-        captured.unchecked = False
         return True
 
     def node_key(self, specialization: Specialization, backend: str) -> tuple[str, bool, bool]:

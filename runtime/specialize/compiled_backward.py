@@ -162,6 +162,12 @@ class Backward:
                     entry.executables[call.key] = executable
         return entry.executables[call.key]
 
+    def compare_longer(self, call: BackwardCall, entry: BackwardEntry) -> None:
+        """Compares a backward again whose loop is longer than it ever was; raises CaptureError where it is not it."""
+        if entry.longest.are_longer(call.sizes):
+            with capture_lock, use_switch_state(self.captured.switches):
+                self.compare(call, entry)
+
     def is_split(self) -> bool:
         """True if the commonest backward has opaque nodes."""
         try:
@@ -259,6 +265,7 @@ def run(backward: Backward, call: BackwardCall) -> tuple[Any, ...]:
     entry = backward.entry(call.kinds)
     if entry.admits(call.sizes):
         backward.executable(call, entry)  # lowering may add to what it admits
+        backward.compare_longer(call, entry)
     if entry.admits(call.sizes):
         return run_entry(backward, entry, call)
     if entry.opaque:

@@ -15,12 +15,16 @@ ANY = Any
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A class and how it is called for T steps. least: the shortest that its rolled graph serves. loops: by method."""
+    """A class and how it is called for T steps.
+
+    least: the fewest steps that its rolled graph serves; shortest: that it makes sense for. loops: of forward, backward.
+    """
 
     cls: type
     make: Callable[[int], tuple[Any, ...]]
-    least: int = 2
-    loops: tuple[int, int] = (1, 1)
+    least: int
+    shortest: int
+    loops: tuple[int, int]
 
     @property
     def name(self) -> str:
@@ -30,9 +34,11 @@ class Recurrence:
 ROLLED: list[Recurrence] = []
 
 
-def rolled(make: Callable[[int], tuple[Any, ...]], least: int = 2, loops: tuple[int, int] = (1, 1)) -> Any:
+def rolled(
+    make: Callable[[int], tuple[Any, ...]], least: int = 3, shortest: int = 1, loops: tuple[int, int] = (1, 1)
+) -> Any:
     def register(cls: type) -> type:
-        ROLLED.append(Recurrence(cls, make, least, loops))
+        ROLLED.append(Recurrence(cls, make, least, shortest, loops))
         return cls
 
     return register
@@ -283,7 +289,7 @@ class TwoLoops(Function):
         return torch.stack(gx[::-1]), torch.stack(gys)
 
 
-@rolled(lambda t: (rand(t, 4),), least=3)
+@rolled(lambda t: (rand(t, 4),), least=9, shortest=2)
 class SecondOrder(Function):
     """A recurrence with two steps of memory: x[t - 2] and h of two steps before."""
 
@@ -334,7 +340,7 @@ class LastOnly(Function):
         return torch.stack(gx[::-1], dim=1), gw
 
 
-@rolled(lambda t: (rand(t, 4), rand(t, 4), rand(t, 4)))
+@rolled(lambda t: (rand(t, 4), rand(t, 4), rand(t, 4)), loops=(1, 2))
 class Zipped(Function):
     """zip, enumerate and cat; a number that follows the step."""
 

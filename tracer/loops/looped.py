@@ -87,9 +87,10 @@ class _Rolling:
     def traced(self, symbol: sympy.Symbol, lengths: Sequence[int]) -> Trace:
         """The same, from traces of these lengths."""
         programs, told, asked = zip(*self.short_traces(symbol, lengths), strict=True)
-        rolled = roll(programs[0], programs[1])
-        for program in programs:
-            require_proved(rolled, program)
+        with self.refusals():
+            rolled = roll(programs[0], programs[1])
+            for program in programs:
+                require_proved(rolled, program)
         lifted = [p.trace.lifted for p in programs]
         if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
             raise NotRolled("it reads other tensors from outside at each length")
@@ -103,7 +104,7 @@ class _Rolling:
 
         with self.refusals():
             trace = self.session.trace(body, self.fakes, self.reads, from_source=False)
-        trace.inlines = any(p.trace.inlines for p in programs)
+        trace.inlines, trace.rolled = any(p.trace.inlines for p in programs), (symbol,)
         self.settle(_Facts(self.session, symbol, lengths).of(told), results)
         return trace
 
@@ -142,11 +143,11 @@ class _Rolling:
             raise NotRolled(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
 
     def require_asked(self, asked: Sequence[Mapping[sympy.Basic, bool]]) -> None:
-        """What the method asked of its length has the same answer now, and is assumed of every later call."""
-        common = [q for q in asked[0] if all(q in others for others in asked[1:])]
-        for question in common:
-            answers = {others[question] for others in asked}
-            if len(answers) > 1 or bool(self.session.env.evaluate_expr(question)) not in answers:
+        """What each short length answered alike has that answer now, and is assumed to have it in every later call."""
+        for question, answer in asked[0].items():
+            if any(others.get(question) is not answer for others in asked[1:]):
+                continue
+            if bool(self.session.env.evaluate_expr(question)) is not answer:
                 raise NotRolled("it asks how long the loop is")
 
     def settle(self, told: Facts, results: Sequence[Any]) -> None:

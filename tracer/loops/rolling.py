@@ -6,6 +6,7 @@ one of the steps before, a value from outside, or one of many, at an index that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -103,6 +104,8 @@ class _Roller:
         steps = [[located.steps[p].leaves for located in self.programs] for p in outside]
         operands = [[self.outside(pair) for pair in zip(*leaves, strict=True)] for leaves in steps]
         bodies = [self.body(loop) for loop in range(len(self.layout.regions))]
+        if len(short.program.results) != len(long.program.results):
+            raise NotRolled("what it returns or keeps depends on the length of the loop")
         pairs = zip(short.program.results, long.program.results, strict=True)
         return Rolled(short.program, self.layout, operands, bodies, [self.outside(pair) for pair in pairs])
 
@@ -210,8 +213,10 @@ class _Roller:
 
     def require_small(self, source: Each) -> None:
         """Raises NotRolled where a buffer as long as the loop would be copied in each step, that was written to."""
+        if not self.is_functional or not is_partial(self.programs[0].steps[Place(Each(source.loop, source.step))]):
+            return
         shapes = [p.kind(Place(source, 0))[-1] for p in self.programs]
-        if self.is_functional and shapes[0] != shapes[1]:
+        if shapes[0] != shapes[1]:
             raise NotRolled("each of its steps writes to a part of a tensor that is as long as the loop")
 
 
@@ -227,6 +232,14 @@ def _plain(leaves: Sequence[Any], number: Callable[[], Fit] | None) -> Operand:
         raise NotRolled("a value is another one at each length")
     assert isinstance(leaves[0], Constant | Expression)
     return leaves[0]
+
+
+def is_partial(step: Step) -> bool:
+    """True for an operation that was a write to a part of a tensor."""
+    return bool(PARTIAL.search(str(step.target)))
+
+
+PARTIAL = re.compile(r"scatter|index_(put|add|copy|fill)|masked_fill")
 
 
 def _kind_of(value: Any) -> tuple[Any, ...]:

@@ -1,0 +1,127 @@
+"""Function classes whose loops are no loops of the graph: traced step by step, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from loops.recurrences import rand
+
+ANY = Any
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """A class, how it is called for T steps, and the reason why the loop of a method stays unrolled."""
+
+    cls: type
+    make: Callable[[int], tuple[Any, ...]]
+    reason: str
+    method: str = "forward"
+
+    @property
+    def name(self) -> str:
+        return self.cls.__name__
+
+
+STEPWISE: list[Stepwise] = []
+
+
+def stepwise(make: Callable[[int], tuple[Any, ...]], reason: str, method: str = "forward") -> Any:
+    def register(cls: type) -> type:
+        STEPWISE.append(Stepwise(cls, make, reason, method))
+        return cls
+
+    return register
+
+
+@stepwise(lambda t: (rand(t, 3),), "its steps are not the same ones each time")
+class Powers(Function):
+    """A float that is another one in each step."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor) -> Tensor:
+        ctx.steps = x.shape[0]
+        total = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            total = total + x[t] * 0.9**t
+        return total
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        return torch.stack([g * 0.9**t for t in range(ctx.steps)])
+
+
+@stepwise(lambda t: (rand(t, 3),), "its steps are not the same ones each time")
+class Triangle(Function):
+    """Each step reads all before it."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor) -> Tensor:
+        hs = [x[0]]
+        for t in range(1, x.shape[0]):
+            hs.append(x[t] + torch.stack(hs).mean(0))
+        return torch.stack(hs)
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        return g
+
+
+@stepwise(lambda t: (rand(t, 3),), "what it returns or keeps")
+class KeepsAll(Function):
+    """As many tensors on ctx as there are steps."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor) -> Tensor:
+        h, hs = torch.zeros_like(x[0]), []
+        for t in range(x.shape[0]):
+            h = torch.sin(h + x[t])
+            hs.append(h)
+        ctx.save_for_backward(*hs)
+        return h
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        grads = []
+        for h in reversed(ctx.saved_tensors):
+            g = g * (1 - h * h).sqrt()
+            grads.append(g)
+        return torch.stack(grads[::-1])
+
+
+@stepwise(lambda t: (rand(t, 3),), "shapes", "forward")
+class Growing(Function):
+    """A slice that grows with the step."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            h = h + x[: t + 1].sum(0)
+        return h
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        return None
+
+
+@stepwise(lambda t: (rand(t, 3),), "its steps are not the same ones each time")
+class EveryOther(Function):
+    """Even and odd steps do different things."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            h = torch.sin(h) + x[t] if t % 2 else torch.cos(h) * x[t]
+        return h
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        return None
