@@ -130,7 +130,7 @@ def generate(
                 refused |= dict.fromkeys(alike, str(first.error))
                 reasons.append(str(first.error))
             continue
-        told = [d for d in streamed if divides.streams or d.slabs is not None]
+        told = [d for d in streamed if divides.streams or d.slabs is not None or d.unwalked]
         decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
         held = held_in_one_piece(graph, streamed, hints, divides.limit)
         generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, over, held)

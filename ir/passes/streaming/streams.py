@@ -51,6 +51,7 @@ class StreamDecision:
     costs: StreamEstimate | None = None  # None: where they were not weighed
     walked: Walked | None = None  # how it would be walked in slabs, where no kernels are
     slabs: SlabEstimate | None = None  # None: it is not
+    unwalked: str = ""  # the reason why it is not, though it would fill memory
 
     @property
     def streamed(self) -> bool:
@@ -160,7 +161,7 @@ class Streams:
                 if region.is_summed:
                     decision = self._decide(region, made)
                     found = region.replaced_by(*decision.groups) if decision.groups else found
-                    decisions += [decision] if made or decision.walked else []
+                    decisions += [decision] if made or decision.walked or decision.unwalked else []
         return found, decisions
 
     def _virtual(self, graph: Graph) -> Iterator[tuple[frozenset[int], bool]]:
@@ -201,8 +202,10 @@ class Streams:
         found = walked(region, self.hints, limit, self.held)
         if isinstance(found, str):
             too_large = sum(self._number(v.aval.nbytes) for v in region.crossing_virtual()) > limit
-            why = f"; not in slabs of rows: {found}" if too_large and found != decision.reason else ""
-            return replace(decision, reason=decision.reason + why)
+            if not too_large:
+                return decision
+            why = f"; not in slabs of rows: {found}" if found != decision.reason else ""
+            return replace(decision, reason=decision.reason + why, unwalked=found)
         slabs = self._slab_estimate(found, limit)
         if slabs.at_once <= limit:
             return replace(decision, walked=found)
