@@ -225,8 +225,8 @@ def test_slabs_add_up(rows: int) -> None:
     sizes = {T: 48, H: 8, V: 40}
     random = np.random.default_rng(3)
     x, w = (random.standard_normal(shape) for shape in ((48, 8), (40, 8)))
-    found = walked(divided(lambda x, w: gradients(x, w, log_sums(x, w)), *LAYER, limit=100, dtype="f64", sizes=sizes)[1])
-    slabs: Slabs = found.slabs
+    body = lambda x, w: gradients(x, w, log_sums(x, w))  # noqa: E731
+    slabs: Slabs = walked(divided(body, *LAYER, limit=100, dtype="f64", sizes=sizes)[1]).slabs
     assert slabs.symbol == T
     dx, dw = [], np.zeros((40, 8))
     for start in range(0, 48, rows):

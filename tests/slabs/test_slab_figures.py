@@ -1,4 +1,4 @@
-"""The figures of slabs at real sizes: launches, bytes beside the floor, memory beside eager's. Counted, nothing runs."""
+"""The figures of slabs at real sizes: launches, bytes beside the floor, memory beside eager's. Nothing runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import fusegrad
 from fusegrad.runtime.report.explanation import Explanation
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "streams")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "streams"))
+sys.path.insert(0, str(Path(__file__).parent))
 from losses import LOSSES
 
 T, H, V, B = 8192, 4096, 128256, 2

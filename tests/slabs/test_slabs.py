@@ -12,7 +12,8 @@ import torch
 
 import fusegrad
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "streams")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "streams"))
+sys.path.insert(0, str(Path(__file__).parent))
 from beside_eager import differences
 from losses import IGNORED, LOSSES, labels, rand
 from stream_functions import Case, named
