@@ -124,6 +124,11 @@ def slab_bytes() -> int:
     return SLAB_BYTES if given is None else given
 
 
+def bounds_slabs() -> bool:
+    """True where the memory of slabs is bounded by a setting, and not by default."""
+    return switch_state().slab_bytes is not None
+
+
 def should_run(name: str, subject: str) -> bool:
     """True if the step is taken on this graph: it is on, and the watch allows it."""
     return (name not in SWITCHES or is_on(name)) and watch_allows(name, subject)

@@ -101,6 +101,7 @@ VARIABLES = {
     "FUSEGRAD_STORE": ("`0`", "Traces are neither cached on disk nor found there: every process makes its own."),
     "FUSEGRAD_DISABLE": ("names, comma-separated", "Steps of the pipeline that are left out: [which](#steps)."),
     "FUSEGRAD_NUMERICS": ("`eager` or `fast`", "Of every compiled class, ahead of what `compile` was asked for."),
+    "FUSEGRAD_SLAB_BYTES": ("a number of bytes", "Memory of a slab, ahead of what `compile` was asked for."),
     "FUSEGRAD_TUNE": ("`1`", "On a GPU, time a few versions of each kernel and keep the fastest."),
     "FUSEGRAD_CACHE_DIR": ("a folder", "Where compiled kernels are kept, instead of `~/.cache/fusegrad`."),
     "FUSEGRAD_CACHE_LIMIT": ("`500M`, `10G`", "Bytes on disk (2 GiB); the entries used longest ago go first."),

@@ -168,7 +168,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "fused_linear_cross_entropy",
         FusedLinearCrossEntropy,
-        lambda draw: (draw(8, 4), draw(16, 4), draw.targets(16, 8), -100, 2),
+        lambda draw: (draw(8, 4), draw(16, 4), draw.targets(16, 8), -100),
         weights=(1,),
     ),
     Entry("kl_divergence", KLDivergence, lambda draw: (draw.log_rows(8, 16), draw.rows(8, 16).detach())),

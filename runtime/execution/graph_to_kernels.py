@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,9 +25,9 @@ from ...ir.passes.products import Decision, Machine, Products
 from ...ir.passes.simplify import Simplify
 from ...ir.passes.streaming.in_place import Overwrites, overwriting
 from ...ir.passes.streaming.slabs import held_by_nodes, held_by_steps
-from ...ir.passes.streaming.streams import StreamDecision, Streams, held_in_one_piece, slabs_at
+from ...ir.passes.streaming.streams import PRICE, StreamDecision, Streams, held_in_one_piece, slabs_at
 from ...ir.prims import PRIMS
-from ...ir.switches import should_run, show_to_watch, slab_bytes, watch_allows
+from ...ir.switches import bounds_slabs, should_run, show_to_watch, slab_bytes, watch_allows
 from ...ir.transforms.batch import batch
 from ...ir.types import COMPLEX
 from ...tracer.lowering.aten import lower, lowering_key
@@ -134,13 +135,18 @@ def generate(
                 refused |= dict.fromkeys(alike, str(first.error))
                 reasons.append(str(first.error))
             continue
-        told = [d for d in streamed if divides.streams or d.slabs is not None]
+        told = [d for d in streamed if divides.streams or d.slabs is not None or d.unwalked]
         told = _with_splits(told, steps, kernels)
         decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
         held = held_in_one_piece(graph, streamed, hints, divides.limit)
         generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, over, held)
         log_division(graph, generated)
         return generated
+
+
+def price_of_slabs() -> float:
+    """How many times as long slabs may take: any number where their memory was asked for."""
+    return math.inf if bounds_slabs() else PRICE
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,7 @@ class Division:
     products: ProductsBy
     streams: bool
     limit: int | None
+    price: float
     in_place: bool
     is_slab: bool
 
@@ -166,7 +173,8 @@ class Division:
         limit = slab_bytes() if slabs == "walk" and should_run("slabs", name) else None
         is_slab = slabs == "inside" and products != "torch"
         by = products if not kernels or should_run("products", name) else "library"
-        return cls(graph, machine_of(target), hints, by, streams, limit, should_run("place", name), is_slab)
+        price, in_place = price_of_slabs(), should_run("place", name)
+        return cls(graph, machine_of(target), hints, by, streams, limit, price, in_place, is_slab)
 
     def __call__(
         self, refused: frozenset[int], called: frozenset[int], unstreamed: Mapping[int, str]
@@ -179,8 +187,9 @@ class Division:
         if self.streams or self.limit is not None:
             held = held_by_nodes if self.products == "torch" else held_by_steps
             regions = Streams(
-                self.machine, self.hints, frozenset(places), self.streams, unstreamed, self.limit, held
-            )
+                self.machine, self.hints, frozenset(places), self.streams, unstreamed, self.limit, self.price,
+                held,
+            )  # fmt: skip
             steps, streamed = regions(self.graph, steps)
         if self.products in ("model", "clock"):
             fused = Products(self.machine, self.hints, called | frozenset(places), self.products == "clock")

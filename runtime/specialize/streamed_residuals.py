@@ -26,7 +26,7 @@ from ...ir.passes.virtual import large_values, sums_of, virtual_values
 from ...ir.program import Program
 from ...ir.switches import is_on, slab_bytes
 from ..capture.captured import CapturedFunction
-from ..execution.graph_to_kernels import generate, graph_of, optimize
+from ..execution.graph_to_kernels import generate, graph_of, optimize, price_of_slabs
 
 Hints = Mapping[sympy.Symbol, int]
 
@@ -96,5 +96,6 @@ def _generated_seconds(graph: Graph, sizes: Hints, target: Target, limit: int | 
 
 def _modelled(graph: Graph, sizes: Hints, target: Target, limit: int | None = None) -> float:
     """The same without kernels."""
-    streams = Streams(machine_of(target), sizes, kernels=is_on("streams"), limit=limit)
+    kernels, price = is_on("streams"), price_of_slabs()
+    streams = Streams(machine_of(target), sizes, kernels=kernels, limit=limit, price=price)
     return streams.seconds(*streams(graph, Fuse()(graph)))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.autograd import Function
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "streams"))
-from stream_functions import Case, Tensor, named, rand, unit
+from stream_functions import Case, Tensor, named, rand
 
 LOSSES: list[Case] = [named("LinearCrossEntropy")]
 IGNORED = -100
@@ -27,6 +27,10 @@ def loss(make):  # type: ignore[no-untyped-def]
 def labels(n: int, classes: int, ignored: float = 0.0) -> Tensor:
     target = torch.randint(0, classes, (n,))
     return torch.where(torch.rand(n) < ignored, IGNORED, target)
+
+
+def wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def one_hot(target: Tensor, classes: int) -> Tensor:
@@ -60,7 +64,7 @@ class IgnoreIndex(Function):
     def forward(ctx, x, w, target):
         counts = target != IGNORED
         n = counts.sum().clamp_min(1)
-        z = (x @ w.mT).float()
+        z = wide(x @ w.mT)
         lse = torch.logsumexp(z, -1)
         picked = z.gather(1, torch.where(counts, target, 0)[:, None])[:, 0]
         ctx.save_for_backward(x, w, target, lse, n)
@@ -70,8 +74,8 @@ class IgnoreIndex(Function):
     def backward(ctx, g):
         x, w, target, lse, n = ctx.saved_tensors
         scale = torch.where(target != IGNORED, g / n, 0.0)[:, None]
-        p = torch.exp((x @ w.mT).float() - lse[:, None])
-        dz = ((p - one_hot(target, w.shape[0]).float()) * scale).to(x.dtype)
+        p = torch.exp(wide(x @ w.mT) - lse[:, None])
+        dz = ((p - one_hot(target, w.shape[0]).to(p.dtype)) * scale).to(x.dtype)
         return dz @ w, dz.mT @ x, None
 
 
@@ -83,7 +87,7 @@ class Smoothed(Function):
     def forward(ctx, x, w, target, smoothing, z_loss):
         counts = target != IGNORED
         n = counts.sum().clamp_min(1)
-        z = (x @ w.mT).float()
+        z = wide(x @ w.mT)
         lse = torch.logsumexp(z, -1)
         picked = z.gather(1, torch.where(counts, target, 0)[:, None])[:, 0]
         row = lse - (1 - smoothing) * picked - smoothing * z.mean(-1) + z_loss * lse * lse
@@ -96,10 +100,10 @@ class Smoothed(Function):
         x, w, target = ctx.saved_tensors
         counts = target != IGNORED
         scale = torch.where(counts, g / counts.sum().clamp_min(1), 0.0)[:, None]
-        z = (x @ w.mT).float()
+        z = wide(x @ w.mT)
         lse = torch.logsumexp(z, -1, keepdim=True)
         p = torch.exp(z - lse) * (1 + 2 * ctx.z_loss * lse)
-        hot = one_hot(target, w.shape[0]).float()
+        hot = one_hot(target, w.shape[0]).to(z.dtype)
         dz = ((p - (1 - ctx.smoothing) * hot - ctx.smoothing / w.shape[0]) * scale).to(x.dtype)
         return dz @ w, dz.mT @ x, None, None, None
 
@@ -110,7 +114,7 @@ class Softcapped(Function):
 
     @staticmethod
     def capped(x, w, cap):
-        return torch.tanh((x @ w.mT).float() / cap)
+        return torch.tanh(wide(x @ w.mT) / cap)
 
     @staticmethod
     def forward(ctx, x, w, target, cap):
@@ -124,7 +128,7 @@ class Softcapped(Function):
         x, w, target = ctx.saved_tensors
         t = Softcapped.capped(x, w, ctx.cap)
         p = torch.softmax(t * ctx.cap, -1)
-        dz = ((p - one_hot(target, w.shape[0]).float()) * (1 - t * t) * g).to(x.dtype)
+        dz = ((p - one_hot(target, w.shape[0]).to(p.dtype)) * (1 - t * t) * g).to(x.dtype)
         return dz @ w, dz.mT @ x, None, None
 
 
@@ -134,8 +138,8 @@ class Distillation(Function):
 
     @staticmethod
     def distributions(x, w, t, v, temperature):
-        student = torch.log_softmax((x @ w.mT).float() / temperature, -1)
-        teacher = torch.log_softmax((t @ v.mT).float() / temperature, -1)
+        student = torch.log_softmax(wide(x @ w.mT) / temperature, -1)
+        teacher = torch.log_softmax(wide(t @ v.mT) / temperature, -1)
         return student, teacher
 
     @staticmethod
@@ -160,7 +164,7 @@ class Preference(Function):
 
     @staticmethod
     def log_probability(x, w, target):
-        z = (x @ w.mT).float()
+        z = wide(x @ w.mT)
         return (z.gather(-1, target[..., None])[..., 0] - torch.logsumexp(z, -1)).sum(-1)
 
     @staticmethod
@@ -172,8 +176,8 @@ class Preference(Function):
 
     @staticmethod
     def gradient(x, w, target, slope):
-        p = torch.softmax((x @ w.mT).float(), -1)
-        hot = (torch.arange(w.shape[0], device=x.device) == target[..., None]).float()
+        p = torch.softmax(wide(x @ w.mT), -1)
+        hot = (torch.arange(w.shape[0], device=x.device) == target[..., None]).to(p.dtype)
         return ((hot - p) * slope[:, None, None]).to(x.dtype)
 
     @staticmethod
@@ -191,10 +195,10 @@ class InForward(Function):
 
     @staticmethod
     def forward(ctx, x, w, target):
-        z = (x @ w.mT).float()
+        z = wide(x @ w.mT)
         lse = torch.logsumexp(z, -1, keepdim=True)
         hot = one_hot(target, w.shape[0])
-        dz = ((torch.exp(z - lse) - hot.float()) / x.shape[0]).to(x.dtype)
+        dz = ((torch.exp(z - lse) - hot.to(z.dtype)) / x.shape[0]).to(x.dtype)
         ctx.save_for_backward(dz @ w, dz.mT @ x)
         return (lse[:, 0] - z.gather(1, target[:, None])[:, 0]).mean()
 
@@ -240,7 +244,3 @@ class SavedLogits(Function):
         p = torch.softmax(z, -1)
         dz = (p - one_hot(target, w.shape[0]).to(p.dtype)) * (g / x.shape[0])
         return dz @ w, dz.mT @ x, None
-
-
-def pairs(n: int, d: int) -> tuple[Tensor, Tensor, float]:
-    return unit(n, d), unit(n, d), 0.1

@@ -104,8 +104,13 @@ class Walked:
         return (*self.before, self.slabs.group, *self.after)
 
 
-def walked(region: Region, hints: Hints, limit: int, held: Callable[[Graph], tuple[Size, ...]]) -> Walked | str:
-    """The region in slabs along its cheapest dim; or the reason why not. held: the memory of a slab, by its graph."""
+def walked(
+    region: Region, hints: Hints, limit: int, held: Callable[[Graph], tuple[Size, ...]]
+) -> list[Walked] | str:
+    """The region in slabs along each dim that it can be, the best first; or the reason why not.
+
+    held: the memory of a slab, by its graph.
+    """
     if why := region.need_of_memory():
         return why
     symbols = list(dict.fromkeys(s for v in region.inputs() for s in v.shape if isinstance(s, sympy.Symbol)))
@@ -118,7 +123,7 @@ def walked(region: Region, hints: Hints, limit: int, held: Callable[[Graph], tup
             reasons.append(str(error))
     if not found:
         return f"none of its dims can be walked: {'; '.join(dict.fromkeys(reasons)) or 'their sizes are constants'}"
-    return min(found, key=lambda w: _price(w.slabs, hints, limit))
+    return sorted(found, key=lambda w: _rank(w.slabs, hints, limit))
 
 
 def _along(region: Region, symbol: sympy.Symbol, held: Callable[[Graph], tuple[Size, ...]]) -> Walked:
@@ -136,7 +141,7 @@ def _end(value: Value, walk: Walk, symbol: sympy.Symbol) -> End:
     return End(state, unit(value, symbol)) if isinstance(state, int) else End(None)
 
 
-def _price(slabs: Slabs, hints: Hints, limit: int) -> tuple[bool, int]:
+def _rank(slabs: Slabs, hints: Hints, limit: int) -> tuple[bool, int]:
     """Whether a single row is too large, and the bytes that slabs move beyond those of the region at once."""
     known = {slabs.symbol: TYPICAL, **hints}
     return slabs.held_at(known, slabs.rows(known, limit)) > limit, extra_bytes(slabs, known, limit)

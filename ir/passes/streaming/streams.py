@@ -12,6 +12,7 @@ After `Fuse` and `place`, before `Products`: a product that is streamed is no pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +37,8 @@ EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid"
 """Primitives that are left to the unit for special functions."""
 LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
+PRICE = 1.25
+"""How many times as long slabs may take where the bound of their memory is nobody's wish."""
 NO_KERNELS = "no kernels are made for it"
 SPECIAL = 16
 """Additions and multiplications of a multiprocessor in the time of one special function."""
@@ -54,6 +57,7 @@ class StreamDecision:
     slabs: SlabEstimate | None = None  # None: it is not
     splits: int = 1  # the parts of the stream that programs share, of the kernel that has most
     names: tuple[str, ...] = ()  # of its virtual values, in the user's source
+    unwalked: str = ""  # the reason why it is not, though it would fill memory
 
     @property
     def streamed(self) -> bool:
@@ -152,8 +156,8 @@ class Streams:
 
     apart: ids of products that are to stay calls. kernels: whether there are any; refused: by ids of products, why
     their region has none.
-    limit: bytes that a region without kernels may hold, None: any number; what holds more is walked in slabs. held:
-    what a slab holds, by its graph.
+    limit: bytes that a region without kernels may hold, None: any number; what holds more is walked in slabs where that
+    takes at most `price` times as long. held: what a slab holds, by its graph.
     """
 
     machine: Machine
@@ -162,6 +166,7 @@ class Streams:
     kernels: bool = True
     refused: Mapping[int, str] = field(default_factory=dict, hash=False)
     limit: int | None = None
+    price: float = math.inf
     held: Callable[[Graph], tuple[Size, ...]] = held_by_steps
 
     def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[StreamDecision]]:
@@ -173,7 +178,7 @@ class Streams:
                 if region.is_summed:
                     decision = self._decide(region, made)
                     found = region.replaced_by(*decision.groups) if decision.groups else found
-                    decisions += [decision] if made or decision.walked else []
+                    decisions += [decision] if made or decision.walked or decision.unwalked else []
         return found, decisions
 
     def _virtual(self, graph: Graph) -> Iterator[tuple[frozenset[int], bool]]:
@@ -215,12 +220,21 @@ class Streams:
         found = walked(region, self.hints, limit, self.held)
         if isinstance(found, str):
             too_large = sum(self._number(v.aval.nbytes) for v in region.crossing_virtual()) > limit
-            why = f"; not in slabs of rows: {found}" if too_large and found != decision.reason else ""
-            return replace(decision, reason=decision.reason + why)
-        slabs = self._slab_estimate(found, limit)
+            if not too_large:
+                return decision
+            why = f"; not in slabs of rows: {found}" if found != decision.reason else ""
+            return replace(decision, reason=decision.reason + why, unwalked=found)
+        ways = [(way, self._slab_estimate(way, limit)) for way in found]
+        first, slabs = ways[0]
         if slabs.at_once <= limit:
-            return replace(decision, walked=found)
-        return replace(decision, walked=found, slabs=slabs, reason=f"{slabs}; in one piece: {decision.reason}")
+            return replace(decision, walked=first)
+        most = self.price * sum(map(self._seconds, region.members))
+        for way, slabs in ways:
+            if slabs.seconds <= most and slabs.count > 1:
+                reason = f"{slabs}; in one piece: {decision.reason}"
+                return replace(decision, walked=way, slabs=slabs, reason=reason)
+        why = f"it would take {_time(ways[0][1].seconds)}, for {ways[0][1].held / 1e6:.1f} MB at a time"
+        return replace(decision, walked=first, reason=f"{decision.reason}; not in slabs of rows: {why}", unwalked=why)
 
     def _slab_estimate(self, found: Walked, limit: int) -> SlabEstimate:
         slabs = found.slabs

@@ -132,6 +132,21 @@ class Softmax(Function):
         return ds @ k, ds.mT @ q, p.mT @ g
 
 
+class Deep(Function):
+    """What is larger than its arguments, and takes longer to make again than to move."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return torch.logsumexp(x @ w.mT / 16, -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        dz = torch.softmax(x @ w.mT / 16, -1) * g[:, None] / 16
+        return dz @ w, dz.mT @ x
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
@@ -147,6 +162,7 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "duplicate": (Around, SQUARE),
     "lifetimes": (Loss, ((16, 8), (8, 8))),
     "streams": (Softmax, HEADS),
+    "slabs": (Deep, ((300, 256), (400, 256))),
     "exchange": (Softmax, HEADS),
     "products": (product, TALL),
     "index_checks": (Picked, SQUARE),
@@ -165,7 +181,7 @@ def called(target: Any, shapes: tuple[tuple[int, ...], ...], apply: Callable[...
 
 def compiled(target: Any, shapes: tuple[tuple[int, ...], ...], backend: str = "interpret") -> tuple[Any, str]:
     """(the compiled class or function, what it has become as text), once its results were compared."""
-    fast = fusegrad.compile(target, backend=backend, fullgraph=True)
+    fast = fusegrad.compile(target, backend=backend, fullgraph=True, slab_bytes=100_000 if target is Deep else None)
     users, apply = (f.apply if isinstance(f, type) else f for f in (target, fast))
     for got, want in zip(called(target, shapes, apply), called(target, shapes, users), strict=True):
         torch.testing.assert_close(got, want)
@@ -186,7 +202,7 @@ def compiler_of(fast: Any) -> Any:
 def _picture(executable: Executable) -> str:
     plans = executable.plans.values()
     steps = [f"{type(s).__name__} {p.places.keys()}" for p in plans for s in p.steps or ()]
-    texts = [v.text for p in plans for r in p.runners.values() for v in r.variants]
+    texts = [v.text for p in plans for r in p.group_runners() for v in r.variants]
     return "\n".join([show(executable.graph) if executable.graph is not None else "", *steps, *texts])
 
 
