@@ -144,12 +144,17 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Leaning:
-    """Departure of a schedule from its own choice: lanes, warps, elements held in powers of two, stages in ones."""
+    """Departure of a schedule from its own choice: lanes, warps, elements held in powers of two, stages in ones.
+
+    Of a tile that walks a stream, its rows and the columns of a turn in powers of two.
+    """
 
     lanes: int = 0
     warps: int = 0
     stages: int = 0
     held: int = 0
+    rows: int = 0
+    walk: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from .emit.loops.kernel import kernel_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
-from .kernel import Buffer, Kernel, Kernels, Ref, Target
+from .kernel import Buffer, Kernel, Kernels, Leaning, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import stored_pieces
 from .program.loops import STATE
@@ -78,7 +78,7 @@ def generate(
         plain, hints = _substituted(plain, quotients.whole), quotients.hints(hints)
     # a product of matrices is one kernel or none; everything else is divided into as many as it takes
     label = identifier(name) or "kernel"
-    if any(v.prim == "dot" for v in plain.order()) and not _is_streamed(plain):
+    if any(v.prim == "dot" for v in plain.order()) and not is_streamed(plain):
         return quotients.restored(products.kernels_of(plain, target, hints, label))
     return quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
 
@@ -127,7 +127,7 @@ def _above_products(graph: Graph) -> set[int]:
     return above
 
 
-def _is_streamed(graph: Graph) -> bool:
+def is_streamed(graph: Graph) -> bool:
     """A reduction reads a product of matrices, which need not be in memory then."""
     above = _above_products(graph)
     readers = [v for v in graph.order() if any(a.id in above for a in v.args)]
@@ -399,7 +399,7 @@ class _Group:
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
             return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
-        workload = self._workload(terms, sinks)
+        workload = self._workload(terms, sinks, self.target)
         try:
             plan = schedule_of(workload)
         except Separate as request:
@@ -412,11 +412,11 @@ class _Group:
             return self._kernel(goals, memory, pinned, label)
         return (replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins),)
 
-    def _workload(self, terms: TermTable, sinks: Sequence[Sink]) -> Workload:
+    def _workload(self, terms: TermTable, sinks: Sequence[Sink], target: Target) -> Workload:
         """A sum over rows and columns takes over the sum over columns, where the schedule would have both."""
-        workload = Workload(Program(sinks), self.target, self.hints)
+        workload = Workload(Program(sinks), target, self.hints)
         if is_on("nested_sums") and (nested := nested_sums(workload)):
-            workload = Workload(Program(with_nested_sums(terms, sinks, nested)), self.target, self.hints)
+            workload = Workload(Program(with_nested_sums(terms, sinks, nested)), target, self.hints)
         return workload
 
     def _looped(
@@ -482,9 +482,10 @@ class _Group:
         self.temporaries += split.buffers
         of_parts = replace(plan, sums=replace(plan.sums, sinks=split.partial.sinks))
         first = kernel_of_stream(terms, of_parts, split.roles, self.target, self.hints, label)
-        workload = self._workload(terms, unify(terms, list(split.merged)))
-        merging = schedule_of(workload)
-        return first, kernel_of(workload.program, merging, self.target, self.hints, label + MERGED)
+        # what leans to another tile leans there alone: beside that the merging is nothing
+        plain = replace(self.target, leaning=Leaning())
+        workload = self._workload(terms, unify(terms, list(split.merged)), plain)
+        return first, kernel_of(workload.program, schedule_of(workload), plain, self.hints, label + MERGED)
 
 
 def _with_name(kernel: Kernel, label: str) -> Kernel:

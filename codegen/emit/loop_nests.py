@@ -65,8 +65,10 @@ class LoopNests:
             release([s.name for loop in nest for s in loop.scope.body if isinstance(s, Let)])
         return For(nest[0].variable, nest[0].over, nest[0].scope.body)
 
-    def set_from_flat(self, axes: Sequence[Axis], flat: Expr, scope: Scope, level: int) -> None:
-        """Coordinates out of one number, the last axis fastest."""
+    def set_from_flat(
+        self, axes: Sequence[Axis], flat: Expr, scope: Scope, level: int, backwards: Axis | None = None
+    ) -> None:  # fmt: skip
+        """Coordinates out of one number, the last axis fastest; of one axis the last block may come first."""
         if level == 0:
             axes = [a for a in axes if not self.coords.is_one_block(a)]
         aligned: Expr | None = None
@@ -76,6 +78,8 @@ class LoopNests:
                 number = binary("%", flat, self.tile.count(axis))
                 remaining = self.context.names.fresh("rest")
                 flat = scope.define(remaining, binary("//", flat, self.tile.count(axis)))
+            if axis is backwards:
+                number = binary("-", binary("-", self.tile.count(axis), literal(1)), number)
             if self.rows.covers(axis):
                 aligned = number
             elif axis in self.tile.dims:

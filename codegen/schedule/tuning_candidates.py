@@ -22,6 +22,19 @@ LEANINGS = {
     "fewer loads in flight": Leaning(stages=-1),
 }
 
+OF_STREAMS = {
+    "more loads in flight": Leaning(stages=1),
+    "longer blocks of the stream": Leaning(walk=1),
+    "shorter blocks of the stream": Leaning(walk=-1),
+    "fewer rows and warps": Leaning(rows=-1, warps=-1),
+    "more warps": Leaning(warps=1),
+    "fewer warps": Leaning(warps=-1),
+    "fewer rows": Leaning(rows=-1),
+    "more rows": Leaning(rows=1),
+    "more rows and warps": Leaning(rows=1, warps=1),
+    "fewer loads in flight": Leaning(stages=-1),
+}
+"""The same of kernels that walk a stream; what does not fit into registers or shared memory is none."""
 LEANER = {
     "fewer loads in flight": Leaning(stages=-1),
     "narrower blocks": Leaning(lanes=-1, stages=-1),
@@ -30,9 +43,12 @@ LEANER = {
 """Versions that need less shared memory and fewer registers, for a device that refused the scheduled one."""
 
 
-def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int) -> dict[str, Kernels]:
+def candidates(
+    own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int,
+    leanings: Mapping[str, Leaning] = LEANINGS,
+) -> dict[str, Kernels]:  # fmt: skip
     """The kernels as scheduled, then neighbours that differ from them and from each other: `most` in all."""
-    return {OWN: own, **dict(islice(_distinct(own, LEANINGS, target, emitted), most - 1))}
+    return {OWN: own, **dict(islice(_distinct(own, leanings, target, emitted), most - 1))}
 
 
 def smaller_candidates(

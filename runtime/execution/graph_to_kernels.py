@@ -201,7 +201,8 @@ def _with_splits(
     streamed: Sequence[StreamDecision], steps: Sequence[Step], kernels: Mapping[int, Kernels]
 ) -> list[StreamDecision]:
     """The decisions, with the number of parts in which the stream of each is walked."""
-    parts = {id(s): max(k.splits for k in kernels[at].kernels) for at, s in enumerate(steps) if at in kernels}
+    made = ((s, kernels[at].kernels) for at, s in enumerate(steps) if at in kernels)
+    parts = {id(s): max((k.splits for k in own), default=1) for s, own in made}
     return [replace(d, splits=parts.get(id(d.group), 1)) for d in streamed]
 
 

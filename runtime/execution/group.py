@@ -12,8 +12,9 @@ import sympy
 import torch
 
 from ...codegen import Target
+from ...codegen.kernel_partition import is_streamed
 from ...codegen.proofs import may_overwrite
-from ...codegen.schedule.tuning_candidates import candidates, smaller_candidates
+from ...codegen.schedule.tuning_candidates import LEANINGS, OF_STREAMS, candidates, smaller_candidates
 from ...ir.errors import Unfusible
 from ...ir.lazy_attribute import lazy_attribute
 from ...ir.passes.fuse import Group
@@ -226,7 +227,8 @@ def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Ten
     rivals = {LIBRARY: replace(bound, uses_library=True)} if runner.multiplies else {}
     # The scheduled kernels are bound already; a neighbour that is not proved at these sizes does not compete.
     generate = partial(variants.generate_kernels, sizes)
-    neighbours = candidates(bound.kernels, variants.target, generate, tune.MOST - len(rivals))
+    most, leanings = (tune.MOST_OF_STREAMS, OF_STREAMS) if is_streamed(runner.group.graph) else (tune.MOST, LEANINGS)
+    neighbours = candidates(bound.kernels, variants.target, generate, most - len(rivals), leanings)
     competing: dict[str, BoundGroup] = {}
     for name, kernels in neighbours.items():
         if kernels is bound.kernels:

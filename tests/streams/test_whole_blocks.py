@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,9 @@ import torch
 
 import fusegrad
 from fusegrad.examples.gallery.attention import Attention
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stream_functions import named
 
 LENGTH, WIDTH = 330, 16  # blocks of 128 under the interpreter: the last rows walk two without a mask, then one with it
 
@@ -47,3 +52,12 @@ def test_blocks_that_are_masked_out_are_not_walked(dtype: str) -> None:
         walks = [k.source for k in explained.kernels if "for col_at in" in k.source]
         assert len(walks) == 3
         assert ["tl.range(0, N, BLOCK_N" in text for text in walks] == [not causal] * 3
+
+
+def test_the_longest_programs_of_a_causal_mask_come_first() -> None:
+    """Rows of which the last see most begin with these; so do those of which the first see most. A window has neither."""
+    for name, expected in (("Alibi", [True, True, False]), ("SoftcapWindow", [False, False, False])):
+        case = named(name)
+        e = fusegrad.explain(fusegrad.compile(case.cls), *case.arguments(1024, 64, torch.bfloat16), target="cuda:90")
+        walks = [k.source for k in e.kernels if "for col_at in" in k.source]
+        assert ["first_row = tl.cast(tl.cdiv(M, BLOCK_M) - 1 - pid % " in text for text in walks] == expected

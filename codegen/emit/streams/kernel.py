@@ -92,7 +92,7 @@ def kernel_of_stream(
 
 def _emit(stream: Stream, spans: Sequence[Span]) -> None:
     """Where the program is; one pass after the other; the stores."""
-    stream.set_coordinates()
+    stream.set_coordinates(any(s.grows_with_rows for s in spans))
     for turn, span in enumerate(spans):
         stream.context.sizes.guards.update(dict.fromkeys(span.guards))
         StreamPass(stream, stream.sums.of_pass(turn), span).emit()

@@ -28,15 +28,19 @@ class Stream:
         emitter.stores.values = self.values
         self.products = TileProducts(self.context, self.values, roles)
 
-    def set_coordinates(self) -> None:
-        """The program's number as a block of rows, and the coordinates of the grid."""
+    def set_coordinates(self, longest_last: bool) -> None:
+        """The program's number as a block of rows, and the coordinates of the grid.
+
+        longest_last: the last rows walk most of the stream. They begin first: at the end no long one is waited for.
+        """
         context, coords = self.context, self.emitter.coords
         grid = context.plan.grid
         if any(set(grid) - set(s.axes) for s in context.program.sinks):
             self.emitter.walk.require_nonzero(a.size for a in grid)
         axes = [a for a in grid if not coords.is_one_block(a)]
         if axes:
-            self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
+            backwards = self.roles.row if longest_last else None
+            self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0, backwards)
         self.shapes.take_over()
 
     def reduce_depth(self, term: Term, scope: Scope) -> None:

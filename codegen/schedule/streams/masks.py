@@ -57,6 +57,11 @@ class Span:
     def is_bounded(self) -> bool:
         return bool(self.lows or self.highs)
 
+    @property
+    def grows_with_rows(self) -> bool:
+        """Later rows walk more of the stream: those of a causal mask, not those of a window."""
+        return any(b.row > 0 for b in self.highs) and not any(b.row for b in self.lows)
+
 
 def span_of(accumulators: Sequence[Accumulator], roles: Roles, hints: Hints) -> Span:
     """Conditions that each body needs to be alive bound the stream for all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ....ir.errors import Unfusible
@@ -17,8 +17,9 @@ from .roles import Roles
 
 LEAST = 16
 """The shortest side that a tensor core takes."""
-ROOM = {8: 176, 4: 160}
-"""Registers of a thread for sums and tiles, of the 255 that there are, by warps: addresses and masks take the rest."""
+ROOM = {16: 80, 8: 176, 0: 160}
+"""Registers of a thread for sums and tiles, from so many warps on: of the 255 that there are, of 128 beside 15 other
+warps. Addresses and masks take the rest."""
 OLD, MASKED = 24, 32
 """Fewer where products read operands from registers, and where loops with masks are beside those without."""
 SHARED = 0.75
@@ -65,16 +66,24 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
         return StreamTile({roles.row: rows, roles.stream: stream, **depths}, 4, 1)
     taken = _taken(target, masked or bool(roles.outer))
     shapes = FEW if isinstance(roles.row.size, int) and roles.row.size <= LEAST else SHAPES
-    fitting = [s for s in shapes if _fits(s, roles, sums, depths, target, taken)]
+
+    def fits(shape: Shape) -> bool:
+        return shape.rows <= shapes[0].rows and _fits(shape, roles, sums, depths, target, taken)
+
+    fitting = list(filter(fits, shapes))
     if not fitting:
         raise Unfusible(sums.sinks[0].node, "no tile of it fits into the registers")
+    shape = _leaning(fitting, _chosen(fitting, roles, target, hints), target, fits)
+    blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
+    return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target))
+
+
+def _chosen(fitting: Sequence[Shape], roles: Roles, target: Target, hints: Hints) -> Shape:
+    """The largest that leaves no unit of the device without work; of few rows, whose stream is divided, of all."""
     # a size that may be another one at the next call is not taken to be small
     fitting = [s for s in fitting if isinstance(roles.row.size, int) or s.rows >= OPEN] or fitting
     busy = [s for s in fitting if _programs(s, roles, hints) >= target.units]
-    least = fitting[:1] if shapes is FEW else fitting[-1:]
-    shape = _leaning(fitting, (busy or least)[0], target)
-    blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
-    return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target))
+    return (busy or (fitting[:1] if fitting[0] in FEW else fitting[-1:]))[0]
 
 
 def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
@@ -93,10 +102,13 @@ def _for_interpreter(size: int) -> int:
     return min(128, max(LEAST, power_of_two(size) // 2))
 
 
-def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target) -> Shape:
-    at = min(max(fitting.index(shape) - target.leaning.lanes, 0), len(fitting) - 1)
-    chosen = fitting[at]
-    return chosen._replace(warps=max(1, int(chosen.warps * 2.0**target.leaning.warps)))
+def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target, fits: Callable[[Shape], bool]) -> Shape:
+    """The shape that the target leans to from the chosen one, where that fits too."""
+    lean = target.leaning
+    at = min(max(fitting.index(shape) - lean.lanes, 0), len(fitting) - 1)
+    sides = zip(fitting[at], (lean.rows, lean.walk, lean.warps), strict=True)
+    leaned = Shape(*(int(n * 2.0**by) for n, by in sides))
+    return leaned if min(leaned[:2]) >= LEAST and leaned.warps and fits(leaned) else fitting[at]
 
 
 def _taken(target: Target, masked: bool) -> int:
@@ -109,7 +121,7 @@ def _taken(target: Target, masked: bool) -> int:
 def _fits(
     shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target, taken: int
 ) -> bool:  # fmt: skip
-    room = ROOM[8 if shape.warps >= 8 else 4] - taken
+    room = next(room for warps, room in ROOM.items() if shape.warps >= warps) - taken
     return _registers(shape, roles, sums, depths) <= room and _bytes(shape, sums, roles, depths) <= _shared(target)
 
 
