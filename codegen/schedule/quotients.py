@@ -172,6 +172,7 @@ class _Back:
             writes=self._sizes(kernel.writes),
             cached=self._sizes(kernel.cached),
             operations=self.size(kernel.operations),
+            walk=kernel.walk and kernel.walk.at(self.size),
         )
 
     def _is_share(self, symbol: sympy.Symbol) -> bool:
