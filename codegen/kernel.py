@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import sympy
@@ -80,6 +81,14 @@ class Walk:
     multiplied: Size = 0
     dtype: str = "f32"
     exponentials: Size = 0
+
+    def at(self, size: Callable[[Size], Size]) -> Walk:
+        """The same with each size in other symbols."""
+        return replace(
+            self, rows=size(self.rows), stream=size(self.stream), elements=size(self.elements),
+            beside=tuple(map(size, self.beside)), multiplied=size(self.multiplied),
+            exponentials=size(self.exponentials),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ..ir.passes.node_kinds import only_moves
 from ..ir.passes.virtual import virtual_values
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
+from ..ir.text.source_names import variable_name
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from .emit import prelude, products
 from .emit.emit import kernel_of
@@ -294,7 +295,7 @@ class _Group:
         dtype = value.dtype
         if not self._holds_accumulation(value):
             dtype = "f32" if dtype in LOW_FLOATS else "i32"
-        label = identifier(value.origin.name) or value.prim
+        label = identifier(variable_name(value)) or value.prim
         return Buffer(f"{label}_{number}", dtype, value.shape, contiguous_strides(value.shape))
 
     # ------------------------------------------------------------------ stages

@@ -206,10 +206,10 @@ def nodes_between(outputs: Iterable[Value], known_ids: Iterable[int]) -> list[Va
     return [nodes[i] for i in sorted(nodes)]
 
 
-def unique_names(values: Iterable[Value]) -> list[str]:
-    """A name for each value, an identifier: the user's where there is one, made unique by a number."""
+def unique_names(values: Iterable[Value], wishes: Mapping[Value, str] | None = None) -> list[str]:
+    """A name for each value, an identifier: the user's or a wished one where there is one, made unique by a number."""
     used: set[str] = set()
-    return [_free_name(name_of(v), used) for v in values]
+    return [_free_name((wishes or {}).get(v) or name_of(v), used) for v in values]
 
 
 def name_of(value: Value) -> str:

@@ -180,6 +180,11 @@ class Scope:
         return scope
 
 
+def assigned_names(body: Sequence[Statement]) -> set[str]:
+    """The names that statements give, without those in blocks below."""
+    return {s.name for s in body if isinstance(s, (Let, Accumulate))}
+
+
 def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
     """The statements that a store depends on; `needed` collects what they read, last first."""
     live: list[Statement] = []

@@ -170,9 +170,13 @@ class Values:
         is_inline = is_plain and self.uses.get(term, 0) <= 1 and home is scope
         if is_inline and len(value.text) <= (LONG_NAMED if user else LONG):
             return value
-        label = self.context.names.fresh(user, default_name(term))
+        label = self.context.names.fresh(user, self.default_name(term))
         home.memo[term] = home.define(label, value, self.context.comment(term))
         return home.memo[term]
+
+    def default_name(self, term: Term) -> str:
+        """The name of a value that has none in the user's source."""
+        return default_name(term)
 
     def read_row(self, term: Term, home: Scope) -> Expr:
         """A row as it is in memory."""

@@ -173,6 +173,7 @@ class _Back:
             cached=self._sizes(kernel.cached),
             operations=self.size(kernel.operations),
             wanted=self.size(kernel.wanted),
+            walk=kernel.walk and kernel.walk.at(self.size),
         )
 
     def _is_share(self, symbol: sympy.Symbol) -> bool:

@@ -20,6 +20,7 @@ from ...ir.loops.motion import Motion
 from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
+from ...ir.passes.node_kinds import is_view
 from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Machine, Products
 from ...ir.passes.simplify import Simplify
@@ -77,10 +78,20 @@ def _graph_of(trace: Trace, name: str) -> Graph:
 
 
 def _name_outputs(graph: Graph, names: Sequence[str]) -> None:
-    """Outputs that the user's source gives no name get one, so that the kernels' pointers say what they are."""
+    """Outputs that the user's source gives no name get one, so that the kernels' pointers say what they are.
+
+    So does what they are views of: a kernel writes that.
+    """
     for output, name in zip(graph.outputs, names, strict=False):
-        if output is not None and output.prim != "input" and output.origin.name is None:
-            output.attrs["origin"] = replace(output.origin, name=name)
+        value = output
+        while value is not None and value.prim != "input":
+            _give_name(value, (output and output.origin.name) or name)
+            value = value.args[0] if is_view(value) and value.args else None
+
+
+def _give_name(value: Value, name: str) -> None:
+    if value.origin.name is None:
+        value.attrs["origin"] = replace(value.origin, name=name)
 
 
 def optimize(graph: Graph) -> Graph:

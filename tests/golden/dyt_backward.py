@@ -59,7 +59,7 @@ def sign(x):
 
 
 @triton.jit
-def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, PROGRAMS, ITEMS, TOTAL, GROUPS, STRIPS, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, FAN: tl.constexpr):
+def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, sums_ptr, sums_ptr_2, g_sum_ptr, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, PROGRAMS, ITEMS, TOTAL, GROUPS, STRIPS, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, FAN: tl.constexpr):
     N = N // 16 * 16  # a multiple of 16: accesses are wide
     pid = tl.program_id(0)
     strip = pid // PROGRAMS
@@ -117,10 +117,10 @@ def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, outpu
             for k in range(GROUPS):
                 sum_total_6 += tl.load(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + k * FAN, tl.int64) * 256 + col, cache_modifier=".cg")
             tl.store(sum_partial_ptr + strip * PROGRAMS, sum_total_4)
-            tl.store(output_ptr_3 + first_col + col, sum_total_5, mask=inside_col)
-            tl.store(output_ptr_4 + first_col + col, sum_total_6, mask=inside_col)
+            tl.store(sums_ptr_2 + first_col + col, sum_total_5, mask=inside_col)
+            tl.store(g_sum_ptr + first_col + col, sum_total_6, mask=inside_col)
             if last_to_arrive(arrived_ptr + STRIPS * (GROUPS + 1), STRIPS):
                 sum_total_7 = tl.full([], 0.0, tl.float32)
                 for k in range(STRIPS):
                     sum_total_7 += tl.load(sum_partial_ptr + k * PROGRAMS, cache_modifier=".cg")
-                tl.store(output_ptr_2, sum_total_7)
+                tl.store(sums_ptr, sum_total_7)

@@ -15,7 +15,7 @@ def last_to_arrive(counter, count):
 
 
 @triton.jit
-def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, output_ptr_2, output_ptr_3, sum_partial_ptr, sum_partial_ptr_2, arrived_ptr, C, M, PROGRAMS, ITEMS, dy_stride, dy_stride_2, GROUPS, N: tl.constexpr, BLOCK_N: tl.constexpr, FAN: tl.constexpr, STRIPS: tl.constexpr, BLOCK_C: tl.constexpr):
+def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, sums_ptr, dy_sum_ptr, sum_partial_ptr, sum_partial_ptr_2, arrived_ptr, C, M, PROGRAMS, ITEMS, dy_stride, dy_stride_2, GROUPS, N: tl.constexpr, BLOCK_N: tl.constexpr, FAN: tl.constexpr, STRIPS: tl.constexpr, BLOCK_C: tl.constexpr):
     C = C // 16 * 16  # a multiple of 16: accesses are wide
     dy_stride = dy_stride // 16 * 16  # a multiple of 16: accesses are wide
     dy_stride_2 = dy_stride_2 // 16 * 16  # a multiple of 16: accesses are wide
@@ -85,5 +85,5 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, outp
                 for k in range(GROUPS):
                     sum_total_2 += tl.load(sum_partial_ptr_2 + tl.cast((strip * PROGRAMS + k * FAN) * ITEMS, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
                 at_2 = d * C + first_c
-                tl.store(output_ptr_2 + at_2 + c, sum_total, mask=inside)
-                tl.store(output_ptr_3 + at_2 + c, sum_total_2, mask=inside)
+                tl.store(sums_ptr + at_2 + c, sum_total, mask=inside)
+                tl.store(dy_sum_ptr + at_2 + c, sum_total_2, mask=inside)

@@ -53,8 +53,8 @@ def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOC
     inside_col = col < N - first_col
     k = tl.arange(0, BLOCK_K)[None, :]
     lanes = row * K + k
-    k_2 = tl.arange(0, BLOCK_K)[:, None]
-    lanes_2 = k_2 * N + col
+    k_down = tl.arange(0, BLOCK_K)[:, None]
+    lanes_2 = k_down * N + col
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k_at in tl.range(0, K, BLOCK_K, num_stages=2):
         first_k = tl.cast(k_at, tl.int64)

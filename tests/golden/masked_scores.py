@@ -37,14 +37,14 @@ def masked_scores(q_ptr, k_ptr, mask_ptr, s_ptr, M, N, q_stride, k_stride, s_str
     first_col = tl.cast(place // height, tl.int64) * BLOCK_N
     inside_col = col < N - first_col
     k = tl.arange(0, BLOCK_K)[None, :]
-    k_2 = tl.arange(0, BLOCK_K)[:, None]
+    k_down = tl.arange(0, BLOCK_K)[:, None]
     inside_k = k < K
     at = b * q_stride + first_row * K
     q = tl.load(q_ptr + at + (row * K + k), mask=inside_row & inside_k, other=0.0)
-    inside_k_2 = k_2 < K
+    inside_k_2 = k_down < K
     at_2 = b * k_stride + first_col * K
-    k_3 = tl.load(k_ptr + at_2 + (k_2 + col * K), mask=inside_k_2 & inside_col, other=0.0)
-    acc = tl.dot(q, k_3)  # body.py:1  return torch.bmm(q, k.mT) * scale + mask
+    k_2 = tl.load(k_ptr + at_2 + (k_down + col * K), mask=inside_k_2 & inside_col, other=0.0)
+    acc = tl.dot(q, k_2)  # body.py:1  return torch.bmm(q, k.mT) * scale + mask
     s = rounded(acc, tl.bfloat16)
     at_3 = first_row * N + first_col
     lanes = row * N + col

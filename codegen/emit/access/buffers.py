@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....ir.text.source_names import variable_name
 from ....ir.types import Size
 from ...kernel import Buffer, Pointer, Ref
-from ...program.axes import Program
+from ...program.axes import Program, Sink, Term
 from ..context import name_of
 from ..names import Names, identifier
 from ..statements import Expr, name
 
 ORDER = {"input": 0, "temporary": 1, "output": 2, "scratch": 3}
 """Of pointers among the arguments of a kernel."""
+
+
+def _wish(item: Term | Sink) -> str | None:
+    """The user's name; of maxima and sums without one, what they are of."""
+    return variable_name(item.node) if item.node is not None and item.node.prim != "input" else name_of(item)
 
 
 class Buffers:
@@ -26,9 +32,9 @@ class Buffers:
         self._dtypes: dict[Ref, str] = {}
         wishes: dict[Ref, tuple[str | None, str]] = {}
         for load in (t for t in program.terms if t.op == "load"):
-            wishes.setdefault(load.param.ref, (name_of(load), load.dtype))
+            wishes.setdefault(load.param.ref, (_wish(load), load.dtype))
         for sink in program.sinks:
-            wishes.setdefault(sink.ref, (name_of(sink), sink.dtype))
+            wishes.setdefault(sink.ref, (_wish(sink), sink.dtype))
         for ref in sorted(wishes, key=lambda r: (ORDER[r.kind], r.index)):
             wish, dtype = wishes[ref]
             self._add(ref, names.fresh(f"{identifier(wish) or ref.kind}_ptr"), dtype)

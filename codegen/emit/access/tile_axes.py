@@ -89,12 +89,17 @@ class TileAxes:
         top, place = self._context.top, (self.dims.index(axis), len(self.dims))
         if (lane := top.memo.get(("lane", axis, place))) is None:
             arange = call("tl.arange", literal(0), self.block(axis))
-            label = self._context.names.fresh(axis.name) if axis in self._named else axis.name
+            label = self._context.names.fresh(self._further_name(axis)) if axis in self._named else axis.name
             self._named.add(axis)
             shape = ", ".join(":" if a is axis else "None" for a in self.dims)
             text = arange.text + (f"[{shape}]" if len(self.dims) > 1 else "")
             lane = top.memo["lane", axis, place] = top.define(label, Expr(text, names=arange.names))
         return lane
+
+    def _further_name(self, axis: Axis) -> str:
+        """Of lanes that lie otherwise than those that were named first."""
+        ending = "s" if len(self.dims) == 1 else "_across" if self.dims.index(axis) else "_down"
+        return f"{axis.name}{ending}"
 
     def shape(self, axes: Iterable[Axis]) -> Expr:
         """[BLOCK_M, 1]: the shape of a value that varies along these axes."""

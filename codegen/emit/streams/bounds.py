@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import sympy
 
@@ -35,6 +35,11 @@ class StreamBounds:
         self.block = stream.emitter.tile.block(self.axis)
         self.ragged = not self._is_multiple()
 
+    @cached_property
+    def variable(self) -> str:
+        """That of all loops of the pass."""
+        return self.context.names.fresh(f"{self.axis.name}_at")
+
     def parts(self, host: Scope) -> list[Part]:
         """Masked, whole and masked again, as far as each is needed."""
         if self.roles.keeps_stream:
@@ -56,8 +61,7 @@ class StreamBounds:
     def _loop(self, start: Expr, stop: Expr, masked: bool) -> Part:
         stages = self.context.plan.stages
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
-        variable = self.context.names.fresh(f"{self.axis.name}_at")
-        return Part(variable, call("tl.range", start, stop, self.block, **pipelined), masked)
+        return Part(self.variable, call("tl.range", start, stop, self.block, **pipelined), masked)
 
     def _share(self, host: Scope) -> tuple[Expr, Expr]:
         """Where the program begins, and what it ends before: all of the stream, or whole blocks of it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ....ir.types import ITEMSIZE, LOW_FLOATS, product
-from ...kernel import Kernel, Target
+from ...kernel import Kernel, Target, Walk
 from ...program.axes import Axis, Program
 from ...program.sizes import Hints, cdiv, tidy
 from ...program.terms import TermTable
@@ -30,7 +30,7 @@ from ..mathematics import fast_rules, rules_for
 from ..names import Names
 from .passes import StreamPass, uses_of
 from .stream import Stream
-from .walk_facts import walk_of
+from .walk_facts import remarks_on, walk_of
 
 
 def name_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]:
@@ -81,13 +81,21 @@ def kernel_of_stream(
     sums, tile = plan.sums, plan.tile
     program = Program(sums.sinks)
     emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), tile.blocks)
+    emitter.context.names.release(["k"])  # of products' loops, which are not here: users call their keys so
     is_low = any(t.op == "load" and t.dtype in LOW_FLOATS for t in program.terms)
     rules = rules_for(target.kind, target.fast, is_low)
     stream = Stream(emitter, table, roles, sums)
     stream.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
     _emit(stream, plan.spans)
-    made = assemble(emitter, traffic_of_stream(emitter, roles, tile))
-    return replace(made, walk=walk_of(stream, plan.spans, tile))
+    kernel, walk = assemble(emitter, traffic_of_stream(emitter, roles, tile)), walk_of(stream, plan.spans, tile)
+    return replace(kernel, source=_with_remarks(kernel.source, walk), walk=walk)
+
+
+def _with_remarks(source: str, walk: Walk) -> str:
+    """The kernel's text, which says first what it does."""
+    decorator, head, body = source.split("\n", 2)
+    remarks = "".join(f"    # {line}\n" for line in remarks_on(walk))
+    return f"{decorator}\n{head}\n{remarks}{body}"
 
 
 def _emit(stream: Stream, spans: Sequence[Span]) -> None:

@@ -13,7 +13,7 @@ from ...schedule.streams.masks import NOTHING, Span, whole_bodies
 from ..access.coordinates import Coord
 from ..mathematics import number
 from ..reductions.folds import fold_function, take_in
-from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
+from ..statements import Accumulate, Expr, For, Scope, assigned_names, binary, call, literal, name
 from .bounds import Part, StreamBounds
 from .stream import Stream
 
@@ -98,7 +98,8 @@ class StreamPass:
                 self.levels.fix(term, 0)
 
     def _emit_part(self, part: Part, host: Scope) -> None:
-        """One loop along the stream, or its only block."""
+        """One loop along the stream, or its only block; loops beside each other have the same names."""
+        known = set(self.context.names)
         scope = Scope(2, host) if part.over is not None else host
         if part.over is not None:
             self.stream.shapes.set_stream(name(part.variable), scope, 2, part.masked)
@@ -112,6 +113,7 @@ class StreamPass:
         self.values.silenced = {}
         if part.over is not None:
             host.body.append(For(part.variable, part.over, scope.body))
+            self.context.names.release({part.variable, *assigned_names(scope.body)} - known)
 
     def _whole(self, bodies: Sequence[Term]) -> list[Term]:
         return whole_bodies(self.stream.algebra, bodies, self.span.implied, self.stream.labels)

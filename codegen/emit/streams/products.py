@@ -33,11 +33,17 @@ class TileProducts:
         dtype = self.multiplied_in(x, y, term)
         first = self.operand(left, dtype, scope)
         second = call("tl.trans", self.operand(right, dtype, scope))
-        label = self.context.names.fresh(name_of(term), "product")
+        label = self.context.names.fresh(name_of(term) or self._of_operands(left, right))
         product = call("tl.dot", first, second, **self.context.precision(dtype))
         home = scope.home(self.values.levels.of(term))
         home.body.append(Let(label, product, self.context.comment(term)))
         self.values.accumulated[term] = name(label)
+
+    def _of_operands(self, *operands: Term) -> str:
+        """q_k of q @ k.T, where both are in memory."""
+        loads = [source_of(t) for t in operands]
+        names = [name_of(t) if t.op == "load" else None for t in loads]
+        return "_".join(map(str, names)) if all(names) else "product"
 
     def multiplied_in(self, x: Term, y: Term, term: Term) -> str:
         """The dtype of the operands: low floats that were only widened are multiplied as they were, exactly."""

@@ -94,7 +94,7 @@ class Shapes:
             place, lane, mask = self._places[axis], self.tile.lane(axis), None
             if place.left is not None:
                 mask = place.scope.define(
-                    self.context.names.fresh(f"inside_{axis.name}"), binary("<", lane, place.left)
+                    self.context.names.fresh(f"inside_{lane.text}"), binary("<", lane, place.left)
                 )
             self._made[axis, at, count] = Coord(place.base, lane, mask, place.level)
         return self._made[axis, at, count]

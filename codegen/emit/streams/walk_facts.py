@@ -72,6 +72,17 @@ def _walked(span: Span, rows: tuple[int, int], length: int, step: int, hints: Hi
 # ------------------------------------------------------------------ what it leaves out
 
 
+def remarks_on(walk: Walk) -> Iterator[str]:
+    """Lines that say what the kernel does, without numbers."""
+    way = "a program has a tile of BLOCK_M rows and BLOCK_N columns"
+    if not walk.keeps_stream:
+        way = "a program has BLOCK_M rows, and walks their columns by BLOCK_N"
+    yield f"never in memory: {', '.join(walk.products)}; {way}" if walk.products else way
+    moves = f"sums are relative to {' and '.join(walk.relative_to)} so far" if walk.relative_to else ""
+    skips = f"blocks {' and '.join(walk.skips)} are skipped" if walk.skips else ""
+    yield from filter(None, ["; ".join(filter(None, [moves, skips]))])
+
+
 def _rows_are_left(tiles: Sequence[Term], roles: Roles) -> bool:
     """The kernel's rows are those of its matrices, which a product has from its left operand."""
     return not tiles or roles.row in tiles[0].args[0].args[0].axes

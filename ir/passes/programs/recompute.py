@@ -23,6 +23,7 @@ from ...graph import Graph, Value, building, emit
 from ...prims import PRIMS
 from ...program import Program, ValueRef
 from ...rewrite import copy_into, nodes_between, rebuild, unique_names
+from ...text.source_names import variable_name
 from ...types import TensorType, contiguous_strides
 from ..cost import Hints, estimate
 from .exchange import Bracket, exchanged
@@ -262,6 +263,14 @@ def made_in_forward(program: Program, backward: Graph) -> dict[int, Value]:
     return {i: Value(program.forward, v.id) for i, v in values.items() if v.id in own}
 
 
+def _wishes(choice: Choice) -> dict[Value, str]:
+    """scores_max for the maxima of scores; out for what is returned as well."""
+    results = choice.captured.forward.outputs[: choice.captured.user_outputs]
+    returned = {_below_reshapes(v) for v in results if v is not None}
+    wishes = {v: "out" if _below_reshapes(v) in returned else variable_name(v) for v in choice.saved}
+    return {v: name for v, name in wishes.items() if name}
+
+
 def _receive(
     out: Graph, captured: Program, choice: Choice, backward: Graph
 ) -> tuple[dict[int, Value], dict[int, Value]]:
@@ -270,7 +279,7 @@ def _receive(
     Returned as a map from the old inputs of backward, and as one from the values of forward that are at hand.
     """
     places, user_saved = present(captured), saved_by_user(captured)
-    names = iter(unique_names([*backward.inputs, *choice.saved])[len(backward.inputs) :])
+    names = iter(unique_names([*backward.inputs, *choice.saved], _wishes(choice))[len(backward.inputs) :])
     env: dict[int, Value] = {}
     at_hand: dict[int, Value] = {}
     # in the order that the runtime passes them: the user's residuals first, hidden ones behind, gradients last

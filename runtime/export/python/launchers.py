@@ -131,7 +131,7 @@ class PythonSyntax(Syntax):
     def computed(self, value: Value) -> str | None:
         operands = [self.scope.name_of(a) for a in value.args]
         text = call_text(value, operands, self.scope.expressions, self.device)
-        return None if text is None else f"{self.scope.bind(value, None)} = {text}"
+        return None if text is None else f"{self.scope.bind(value, value.origin.name)} = {text}"
 
     def refusal(self, text: str) -> str:
         return f'raise ValueError("{text}")'
@@ -177,9 +177,22 @@ def _result(scope: Scope, value: Value) -> list[str]:
     if 0 in strides:
         return _expanded(scope, value, source, strides)
     name = source if source.isidentifier() else scope.bind(value, value.origin.name)
-    is_view = any(isinstance(s, View) and s.value == value for s in scope.part.steps)
-    copied = f"{source}.clone()" if is_view and group_of(scope, value) is None else source
+    copied = f"{source}.clone()" if _is_shared_view(scope, value) else source
     return [f"{name} = laid_out({copied}, {scope.expressions.tuple(strides)})"]
+
+
+def _is_shared_view(scope: Scope, value: Value) -> bool:
+    """It looks at memory that is not its own: at all but what a kernel wrote for it alone."""
+    views = {s.value: s.value.args[0] for s in scope.part.steps if isinstance(s, View)}
+    memory = {v: _below(v, views) for v in (*views, *scope.outputs)}
+    alone = sum(memory[o] == memory[value] for o in scope.outputs) == 1
+    return value in views and not (alone and group_of(scope, memory[value]) is not None)
+
+
+def _below(value: Value, views: Mapping[Value, Value]) -> Value:
+    while value in views:
+        value = views[value]
+    return value
 
 
 def _expanded(scope: Scope, value: Value, source: str, strides: Sequence[Any]) -> list[str]:

@@ -17,6 +17,7 @@ from ...report.size_names import FROM_THE_LAST_AXIS
 from ..gather.gathered import Gathered, Part
 from ..gather.versions import Row, Version
 from .expressions import Dialect, Expressions
+from .implied import Facts
 
 WIDTH = 116
 Symbols = Mapping[sympy.Symbol, "str | int"]
@@ -159,8 +160,29 @@ class Scope:
 
     def assumed(self) -> list[Any]:
         """The conditions of the capture; a size that is no constant of it is two at least, or one if that is known."""
-        settled = [self.expressions.settled(g) for g in self.exported.guards]
-        sizes = [s for s in self.sources if isinstance(self.symbols[s], str) and self.exported.sources[s][1] == "size"]
+        least, conditions = self._least_and_conditions()
+        settled_by = {g.lhs for g in conditions if isinstance(g, sympy.Eq) and g.lhs.is_Symbol and g.rhs.is_Integer}
+        needed = Facts(least).needed(conditions)
+        bounds = [sympy.Ge(s, n, evaluate=False) for s, n in least.items() if s not in settled_by]
+        return [*(b for b in bounds if not _follows(b, least, needed)), *needed]
+
+    def left_open(self, conditions: Iterable[Any]) -> list[Any]:
+        """Those of these conditions that the capture has not assumed, and that do not follow from the others."""
+        return self._facts.copy().needed(c.xreplace(self.expressions.numbers) for c in conditions)
+
+    @lazy_attribute
+    def _facts(self) -> Facts:
+        """What the capture has assumed."""
+        least, assumed = self._least_and_conditions()
+        facts = Facts(least)
+        facts.needed(assumed)
+        return facts
+
+    def _least_and_conditions(self) -> tuple[dict[sympy.Symbol, int], list[Any]]:
+        """The least value of each size, and what else was assumed."""
+        settled = [g.xreplace(self.expressions.numbers) for g in self.exported.guards]
+        places = self.exported.sources.items()
+        sizes = [s for s, (_, kind, _) in places if kind == "size" and isinstance(self.symbols[s], str)]
         least = {s: 1 if s in self.exported.ones else 2 for s in sizes}
         conditions = []
         for guard in dict.fromkeys(g for g in settled if g is not sympy.true):
@@ -168,8 +190,14 @@ class Scope:
                 conditions.append(guard)
             else:
                 least[bound[0]] = max(least.get(bound[0], 0), bound[1])
-        settled_by = {g.lhs for g in conditions if isinstance(g, sympy.Eq) and g.lhs.is_Symbol and g.rhs.is_Integer}
-        return [*(sympy.Ge(s, n, evaluate=False) for s, n in least.items() if s not in settled_by), *conditions]
+        return least, conditions
+
+
+def _follows(bound: Any, least: Mapping[sympy.Symbol, int], needed: Sequence[Any]) -> bool:
+    """A size that is a multiple of another is as large as that one's least value makes it."""
+    facts = Facts({s: n for s, n in least.items() if s != bound.lhs} | {bound.lhs: 1})
+    facts.needed(needed)
+    return facts.implies(bound) if bound.lhs in facts.instead else False
 
 
 def _folded(words: Sequence[str]) -> list[str]:
@@ -189,14 +217,8 @@ def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
 
 # ------------------------------------------------------------------ versions of kernels
 def condition_of(scope: Scope, version: Version) -> str:
-    """The condition on sizes for a version of a group's kernels; "" for none."""
-    return scope.expressions.conjunction(version.conditions)
-
-
-def open_condition(scope: Scope, version: Version) -> str:
-    """What a version asks of sizes that the capture has not assumed; "" for nothing."""
-    assumed = {scope.expressions.text(c) for c in (*scope.exported.guards, sympy.true)}
-    return scope.expressions.conjunction([c for c in version.conditions if scope.expressions.text(c) not in assumed])
+    """What a version of a group's kernels asks of sizes that the capture has not assumed; "" for nothing."""
+    return scope.expressions.conjunction(scope.left_open(version.conditions))
 
 
 def reachable_versions(scope: Scope, versions: Sequence[Version]) -> Sequence[Version]:

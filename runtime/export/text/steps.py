@@ -9,10 +9,11 @@ from ....codegen import Kernel, Pointer, Ref, Scalar
 from ....codegen.kernel import Buffer
 from ....ir import Value
 from ....ir.passes.fuse import Extern, Group, View
+from ....ir.text.source_names import variable_name
 from ....ir.types import Size, contiguous_strides
 from ..gather.gathered import ExportError
 from ..gather.versions import Version
-from .scope import Scope, condition_of, open_condition, reachable_versions
+from .scope import Scope, condition_of, reachable_versions
 
 Memory = Mapping[str, Sequence[str]]
 """The names of a kernel's tensors, by kind: inputs, outputs, temporaries, scratch."""
@@ -119,7 +120,7 @@ def _group(syntax: Syntax, group: Group, versions: Sequence[Version]) -> list[st
     outputs = []
     for value, own, strides in zip(group.outputs, group.graph.outputs, group.graph.output_strides, strict=True):
         assert own is not None and strides is not None
-        outputs.append(scope.bind(value, value.origin.name))
+        outputs.append(scope.bind(value, variable_name(value)))
         lines.append(syntax.bound(outputs[-1], syntax.empty(own.dtype, own.shape, strides)))
     memory = {"input": [text for _, text in operands], "output": outputs}
     versions = reachable_versions(scope, versions)
@@ -129,9 +130,9 @@ def _group(syntax: Syntax, group: Group, versions: Sequence[Version]) -> list[st
     else:
         # Numbers that several launches read have a name, before any launch is written.
         lines += _variables(scope, versions)
-        launches = [list(_launches(syntax, version, memory)) for version in versions]
+        launches = [_branch(syntax, version, memory) for version in versions]
     conditions = [condition_of(scope, version) for version in versions[:-1]]
-    if row is None and (last := open_condition(scope, versions[-1])):
+    if row is None and (last := condition_of(scope, versions[-1])):
         conditions.append(last)
         launches.append([syntax.refusal(f"{scope.function} was exported for sizes with the relations above")])
     return [*lines, *syntax.on_device(syntax.branches(conditions, launches))]
@@ -146,6 +147,12 @@ def _operand(syntax: Syntax, value: Value, own: Value) -> tuple[list[str], str]:
     if not source.isidentifier():  # one of several results
         name = scope.bind(value, value.origin.name)
     return [syntax.adapted(name, source, own.params["strides"])], name
+
+
+def _branch(syntax: Syntax, version: Version, memory: Memory) -> list[str]:
+    """The launches of a version, whose temporaries have the names of the others'."""
+    with syntax.scope.branch():
+        return list(_launches(syntax, version, memory))
 
 
 def _own_launches(syntax: Syntax, version: Version, memory: Memory) -> list[str]:
@@ -174,7 +181,7 @@ def _launches(syntax: Syntax, version: Version, memory: Memory) -> Iterator[str]
     names = syntax.scope.names
     temporaries = []
     for buffer in version.kernels.temporaries:
-        temporaries.append(names.fresh(buffer.name))
+        temporaries.append(names.fresh(buffer.name.rpartition("_")[0]))
         yield syntax.bound(temporaries[-1], syntax.empty(buffer.dtype, buffer.shape, buffer.strides))
     for kernel in version.kernels.kernels:
         scratch = []
