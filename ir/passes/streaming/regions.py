@@ -18,6 +18,7 @@ from ..products import DTYPES
 from ..virtual import sums_of, virtual_values
 from .concatenations import without_concatenations
 from .dot_axes import plain_dots
+from .picked import without_picks
 from .split_sums import split_sums
 
 ASSERTS = "aten._assert_async"
@@ -218,9 +219,9 @@ class Region:
         layouts = _layouts(self.flow.work)
         strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
         graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
-        plain = plain_dots(without_concatenations(graph, virtual_values(graph, self.hints)))
-        split = split_sums(plain, virtual_values(plain, self.hints))
-        return Group(split, tuple(inputs), tuple(outputs))
+        for spelled in (without_concatenations, without_picks, _plain, split_sums):
+            graph = spelled(graph, virtual_values(graph, self.hints))
+        return Group(graph, tuple(inputs), tuple(outputs))
 
     def _strides(self, value: Value) -> tuple[Size, ...]:
         """The layout of what a product made until now."""
@@ -236,6 +237,10 @@ class Region:
         before = [s for s in self.flow.steps[:last] if s not in inside and s not in late]
         delayed = [s for s in self.flow.steps[:last] if s in late]
         return _views_in_order(self.flow.graph, [*before, group, *delayed, *self.flow.steps[last + 1 :]])
+
+
+def _plain(graph: Graph, _: frozenset[int]) -> Graph:
+    return plain_dots(graph)
 
 
 def _views_in_order(graph: Graph, steps: Sequence[Step]) -> list[Step]:
