@@ -68,7 +68,7 @@ def _graphs(program: Program) -> Iterator[Graph]:
 def _generated_seconds(graph: Graph, sizes: Hints, target: Target) -> float | None:
     """The model of the division for which kernels are there; None where something virtual is in memory."""
     generated = generate(graph, target, sizes, graph.name)
-    decisions = [d for d in generated.products if isinstance(d, StreamDecision)]
+    decisions = [d for d in generated.products if isinstance(d, StreamDecision) and d.products]
     if not all(d.streamed for d in decisions):
         return None
     return Streams(machine_of(target), sizes).seconds(generated.steps, decisions)

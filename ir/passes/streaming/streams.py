@@ -22,12 +22,15 @@ from ..fuse import Group, Step, View
 from ..products import SHARE, Machine, name_of
 from ..virtual import directions, virtual_values
 from .alive import alive_share
+from .pairs import pairs_in_memory
 from .regions import Flow, Region
 
 LIBRARY_SHARE = 0.75
 """Of the machine's arithmetic that a product of the library is taken to reach."""
 EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "sin", "cos", "erf")
 """Primitives that are left to the unit for special functions."""
+OF_PAIRS = "it is a sum over pairs, not a matmul; as `x @ y.mT` with sums of squares it could be, in other digits"
+"""Of a sum over pairs that stays in memory."""
 LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
 SPECIAL = 16
@@ -113,7 +116,8 @@ class Streams:
             if region.is_summed:
                 decisions.append(decision := self._decide(region))
                 steps = steps if decision.group is None else region.replaced_by(decision.group)
-        return steps, decisions
+        pairs = pairs_in_memory(graph, self.hints)
+        return steps, [*decisions, *(StreamDecision(v, frozenset(), None, OF_PAIRS) for v in pairs)]
 
     def _undecided(
         self, graph: Graph, steps: Sequence[Step], virtual: frozenset[int], decided: set[int]
