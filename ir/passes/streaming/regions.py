@@ -18,6 +18,7 @@ from ..products import DTYPES
 from ..virtual import sums_of, virtual_values
 from .concatenations import without_concatenations
 from .dot_axes import plain_dots
+from .mirrored import without_mirrors
 from .picked import without_picks
 from .split_sums import split_sums
 
@@ -219,7 +220,7 @@ class Region:
         layouts = _layouts(self.flow.work)
         strides = [layouts.get(v.id) or self._strides(v) for v in outputs]
         graph = extract(outputs, inputs, name=name, strides=strides, layouts=layouts)
-        for spelled in (without_concatenations, without_picks, _plain, split_sums):
+        for spelled in (without_concatenations, without_picks, without_mirrors, _plain, split_sums):
             graph = spelled(graph, virtual_values(graph, self.hints))
         return Group(graph, tuple(inputs), tuple(outputs))
 
