@@ -88,7 +88,7 @@ def _graphs(program: Program) -> Iterator[Graph]:
 def _generated_seconds(graph: Graph, sizes: Hints, target: Target, limit: int | None) -> float | None:
     """The model of the division for which kernels are there; None where something virtual is in memory as a whole."""
     generated = generate(graph, target, sizes, graph.name)
-    decisions = [d for d in generated.products if isinstance(d, StreamDecision)]
+    decisions = [d for d in generated.products if isinstance(d, StreamDecision) and d.products]
     if not all(d.streamed or d.slabs is not None for d in decisions):
         return None
     return Streams(machine_of(target), sizes, limit=limit).seconds(generated.steps, decisions)

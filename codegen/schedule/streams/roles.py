@@ -63,6 +63,8 @@ def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
     if not any(kept & p.axes for p in products):
         raise Materialize(_row_values(terms, set(products), sink))
     rows, others, common, depth = _sides(sink, products, kept)
+    if rows & others:  # of a sum of two that walk in different directions each is complete before
+        raise Materialize(_row_values(terms, set(products), sink))
     row = _longest(rows & kept, hints)
     streamed = others - kept
     stream = _longest(streamed or others, hints)
@@ -103,8 +105,6 @@ def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[A
         others |= other - contracted
         common |= (left & right) - contracted
         depth |= contracted
-    if rows & others:
-        raise Unfusible(sink.node, "one axis is on both sides of its products")
     return rows, others, common, depth
 
 

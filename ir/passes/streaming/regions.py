@@ -19,6 +19,8 @@ from ..products import DTYPES
 from ..virtual import sums_of, virtual_values
 from .concatenations import without_concatenations
 from .dot_axes import plain_dots
+from .mirrored import without_mirrors
+from .picked import without_picks
 from .split_sums import split_sums
 
 ASSERTS = "aten._assert_async"
@@ -226,9 +228,9 @@ class Region:
         """All of it in one graph."""
         inputs, outputs = self.inputs(), self.outputs()
         graph = self.part(outputs, inputs).graph
-        plain = plain_dots(without_concatenations(graph, virtual_values(graph, self.hints)))
-        split = split_sums(plain, virtual_values(plain, self.hints))
-        return Group(split, tuple(inputs), tuple(outputs))
+        for spelled in (without_concatenations, without_picks, without_mirrors, _plain, split_sums):
+            graph = spelled(graph, virtual_values(graph, self.hints))
+        return Group(graph, tuple(inputs), tuple(outputs))
 
     def part(self, outputs: Sequence[Value], inputs: Sequence[Value], replacing: Replacements = NOTHING) -> Group:
         """What is between some values of it, as it stands; but for nodes that are replaced, by id."""
@@ -252,6 +254,10 @@ class Region:
         before = [s for s in self.flow.steps[:last] if s not in inside and s not in late]
         delayed = [s for s in self.flow.steps[:last] if s in late]
         return _views_in_order(self.flow.graph, [*before, *groups, *delayed, *self.flow.steps[last + 1 :]])
+
+
+def _plain(graph: Graph, _: frozenset[int]) -> Graph:
+    return plain_dots(graph)
 
 
 def _views_in_order(graph: Graph, steps: Sequence[Step]) -> list[Step]:

@@ -28,6 +28,7 @@ from ..products import SHARE, Machine
 from ..virtual import directions, large_values, virtual_values
 from .alive import alive_share
 from .in_place import steps_of_slab
+from .pairs import pairs_in_memory
 from .regions import Flow, Region
 from .slabs import Slabs, Walked, extra_bytes, held_by_steps, summed_products, walked
 
@@ -35,6 +36,8 @@ LIBRARY_SHARE = 0.75
 """Of the machine's arithmetic that a product of the library is taken to reach."""
 EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "sin", "cos", "erf")
 """Primitives that are left to the unit for special functions."""
+OF_PAIRS = "it is a sum over pairs, not a matmul; as `x @ y.mT` with sums of squares it could be, in other digits"
+"""Of a sum over pairs that stays in memory."""
 LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
 PRICE = 1.25
@@ -179,7 +182,8 @@ class Streams:
                     decision = self._decide(region, made)
                     found = region.replaced_by(*decision.groups) if decision.groups else found
                     decisions += [decision] if made or decision.walked or decision.unwalked else []
-        return found, decisions
+        told = [StreamDecision(v, frozenset(), None, OF_PAIRS) for v in pairs_in_memory(graph, self.hints)]
+        return found, [*decisions, *(told if self.kernels else [])]
 
     def _virtual(self, graph: Graph) -> Iterator[tuple[frozenset[int], bool]]:
         """Virtual values of which kernels may be made; then those of which they are not, and that fill memory."""
