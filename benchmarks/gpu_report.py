@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .peers import AGAIN, OURS
@@ -15,7 +15,9 @@ LARGE = 64 << 20
 SMALL = "512,1024"
 SHORT_ROWS = "65536,256"
 BESIDE = ("eager", "compile", "max-autotune", "liger")
-HEAD = ("case", "direction", "ms", "of copy's bandwidth", "wall, ms", "noise", *BESIDE)
+BESIDE_ATTENTION = ("eager", "compile", "sdpa", "flex")
+COLUMNS = ("case", "direction", "ms", "of copy's bandwidth", "wall, ms", "noise")
+HEAD = (*COLUMNS, *BESIDE)
 
 
 def wrong(row: Row) -> bool:
@@ -106,8 +108,8 @@ def text(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", aligned(("goal", "limit", "value", "worst case", "verdict"), goals) if goals else ""])
 
 
-def lines_of(row: Row) -> Iterator[list[str]]:
-    """Of each direction: HEAD's columns."""
+def lines_of(row: Row, beside: Sequence[str] = BESIDE) -> Iterator[list[str]]:
+    """Of each direction: COLUMNS, and how many times longer each peer takes."""
     for direction in row["times"]:
         ours, again = median(row, direction, OURS), median(row, direction, AGAIN)
         yield [
@@ -117,7 +119,7 @@ def lines_of(row: Row) -> Iterator[list[str]]:
             _number(ratio(row, direction, COPY), ".2f"),
             _number(median(row, direction, OURS, "wall"), ".4f"),
             _number(noise(ours, again) if ours and again else None, ".1%"),
-            *(_number(ratio(row, direction, peer), ".2f") for peer in BESIDE),
+            *(_number(ratio(row, direction, peer), ".2f") for peer in beside),
         ]
 
 

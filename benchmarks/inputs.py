@@ -13,10 +13,11 @@ from torch import Tensor
 from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
 from . import functions as f
+from . import stream_functions as s
 from .suite import Case
 
 REDUCED = {
-    4: 2, 32: 4, 64: 8, 128: 16, 256: 12, 512: 64, 1024: 16, 4096: 24, 5120: 40, 8192: 40, 16384: 72, 32000: 50,
+    4: 2, 16: 4, 32: 4, 64: 8, 128: 16, 256: 12, 512: 64, 1024: 16, 4096: 24, 5120: 40, 8192: 40, 16384: 72, 32000: 50,
     50257: 53, 65536: 130, 128256: 96,
 }  # fmt: skip
 """Sizes of the suite by those that an interpreter runs in a moment. What divides another size still does."""
@@ -64,6 +65,10 @@ def _weights(shape: tuple[int, ...], numbers: torch.Generator, args: Sequence[An
     return _normal(shape, numbers, args) / shape[-1] ** 0.5
 
 
+def _slopes(shape: tuple[int, ...], numbers: torch.Generator, args: Sequence[Any]) -> Tensor:
+    return 2.0 ** -torch.linspace(0.5, 8.0, shape[0], device=numbers.device)
+
+
 def _labels(classes_of: int, axis: int, ignored: float = 0.0) -> Draw:
     """Classes of argument `classes_of`, the size of its `axis`; a share of them is -100."""
 
@@ -92,6 +97,9 @@ DRAWS: dict[tuple[type, int], Draw] = {
     (f.JSDivergence, 1): _log_probabilities,
     (f.TotalVariation, 0): _probabilities,
     (f.TotalVariation, 1): _probabilities,
+    (s.ALiBi, 3): _slopes,
+    (s.LinearCrossEntropy, 1): _weights,
+    (s.LinearCrossEntropy, 2): _labels(1, 0),
     (f.RoPE, 1): _angles(torch.cos),
     (f.RoPE, 2): _angles(torch.sin),
 }

@@ -1,4 +1,6 @@
-"""What a Function is timed beside: eager, torch.compile, Liger's kernels where they compute the same, a plain copy."""
+"""What a Function is timed beside: eager, torch.compile, Liger's kernels or torch's attention where they compute the
+same, a plain copy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import torch
 import fusegrad
 
 from . import functions as f
+from .attention_peers import ATTENTION
 from .suite import Case
 
 Apply = Callable[..., Any]
@@ -36,6 +39,8 @@ def appliers(case: Case, names: tuple[str, ...], backend: str) -> dict[str, Appl
             found[name] = case.function.apply  # type: ignore[attr-defined]
         elif name in COMPILED and not (name == "max-autotune" and case.function in NOT_TUNED):
             found[name] = torch.compile(case.function.apply, **COMPILED[name])  # type: ignore[attr-defined, call-overload]
+        elif case.function in ATTENTION.get(name, {}):
+            found[name] = ATTENTION[name][case.function]
         elif name == "liger" and case.function in LIGER and has_liger():
             found[name] = LIGER[case.function]
     return found

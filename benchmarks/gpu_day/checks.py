@@ -15,6 +15,7 @@ from fusegrad.examples.gallery.catalogue import CATALOGUE
 from ..correctness import faults, results
 from ..gpu import poisoned
 from ..inputs import as_list, cotangents, differentiable, real, reduced
+from ..stream_functions import STREAMS
 from ..suite import CASES, Case
 
 SEEDS = (11, 12)
@@ -28,8 +29,8 @@ NO_KERNELS = ("gradient_reversal", "soft_rank", "soft_sort")
 
 
 def case_named(name: str, kind: str) -> Case:
-    """A case of the suite, small where the device is pretended."""
-    case = next(c for c in CASES if c.name == name)
+    """A case of the suite, or of what multiplies matrices, small where the device is pretended."""
+    case = STREAMS[name][1] if name in STREAMS else next(c for c in CASES if c.name == name)
     return case if kind == "cuda" else reduced(case)
 
 

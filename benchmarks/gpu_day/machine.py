@@ -13,26 +13,8 @@ import torch
 Results = list[torch.Tensor]
 
 
-def captured(kind: str, call: Callable[[], Results]) -> tuple[Callable[[], Any], Results]:
-    """(a replay of the call's launches, the tensors that it writes to). The call has to read the same memory each time.
-
-    On the pretended GPU launches only hear that they are captured, and a replay is another call.
-    """
-    if kind == "cuda":
-        return _graph(call)
-    from pretending import captured as told  # type: ignore[import-not-found]
-
-    with told():
-        results = call()
-
-    def replay() -> None:
-        for result, again in zip(results, call(), strict=True):
-            result.data.copy_(again.data)
-
-    return replay, results
-
-
-def _graph(call: Callable[[], Results]) -> tuple[Callable[[], Any], Results]:
+def captured(call: Callable[[], Results]) -> tuple[Callable[[], Any], Results]:
+    """(a replay of the call's launches, the tensors that it writes to). The call has to read the same memory each time."""
     aside: Any = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

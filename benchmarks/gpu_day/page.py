@@ -15,7 +15,7 @@ from .steps import Step
 
 OUTCOMES = ("ok", "wrong", "failed", "hung", "died", "skipped")
 TIMED = ("times of ten", "times of functions", "times of the rest", "times with autotuning")
-COMPARED = ("telling", "functions", "gallery", "products", "rest")
+COMPARED = ("telling", "functions", "gallery", "products", "streams", "rest")
 NOT_ASKED = """## Beside the static model
 
 The model was not asked yet: `make gpu ARGS=--page` does it, on any machine."""
@@ -94,6 +94,7 @@ def _sections(record: Record) -> Iterator[tuple[str, str]]:
         yield "goals", _goals(rows)
         yield "profile", _profile(record)
     yield "times", _times(rows)
+    yield "attention", _attention(record)
     yield "models", _models(record)
     yield "tuned", _list("Where the schedule's own choice was not the fastest", _lost_choices(record))
 
@@ -131,6 +132,15 @@ def _times(rows: Sequence[Any]) -> str:
         return ""
     note = "Milliseconds on the device; of the peers, how many times longer they take."
     return f"## Times\n\n{note}\n\n{_table(gpu_report.HEAD, lines)}"
+
+
+def _attention(record: Record) -> str:
+    rows = [found["facts"]["row"] for _, _, found in record.results("times of streams") if "row" in found["facts"]]
+    lines = [line for row in rows for line in gpu_report.lines_of(row, gpu_report.BESIDE_ATTENTION)]
+    if not lines:
+        return ""
+    head = (*gpu_report.COLUMNS, *gpu_report.BESIDE_ATTENTION)
+    return f"## Attention and its kin\n\nAs above, beside torch's own attention.\n\n{_table(head, lines)}"
 
 
 def _goals(rows: list[Any]) -> str:

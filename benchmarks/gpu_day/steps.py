@@ -56,6 +56,13 @@ def _gallery() -> list[str]:
     return [entry.name for entry in CATALOGUE]
 
 
+def _streams() -> list[str]:
+    """Functions whose matmuls outgrow their operands."""
+    from ..stream_functions import STREAMS
+
+    return list(STREAMS)
+
+
 def _of(*units: str) -> Callable[[], Sequence[str]]:
     return lambda: units
 
@@ -84,6 +91,10 @@ STEPS: tuple[Step, ...] = (
          lambda: TELLING[:1] + TELLING[2:3] + TELLING[4:8], 90, 120, least=20),
     Step("products", "products of matrices with what follows them, beside the library", f"{HERE}.products:products",
          _of("bf16", "f16", "f32"), 90, 60),
+    Step("streams", "attention and its kin at their sizes, beside eager and float64", f"{HERE}.checks:suite", _streams,
+         120, 150, least=20),
+    Step("times of streams", "the same timed beside eager, torch.compile, scaled_dot_product_attention, flex_attention",
+         f"{HERE}.times:attention", _streams, 180, 240, least=30),
     Step("profile", "what `fusegrad profile` measures", f"{HERE}.times:profiled", lambda: TELLING[:3], 60, 60),
     Step("times of functions", "every other Function timed, at a size", f"{HERE}.times:bench", _functions, 150, 300,
          least=30),

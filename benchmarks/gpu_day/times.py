@@ -14,35 +14,43 @@ from .. import gpu, gpu_report
 from ..clocks import GpuClock
 from ..inputs import real
 from ..peers import AGAIN, OURS
+from ..stream_functions import STREAMS
+from ..suite import Case
 from .checks import case_named
 from .modelled import model_device
 
 SEED = 11
 BESIDE = {"cuda": (OURS, AGAIN, "eager", "compile", "liger"), "pretended": (OURS, AGAIN, "eager")}
+BESIDE_ATTENTION = {"cuda": (OURS, AGAIN, "eager", "compile", "sdpa", "flex"), "pretended": (OURS, AGAIN, "sdpa")}
 AUTOTUNED = {"cuda": (OURS, AGAIN, "max-autotune"), "pretended": (OURS, AGAIN)}
 
 
 def bench(unit: str, kind: str) -> dict[str, Any]:
     """What `make bench-gpu` does with a case, without the peer that compiles for a minute."""
-    return _bench(unit, kind, BESIDE[kind])
+    return _bench(next(c for c in gpu.chosen() if c.name == unit), kind, BESIDE[kind])
+
+
+def attention(unit: str, kind: str) -> dict[str, Any]:
+    """A Function whose scores are never in memory, beside torch's own attention."""
+    return _bench(STREAMS[unit][1], kind, BESIDE_ATTENTION[kind])
 
 
 def autotuned(unit: str, kind: str) -> dict[str, Any]:
     """The case beside torch.compile's max-autotune alone."""
-    return _bench(unit, kind, AUTOTUNED[kind])
+    return _bench(next(c for c in gpu.chosen() if c.name == unit), kind, AUTOTUNED[kind])
 
 
-def _bench(unit: str, kind: str, peers: tuple[str, ...]) -> dict[str, Any]:
+def _bench(case: Case, kind: str, peers: tuple[str, ...]) -> dict[str, Any]:
     torch._functorch.config.donated_buffer = False  # else a compiled backward cannot run twice
     given = ["--peers", ",".join(peers), *(["--quick", "--rounds", "1"] if kind == "pretended" else [])]
     if kind == "pretended":  # each call is interpreted
         gpu.CALLS_QUEUED, gpu.MOST_SETS = 2, 2
-    row = gpu.measured(next(c for c in gpu.chosen() if c.name == unit), gpu.parsed(given), GpuClock())
+    row = gpu.measured(case, gpu.parsed(given), GpuClock())
     torch._dynamo.reset()
     ours = row["checks"].get(OURS, ())
     wrong = [row["errors"][OURS]] if OURS in row["errors"] else [f for check in ours for f in check["faults"]]
     assert bool(wrong) == gpu_report.wrong(row)
-    return {"faults": wrong, "row": {**row, "case": unit}}
+    return {"faults": wrong, "row": {**row, "case": case.name}}
 
 
 def profiled(unit: str, kind: str) -> dict[str, Any]:

@@ -13,8 +13,10 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pretending  # before torch
 import torch
-from pretending import driver, tensors
+
+driver, tensors = pretending.driver, pretending.tensors
 
 FIRST_POOL = 100
 """Numbers of graphs' pools begin here, in tensors.cpp too."""
@@ -90,10 +92,12 @@ def live_in(pool: tuple[int, int]) -> set[int]:
     return {int(place or 0) for place in room}
 
 
-def _restore(pool: tuple[int, int], places: Iterable[int]) -> None:
-    """Exactly these addresses are in use again."""
-    wanted = list(places)
-    tensors.pretend_in_pool(pool[1], (ctypes.c_void_p * len(wanted))(*wanted), len(wanted))
+def _restore(device: int, state: tuple[tuple[int, int], set[int]], stale: Any, storages: Iterable[int]) -> None:
+    """Exactly these addresses are in use again; these storages give back what they have."""
+    pool, places = state
+    tensors.pretend_in_pool(pool[1], (ctypes.c_void_p * len(places))(*places), len(places))
+    for storage in storages:
+        tensors.pretend_owner(storage)
 
 
 def _tensor_of(facts: Any, storage: Any) -> torch.Tensor:
@@ -117,11 +121,6 @@ def _segments() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _free_storage(storage: int) -> None:
-    """What a storage has goes back to its pool; the storage may not be read any more."""
-    tensors.pretended_give_back(torch.UntypedStorage._new_with_weak_ptr(storage).data_ptr())
-
-
 _PRIVATE: dict[str, Callable[..., Any]] = {
     "_graph_pool_handle": new_pool,
     "_cuda_beginAllocateCurrentThreadToPool": lambda device, pool: tensors.pretend_pool(pool[1]) and None,
@@ -129,10 +128,10 @@ _PRIVATE: dict[str, Callable[..., Any]] = {
     "_cuda_releasePool": lambda device, pool: None,
     "_cuda_checkPoolLiveAllocations": lambda device, pool, places: live_in(pool) == set(places),
     "_cuda_getCheckpointState": lambda device, pool: (pool, live_in(pool)),
-    "_cuda_setCheckpointPoolState": lambda device, state, stale, live: _restore(*state),
+    "_cuda_setCheckpointPoolState": _restore,
     "_cuda_cudaCachingAllocator_raw_delete": lambda place: tensors.pretended_give_back(place) and None,
-    "_free_And_Remove_DeleterFn": _free_storage,
-    "_has_Standard_Deleter": lambda storage: True,
+    "_free_And_Remove_DeleterFn": lambda storage: tensors.pretended_free(storage) and None,
+    "_has_Standard_Deleter": lambda storage: bool(tensors.pretended_owner(storage)),
     "_construct_CUDA_Tensor_From_Storage_And_Metadata": _tensor_of,
     "_tensors_data_ptrs_at_indices_equal": _same_places,
     "_set_storage_access_error_msg": lambda tensor, text: None,
@@ -163,9 +162,10 @@ def _pretend() -> None:
     for owner, name in ((cuda, "is_current_stream_capturing"), (torch._C, "_cuda_isCurrentStreamCapturing")):
         setattr(owner, name, lambda: capturing() or is_recorded())
     tensors.pretend_recording.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    tensors.pretended_give_back.argtypes = (ctypes.c_void_p,)
-    tensors.pretended_give_back.restype = None
-    tensors.pretended_is_mapped.argtypes = (ctypes.c_void_p,)
+    for name in ("give_back", "free", "is_mapped", "owner"):
+        getattr(tensors, f"pretended_{name}").argtypes = (ctypes.c_void_p,)
+    tensors.pretend_owner.argtypes = (ctypes.c_void_p,)
+    tensors.pretended_give_back.restype = tensors.pretended_free.restype = None
     tensors.pretend_nodes(_on_node)
 
 

@@ -471,6 +471,16 @@ void pretend_in_pool(int number, void **places, int count) {
     if (block.pool == number) block.live = std::find(places, places + count, place) != places + count;
 }
 void pretended_give_back(void *place) { give_back(place); }
+// A storage gives back what it has and forgets how; from now on it gives back; whether it does.
+void pretended_free(c10::StorageImpl *storage) {
+  storage->_mutable_data_ptr_no_checks().release_context();
+  give_back(storage->mutable_data());
+}
+void pretend_owner(c10::StorageImpl *storage) {
+  auto *place = storage->mutable_data();
+  storage->set_data_ptr_noswap(DataPtr(place, place, &give_back, storage->device()));
+}
+int pretended_owner(c10::StorageImpl *storage) { return storage->data_ptr().get_deleter() == &give_back; }
 void pretend_recording(int graph, int pool, int64_t stream) { recording = graph, recording_pool = pool, recorded_stream = stream; }
 int pretended_recording() { return records() ? recording : 0; }
 void pretend_nodes(void (*launch)(int)) { on_node = launch; }
