@@ -1,8 +1,8 @@
 """Cross-entropy of x @ weight.T, written plainly: the logits are made where they are used, in both methods.
 
 Saved are the inputs and one number a row; backward makes the logits again: one more matrix product than keeping them.
-Compiled, no more of them is in memory at once than `slab_bytes` (256 MiB): what would be more is computed a slab of rows,
-or of classes, at a time.
+Compiled, no more of them is in memory at once than `slab_bytes` (256 MiB): what would be more is computed a slab of
+rows, or of classes, at a time.
 """
 
 import torch

@@ -53,7 +53,6 @@ class BoundGroup:
     device: torch.device
     counters: ArrivalCounters
     settled: bool = False  # whether it is what its sizes keep: nothing is left to be timed
-    overwrites: bool | None = None  # whether a result may take the memory of an input; None: not asked yet
     uses_library: bool = False  # whether the library's product between kernels was faster than a kernel of products
 
     def __call__(self, inputs: Sequence[Tensor], into: Sequence[Tensor | None] = ()) -> list[Tensor]:

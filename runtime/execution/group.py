@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from ...codegen import Target
+from ...codegen import Kernels, Target
 from ...codegen.kernel_partition import is_streamed
 from ...codegen.proofs import may_overwrite
 from ...codegen.schedule.tuning_candidates import LEANINGS, OF_STREAMS, candidates, smaller_candidates
@@ -59,6 +59,7 @@ class GroupRunner:
         self.one_by_one = False  # where the generator refuses at sizes met later
         self.multiplies = any(v.prim == "dot" for v in group.graph.order())
         self.overwrites: tuple[int, int] | None = None  # a result, and the input whose memory it takes
+        self.overwriting: list[tuple[Kernels, bool]] = []  # whether kernels are proved to read that first
         self.called: dict[tuple[int, ...], str] = {}  # sizes at which it refuses a group with products, and why
         self.bound: OrderedDict[tuple[int, ...], BoundGroup] = OrderedDict()
 
@@ -91,13 +92,19 @@ class GroupRunner:
         if self.overwrites is None or self.switches.watch is not None:
             return into
         result, product = self.overwrites
-        if bound.overwrites is None:
-            bound.overwrites = may_overwrite(self.group.graph, bound.kernels, product, result)
-        if not bound.overwrites:
+        if not self._may_overwrite(bound.kernels, product, result):
             return into
         given = list(into) or [None] * len(self.group.outputs)
         given[result] = inputs[product]
         return given
+
+    def _may_overwrite(self, kernels: Kernels, product: int, result: int) -> bool:
+        """Asked once for the same kernels, whatever the sizes."""
+        known = next((answer for asked, answer in self.overwriting if asked is kernels), None)
+        if known is None:
+            known = may_overwrite(self.group.graph, kernels, product, result)
+            self.overwriting.append((kernels, known))
+        return known
 
     def is_launched(self, key: tuple[int, ...]) -> bool:
         """True where at these sizes it is launches of kernels, and nothing else."""

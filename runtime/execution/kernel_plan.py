@@ -20,6 +20,7 @@ from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.passes.place import Place, Places
 from ...ir.passes.streaming.slabs import Slabs
 from ...ir.switches import slab_bytes, switch_state, use_switch_state
+from ...ir.text.text import symbols_of
 from ...ir.types import Size
 from ...tracer.capture.capture import capture_lock
 from ...tracer.opaque.opaque import opaque_of
@@ -121,7 +122,8 @@ class KernelPlan:
 
     def at(self, sizes: Sizes) -> KernelPlan:
         """The plan at these sizes: another one where what fitted into the memory of a slab does not any more."""
-        if all(number(size, sizes) <= self.limit for size in self.held):
+        known = [n for n in self.held if symbols_of(n) <= sizes.keys()]  # not what opaque nodes are yet to bring
+        if all(number(size, sizes) <= self.limit for size in known):
             return self
         if self.larger is None:
             with capture_lock, use_switch_state(self.switches):

@@ -291,6 +291,9 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
         if has_backward:
             explanation.directions["backward"] = kernels_report(_backward_graph(spec, plan), "backward", sizes, target)
         _add_eager_costs(explanation, spec, sizes)
+        # Kernels of slabs compute with the number of all rows, and the place of the first one.
+        walks = [s.walk for report in explanation.directions.values() for s in report.slabs.values()]
+        explanation.sizes = {symbol: n for walk in walks for symbol, n in walk.each[0].items()} | dict(sizes)
     except LoweringError as error:
         _on_cpu(explanation, spec, sizes, has_backward)
         for report in explanation.directions.values():
