@@ -20,7 +20,7 @@ from ...ir.prims import PRIMS
 from ...ir.types import COMPLEX, FLOAT8
 from ...tracer.opaque.opaque import opaque_of
 from .generated import Generated
-from .step_by_step import STEP_BY_STEP
+from .loops.step_by_step import STEP_BY_STEP
 
 ENDED = "a scatter is whole only when its kernel has ended"
 HELD = "one kernel would hold results of several calls for longer than it saves in moving"

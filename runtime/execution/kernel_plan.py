@@ -32,9 +32,9 @@ from .aten.concat_in_place import product_into, room_for
 from .graph_to_kernels import ProductsBy, Slabbing, generate
 from .group import GroupRunner
 from .layouts import copy_if_shared, expected_layout, own_results
+from .loops.step_by_step import STEP_BY_STEP, StepByStep, loops_among
 from .slabs.destination import Destinations, product_at
 from .slabs.slab_runner import SlabRunner
-from .step_by_step import STEP_BY_STEP, StepByStep, loops_among
 
 Tensor = torch.Tensor
 V = TypeVar("V")

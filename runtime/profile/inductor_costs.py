@@ -15,7 +15,7 @@ import torch
 
 from ...codegen.devices import Device
 from ...tracer.trace import Trace
-from ..report.eager_cost import size_at
+from ..report.costs.eager_cost import size_at
 from ..report.explanation import Explanation
 from ..report.roofline import ModelledSum
 from ..values.sizes import Sizes

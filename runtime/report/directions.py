@@ -21,12 +21,12 @@ from ..execution.generated import Generated
 from ..execution.graph_to_kernels import generate, graph_of, text_of
 from ..execution.group import UNPROVED
 from ..execution.kernel_plan import is_opaque
-from ..execution.step_by_step import STEP_BY_STEP, is_loop
+from ..execution.loops.step_by_step import STEP_BY_STEP, is_loop
 from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
-from .eager_cost import EagerCost, aten_calls
-from .peak_memory import PeakMemory, peak_of_kernels
-from .slab_report import SlabReport, Walk
+from .costs.eager_cost import EagerCost, aten_calls
+from .costs.peak_memory import PeakMemory, peak_of_kernels
+from .costs.slab_report import SlabReport, Walk
 from .walks import walk_text
 
 

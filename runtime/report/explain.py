@@ -39,11 +39,11 @@ from ..values.named_sizes import with_numbers
 from ..values.sizes import Sizes, number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
 from .argument_errors import own_error
+from .costs.eager_cost import eager_cost, fake_bytes
+from .costs.peak_memory import peak_of_trace
 from .directions import aten_report, kernels_report
-from .eager_cost import eager_cost, fake_bytes
 from .explanation import Explanation
 from .methods import NO_RULE, method_records, record_of_calls, without_rules_over_opaque
-from .peak_memory import peak_of_trace
 from .residuals import residual_rows
 
 Tensor = torch.Tensor

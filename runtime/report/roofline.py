@@ -12,11 +12,11 @@ from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.passes.streaming.streams import SPECIAL
 from ...ir.prims import PRIMS
 from ...ir.types import LOW_FLOATS, Size, product
-from ..execution.step_by_step import is_loop
+from ..execution.loops.step_by_step import is_loop
 from ..values.sizes import Sizes, number
+from .costs.slab_report import Walk
 from .directions import DirectionReport
 from .page.explained import Explained
-from .slab_report import Walk
 
 
 @dataclass(frozen=True)

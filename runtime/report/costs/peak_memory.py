@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from ...codegen import Buffer, Kernels
-from ...ir import Graph, Value
-from ...ir.passes.fuse import Group, Step, View
-from ...ir.passes.node_kinds import is_view as is_view_of_graph
-from ...ir.types import ITEMSIZE
-from ...tracer.trace import Trace
-from ..execution.generated import Generated
-from ..values.sizes import Sizes, number
+from ....codegen import Buffer, Kernels
+from ....ir import Graph, Value
+from ....ir.passes.fuse import Group, Step, View
+from ....ir.passes.node_kinds import is_view as is_view_of_graph
+from ....ir.types import ITEMSIZE
+from ....tracer.trace import Trace
+from ...execution.generated import Generated
+from ...values.sizes import Sizes, number
 from .eager_cost import fake_bytes, is_view, tensors_of
 
 

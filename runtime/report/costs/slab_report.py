@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...codegen import Kernels, Target
-from ...ir import Value
-from ...ir.passes.fuse import Group
-from ...ir.passes.streaming.slabs import Slabs, each, least_bytes, summed_products
-from ...ir.switches import slab_bytes
-from ..execution.generated import Generated
-from ..execution.graph_to_kernels import generate
-from ..values.sizes import Sizes, number
+from ....codegen import Kernels, Target
+from ....ir import Value
+from ....ir.passes.fuse import Group
+from ....ir.passes.streaming.slabs import Slabs, each, least_bytes, summed_products
+from ....ir.switches import slab_bytes
+from ...execution.generated import Generated
+from ...execution.graph_to_kernels import generate
+from ...values.sizes import Sizes, number
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 import sympy
 import torch
 
-from ...tracer.loops.node import Loop, loop_of
-from ...tracer.trace import Trace
-from ..values.sizes import Sizes, number
+from ....tracer.loops.node import Loop, loop_of
+from ....tracer.trace import Trace
+from ...values.sizes import Sizes, number
 
 Tensor = torch.Tensor
 

@@ -1,0 +1,1 @@
+"""What a direction costs besides its kernels: in eager, in memory, slab by slab."""
