@@ -40,7 +40,7 @@ ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
-    "simplify": Simplify(), "tidy_loops": TidyLoops(), "contract": Contract(), "simplify again": Simplify(),
+    "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "simplify again": Simplify(),
 }  # fmt: skip
 
 
