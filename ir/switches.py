@@ -20,7 +20,6 @@ GRAPHS: dict[str, str] = {
     "numbers": "powers, quotients and casts that have a cheaper exact form",
     "layout": "permutes, reshapes and broadcasts in normal form; computing on the small shape",
     "contract": "the sum of a broadcast product is a matmul",
-    "tidy_loops": "nothing is carried, stacked or read in each step of a loop that need not be",
     "motion": "products and sums that no step of a loop waits for are taken for all steps at once",
     "recompute": "what backward needs of forward is chosen by a minimum cut",
     "exchange": "a sum over a large product is taken from a product of forward that has summed it already",

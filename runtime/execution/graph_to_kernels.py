@@ -48,7 +48,7 @@ Slabbing = Literal["walk", "inside", "none"]
 """Whether regions that would fill memory are walked in slabs; or the graph is of a slab itself; or neither."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
-    "simplify": Simplify(), "tidy_loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
+    "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
     "simplify again": Simplify(),
 }  # fmt: skip
 
