@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from loops.recurrences import ROLLED, Recurrence, rand
+from loops.unrolled import STEPWISE, Stepwise
 from torch import Tensor
 from torch.autograd import Function
 
 import fusegrad
 from fusegrad.tracer.loops.node import loop_of
-
-from loops.recurrences import ROLLED, Recurrence, rand
-from loops.unrolled import STEPWISE, Stepwise
 
 FIRST, LATER = 24, (33, 13, 17, 60)
 SHORT = (1, 2, 3, 4)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from loops.recurrences import rand
 from torch import Tensor
 from torch.autograd import Function
-
-from loops.recurrences import rand
 
 ANY = Any
 

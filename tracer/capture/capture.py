@@ -1110,13 +1110,23 @@ def _first_write(
             continue
         if any(_writes(schema, node, a) for a in touched):
             return node  # type: ignore[no-any-return]
-        if any(r.alias_info is not None for r in schema.returns):
+        if any(r.alias_info is not None for r in schema.returns) and any(_shows(schema, node, a) for a in touched):
             watched.add(node)
     return None
 
 
 def _writes(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
+    return any(a.alias_info.is_write for a in _aliased(schema, node, operand))
+
+
+def _shows(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
+    """Whether a result may share memory with this operand; h of `h.add_(x)` does, and x does not."""
+    return bool(_aliased(schema, node, operand))
+
+
+def _aliased(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> list[Any]:
+    """The arguments with a say about memory that are given this operand."""
     operands = [*zip(schema.arguments, node.args, strict=False)]
     operands += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
-    targets = [v for a, v in operands if a.alias_info is not None and a.alias_info.is_write]
-    return any(operand in (v if isinstance(v, list | tuple) else (v,)) for v in targets)
+    told = [(a, v if isinstance(v, list | tuple) else (v,)) for a, v in operands if a.alias_info is not None]
+    return [a for a, values in told if operand in values]
