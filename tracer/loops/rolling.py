@@ -29,7 +29,7 @@ from .description import (
     Source,
     steps_by_place,
 )
-from .program import Constant, Expression, Program, Ref, is_sliced
+from .program import Constant, Expression, Program, Ref, Step, is_sliced
 from .reasons import LoopFailure, NotRolled
 
 APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
