@@ -1,4 +1,4 @@
-"""Random functions with loops over a size, compiled beside eager: results and gradients at several lengths, bit for bit.
+"""Random functions with loops over a size, compiled beside eager: results and gradients at several lengths, bitwise.
 
     python tests/loops/fuzz_loops.py --seconds 600 --seed 0
 """
@@ -78,7 +78,8 @@ class Writer:
         if collects:
             self.lines.append(f"        {kept}.append({self.of('h', 'k', 'h * k', 'h')})")
         if writes:
-            self.lines.append(f"        {buffer}[{self.of('t', 't', 'n - 1 - t')}] = {self.of('h', 'k', 'h + k', '1.0')}")
+            place, value = self.of("t", "t", "n - 1 - t"), self.of("h", "k", "h + k", "1.0")
+            self.lines.append(f"        {buffer}[{place}] = {value}")
         self.collect(kept, buffer, collects, writes)
 
     def statement(self, reads: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ ANY = Any
 class Recurrence:
     """A class and how it is called for T steps.
 
-    least: the fewest steps that its rolled graph serves; shortest: that it makes sense for. loops: of forward, backward.
+    least: the fewest steps that its rolled graph serves; shortest: that it makes sense for. loops: in each direction.
     """
 
     cls: type

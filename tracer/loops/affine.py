@@ -29,6 +29,11 @@ class Affine:
     def at(self, t: int, length: int) -> int:
         return self.step * t + self.length * length + self.constant
 
+    def after(self, t: Affine) -> Affine:
+        """The same as a function of the length, where the step is one."""
+        assert not t.step
+        return Affine(0, self.length + self.step * t.length, self.constant + self.step * t.constant)
+
 
 def number_of(value: Any) -> Number:
     """5 -> {1: 5}, s0 * s1 - 3 -> {s0 * s1: 1, 1: -3}"""

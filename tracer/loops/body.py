@@ -30,15 +30,28 @@ class Wanted:
     outside: set[Outside] = field(default_factory=set)
 
 
-def wanted_of(rolled: Rolled) -> Wanted:
+def wanted_of(rolled: Rolled, located: Located) -> Wanted:
     """What the operands and results of a rolled trace read."""
     wanted = Wanted()
     operands = [o for step in rolled.outside for o in step] + list(rolled.results)
     operands += [o for body in rolled.bodies for step in body for o in step]
     for read in (r for operand in operands for r in reads_in(operand)):
-        _note(wanted, rolled, read)
+        if not (isinstance(read, Read) and not read.index.step and is_view(rolled, located, read.source)):
+            _note(wanted, rolled, read)
     wanted.finals -= wanted.stacked
     return wanted
+
+
+def is_view(rolled: Rolled, located: Located, source: Any) -> bool:
+    """True for a value of a loop that is a view of what the loop is given, not of what its steps make."""
+    if not isinstance(source, Each) or source.port is not None:
+        return False
+    step, operands = located.steps[Place(source)], rolled.bodies[source.loop][source.step]
+    if not any(r.alias_info is not None for r in step.target._schema.returns):
+        return False
+    same = (Each(source.loop, o.step, o.port) for o in operands if isinstance(o, Same))
+    others = (o for o in operands if not isinstance(o, Same))
+    return not any(isinstance(o, Carried | tuple) for o in others) and all(is_view(rolled, located, s) for s in same)
 
 
 def _note(wanted: Wanted, rolled: Rolled, read: Any) -> None:
@@ -183,11 +196,13 @@ class Body:
     def one_of(self, read: Read) -> fx.Node:
         """A slice of what is given as a whole."""
         if isinstance(read.source, Items):
-            base, *dim = self.emission.values[read.source.step]
-            whole, axis = self.given(("items", read.source.step), lambda: base), (dim or [0])[0]
-        else:
-            whole, axis = self.given(read.source, lambda: self.emission.stacked[read.source]), 0
-        return self.graph.call_function(aten.select.int, (whole, axis, self.affine(read.index)))
+            slices, index = self.emission.values[read.source.step], self.affine(read.index)
+            whole = self.given(("items", read.source.step), lambda: slices.base)
+            if slices.kept:
+                return self.graph.call_function(aten.slice.Tensor, (whole, slices.axis, index, self.plus(index, 1)))
+            return self.graph.call_function(aten.select.int, (whole, slices.axis, index))
+        whole = self.given(read.source, lambda: self.emission.stacked[read.source])
+        return self.graph.call_function(aten.select.int, (whole, 0, self.affine(read.index)))
 
     def whole(self, operand: Any) -> fx.Node:
         """What is the same in each step."""

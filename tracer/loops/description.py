@@ -23,7 +23,7 @@ class Outside:
 
 @dataclass(frozen=True)
 class Items:
-    """The slices that `unbind`, a step outside the loops, takes."""
+    """The slices that `unbind` or `split(1)`, a step outside the loops, takes."""
 
     step: int
 

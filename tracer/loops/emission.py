@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -15,16 +16,17 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ..arithmetic import compute_number
 from ..opaque.extension_calls import add_call_node, newest_node, nodes_after
 from .affine import ONE, Affine, Fit
-from .body import Body, wanted_of
-from .description import Each, Items, Outside, Parts, Read, Rolled, Run
+from .body import Body, is_view, wanted_of
+from .description import Each, Items, Outside, Parts, Place, Read, Rolled, Run, Same
 from .lengths import symbols_of
 from .node import loop_function
-from .program import UNBIND, Constant, Expression, Step, with_leaves
+from .program import UNBIND, Constant, Expression, Step, is_sliced, with_leaves
 from .reasons import NotRolled
 from .rolling import Located
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+ROWS = torch.contiguous_format
 JOINS = (aten.stack.default, aten.cat.default)
 """Operations that a list as long as the loop may be given to."""
 
@@ -42,7 +44,7 @@ class Emission:
         self.finals: dict[Each, Any] = {}
         self.stacked: dict[Any, Tensor] = {}
         self.given: set[Each] = set()
-        self.wanted = wanted_of(rolled)
+        self.wanted = wanted_of(rolled, self.located)
 
     def run(self) -> list[Any]:
         """All steps in order."""
@@ -56,8 +58,8 @@ class Emission:
     def step(self, number: int) -> None:
         """One step as it is; a join of what a loop made, of its stacked results."""
         step, operands = self.steps[number], self.rolled.outside[number]
-        if step.target is UNBIND and not self.is_read_whole(number):
-            self.values[number] = [self.operand(o) for o in operands]
+        if is_sliced(step) and not self.is_read_whole(number):
+            self.values[number] = Slices.of(step.target, [self.operand(o) for o in operands])
             return
         with marking(step):
             if any(isinstance(operand, Parts) for operand in operands):
@@ -88,8 +90,9 @@ class Emission:
             value = self.inputs[~source.step] if source.step < 0 else self.values[source.step]
             return value if source.port is None else value[source.port]
         if isinstance(source, Items):
-            base, *dim = self.values[source.step]
-            return aten.select.int(base, *(dim or [0]), self.at(index))
+            return self.values[source.step].at(self.at(index))
+        if self.is_view(source):
+            return self.seen_again(source, index)
         if source in self.finals and index == self.last(source.loop):
             return self.finals[source]
         return aten.select.int(self.stacked[source], 0, self.at(index))
@@ -124,6 +127,27 @@ class Emission:
         except KeyError:
             raise NotRolled("a number is made of what is no size of an argument") from None
 
+    # ------------------------------------------------------------------ views
+    def is_view(self, source: Each) -> bool:
+        """Whether a value of a loop is a view of what the loop is given: seen from outside, it is one as well."""
+        return is_view(self.rolled, self.located, source)
+
+    def seen_again(self, source: Each, index: Affine) -> Any:
+        """The view that a step of a loop makes, with its number at an index, made outside."""
+        step = self.located.steps[Place(Each(source.loop, source.step))]
+        operands = self.rolled.bodies[source.loop][source.step]
+        return called(step, [self.outside_of(source.loop, o, index) for o in operands])
+
+    def outside_of(self, loop: int, operand: Any, index: Affine) -> Any:
+        """An operand of a loop's step, at an index."""
+        if isinstance(operand, Same):
+            return self.read(Each(loop, operand.step, operand.port), index)
+        if isinstance(operand, Read):
+            return self.read(operand.source, operand.index.after(index))
+        if isinstance(operand, Fit):
+            return self.number(Fit(tuple((term, affine.after(index)) for term, affine in operand.terms)))
+        return self.operand(operand)
+
     # ------------------------------------------------------------------ lists
     def joined(self, step: Step, operands: Sequence[Any]) -> Tensor:
         """stack or cat of a list that is as long as a loop."""
@@ -142,15 +166,14 @@ class Emission:
         if isinstance(part, Read):
             return self.read(part.source, part.index), False
         count, start = self.at(part.count), self.at(part.start)
-        if isinstance(part.source, Items):
-            base, *dim = self.values[part.source.step]
-            whole = base.movedim(*(dim or [0]), 0)
-        else:
-            whole = self.whole(part.source)
         low = start if part.direction > 0 else start - count + 1
-        if not (isinstance(part.source, Each) and self.is_all(part)):
-            whole = whole.narrow(0, low, count)
-        return whole if part.direction > 0 else whole.flip(0), True
+        if isinstance(part.source, Items):
+            whole = self.values[part.source.step].all().narrow(0, low, count)
+        elif self.is_all(part):
+            return self.whole(part.source) if part.direction > 0 else self.stacked[part.source].flip(0), True
+        else:
+            whole = self.stacked[part.source].narrow(0, low, count)
+        return whole.clone(memory_format=ROWS) if part.direction > 0 else whole.flip(0), True
 
     def is_all(self, part: Run) -> bool:
         """Whether a run is all that a loop made."""
@@ -185,6 +208,34 @@ def _is_of(source: Any, loop: int) -> bool:
     return isinstance(source, Each) and source.loop == loop
 
 
+@dataclass(frozen=True)
+class Slices:
+    """The slices of a tensor along an axis; kept: each with that axis, of length 1."""
+
+    base: Tensor
+    axis: int
+    kept: bool
+
+    @classmethod
+    def of(cls, target: Any, operands: Sequence[Any]) -> Slices:
+        """What `unbind` or `split(1)` takes of a tensor."""
+        base, *more = operands
+        is_split = target is not UNBIND
+        axis = more[is_split:]
+        return cls(base, axis[0] % base.dim() if axis else 0, is_split)
+
+    def at(self, index: Any) -> Tensor:
+        """One slice."""
+        if self.kept:
+            return aten.slice.Tensor(self.base, self.axis, index, index + 1)  # type: ignore[no-any-return]
+        return aten.select.int(self.base, self.axis, index)  # type: ignore[no-any-return]
+
+    def all(self) -> Tensor:
+        """All slices along a new first axis."""
+        moved = self.base.movedim(self.axis, 0)
+        return moved.unsqueeze(self.axis + 1) if self.kept else moved
+
+
 def called(step: Step, leaves: Sequence[Any]) -> Any:
     """The operation of a step on these."""
     supply = iter(leaves)
@@ -212,15 +263,15 @@ def stacked_along(pieces: Sequence[Tensor], dim: int) -> Tensor:
     """Values along axis 0 as `torch.stack(..., dim)` has them."""
     whole = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
     dim = dim % whole.dim()
-    return whole if dim == 0 else whole.movedim(0, dim).contiguous()
+    return whole if dim == 0 else whole.movedim(0, dim).clone(memory_format=ROWS)
 
 
 def chained(values: Tensor, dim: int) -> Tensor:
     """Values along axis 0 as `torch.cat(..., dim)` has them."""
     dim = dim % (values.dim() - 1)
-    return values.movedim(0, dim).flatten(dim, dim + 1)
+    return values.movedim(0, dim).clone(memory_format=ROWS).flatten(dim, dim + 1)
 
 
 def concatenated(pieces: Sequence[Tensor], dim: int) -> Tensor:
-    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(list(pieces), dim)
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
 

@@ -14,6 +14,7 @@ import torch
 from ..capture.capture import Session, written_placeholders
 from ..containers import leaves, map_leaves
 from ..lowering.functional import without_writes, writes
+from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
 from .buffers import without_buffers
@@ -104,6 +105,8 @@ class _Rolling:
 
         with self.refusals():
             trace = self.session.trace(body, self.fakes, self.reads, from_source=False)
+        if any(p.memory != shared_memory(trace.graph_module) for p in programs):
+            raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
         trace.inlines, trace.rolled = any(p.trace.inlines for p in programs), (symbol,)
         self.settle(_Facts(self.session, symbol, lengths).of(told), results)
         return trace
@@ -123,12 +126,14 @@ class _Rolling:
 
     def program(self, trace: Trace, length: int) -> Program:
         """A short trace as steps, without its writes."""
+        memory = shared_memory(trace.graph_module)
         if not writes(trace.graph_module):
-            return program_of(trace, length)
+            return replace(program_of(trace, length), memory=memory)
         if written_placeholders(trace.graph_module, len(trace.fakes)):
             raise NotRolled("it writes to an argument")
         functional = without_writes(self.session, trace, ())
-        return without_buffers(program_of(replace(trace, graph_module=functional), length))
+        program = without_buffers(program_of(replace(trace, graph_module=functional), length))
+        return replace(program, memory=memory)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -153,6 +158,15 @@ class _Rolling:
     def settle(self, told: Facts, results: Sequence[Any]) -> None:
         self.facts.clear()
         self.facts |= told | {RESULTS: list(results)}
+
+
+def shared_memory(gm: torch.fx.GraphModule) -> list[int | None]:
+    """Of the inputs and the results of a graph, for each the first that it shares memory with."""
+    (results,) = gm.graph.find_nodes(op="output")[0].args
+    nodes = [*gm.graph.find_nodes(op="placeholder"), *results]
+    values = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in nodes]
+    memory = [memory_of(v) if isinstance(v, torch.Tensor) else None for v in values]
+    return [None if m is None else memory.index(m) for m in memory]
 
 
 def _is_another(a: Any, b: Any) -> bool:

@@ -13,11 +13,11 @@ from torch._ops import OpOverload
 
 from ..arithmetic import SYMBOLIC
 from ..trace import Trace
-from .affine import Number, number_of
+from .affine import ONE, Number, number_of
 from .lengths import is_number
 from .reasons import NotRolled
 
-UNBIND = torch.ops.aten.unbind.int
+UNBIND, SPLIT = torch.ops.aten.unbind.int, torch.ops.aten.split.Tensor
 META = ("fusegrad_origin", "fusegrad_cut", "fusegrad_unversioned", "fusegrad_unrecorded")
 
 
@@ -69,7 +69,10 @@ class Step:
 
 @dataclass
 class Program:
-    """The steps of one trace at one length, and its results. had_writes: the method writes in place; these do not."""
+    """The steps of one trace at one length, and its results.
+
+    had_writes: the method writes in place; these do not. memory: what its inputs and results share (`shared_memory`).
+    """
 
     length: int
     inputs: int
@@ -77,6 +80,12 @@ class Program:
     results: list[Any]
     trace: Trace
     had_writes: bool = False
+    memory: Sequence[int | None] = ()
+
+
+def is_sliced(step: Step) -> bool:
+    """True for a step whose results are the slices of a tensor, one for each index."""
+    return step.target is UNBIND or (step.target is SPLIT and step.leaves[1] == {ONE: 1})
 
 
 class Mark:

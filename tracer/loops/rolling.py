@@ -29,7 +29,7 @@ from .description import (
     Source,
     steps_by_place,
 )
-from .program import UNBIND, Constant, Expression, Program, Ref
+from .program import Constant, Expression, Program, Ref, Step, is_sliced
 from .reasons import LoopFailure, NotRolled
 
 APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
@@ -76,7 +76,7 @@ class Located:
         if isinstance(place.source, Each):
             return Place(Each(place.source.loop, place.source.step, ref.port), place.index)
         assert isinstance(place.source, Outside)
-        if self.program.steps[ref.step].target is UNBIND and ref.port is not None:
+        if ref.port is not None and is_sliced(self.program.steps[ref.step]):
             return Place(Items(place.source.step), ref.port)
         return Place(Outside(place.source.step, ref.port))
 

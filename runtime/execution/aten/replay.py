@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from ....ir.switches import should_run
+from ....tracer.loops.node import Loop, loop_of
 from ....tracer.torch_private import operation
 from .buffer_reuse import ReusedBuffer, last_uses_of_memory, reusable_buffers
 from .unboxed_ops import bind_operations
@@ -23,6 +25,11 @@ def compile_fx(gm: GraphModule, name: str = "", reusing: bool = False) -> Callab
     for node in gm.graph.nodes:
         writer.write(node)
     return writer.function()
+
+
+def compiled_loop(loop: Loop) -> Callable[..., Any]:
+    """The call of a loop's node, its body as one straight function."""
+    return functools.partial(loop.run, compile_fx(loop.body))
 
 
 def step_by_step(gm: GraphModule, *values: Any) -> Any:
@@ -58,6 +65,7 @@ class _Writer:
         self.dying = last_uses_of_memory(_last_uses(gm), buffers)
         calls = [n for n in gm.graph.nodes if n.op == "call_function"]
         self.calls = bind_operations(calls) if unboxed else {n: operation(n.target) for n in calls}
+        self.calls |= {n: compiled_loop(loop) for n in calls if (loop := loop_of(n.target)) is not None}
 
     def write(self, node: Node) -> None:
         name = self.names[node] = f"v{len(self.names)}"
