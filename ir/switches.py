@@ -160,6 +160,12 @@ def switched_off(names: Iterable[str]) -> contextlib.AbstractContextManager[None
     return use_switch_state(switch_state()._replace(off=frozenset(names)))
 
 
+def without(name: str) -> contextlib.AbstractContextManager[None]:
+    """Within the block, one step more is off."""
+    state = switch_state()
+    return use_switch_state(state._replace(off=state.off | {name}))
+
+
 def with_slab_bytes(bound: int | None, anew: bool = False) -> contextlib.AbstractContextManager[None]:
     """Within the block, the memory of slabs is bounded so; anew: whatever bounded it before."""
     state = switch_state()

@@ -36,8 +36,7 @@ def streamed_program(
 ) -> Program | None:
     """The program that saves nothing virtual; None where that is no other program, or none that pays.
 
-    usual: with what is saved otherwise. Where slabs make again what it would save, memory decides: what is saved takes
-    more than a slab may hold.
+    usual: with what is saved otherwise. Where that would take more than a slab may hold, memory decides.
     """
     compared = Compared(sizes)(captured)
     if compared is not captured:  # the same bits in both methods, whatever that takes
@@ -51,9 +50,9 @@ def streamed_program(
     if None in seconds:
         return None
     own = sum(s for s in seconds if s is not None)
-    if limit is not None and _saved_bytes(usual, sizes, limit) > limit:
-        return streamed
-    return streamed if own <= sum(_modelled(g, sizes, target, limit) for g in _graphs(usual)) else None
+    memory_decides = limit is not None and _saved_bytes(usual, sizes, limit) > limit
+    price = price_of_slabs() if memory_decides else 1.0
+    return streamed if own <= price * sum(_modelled(g, sizes, target, limit) for g in _graphs(usual)) else None
 
 
 def sums_virtual_values(captured: CapturedFunction, sizes: Hints) -> bool:

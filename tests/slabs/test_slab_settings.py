@@ -112,13 +112,15 @@ def test_of_a_process_and_on_disk(tmp_path: Path) -> None:
     assert "slab_bytes cannot be 'much'" in in_a_process(tmp_path, FUSEGRAD_SLAB_BYTES="much")[-1]
 
 
-def test_exports_have_no_slabs() -> None:
-    """A file has the library's steps, whatever the setting."""
-    arguments = IGNORE_INDEX.arguments(37, 16)
+@pytest.mark.parametrize("name", ["IgnoreIndex", "SavedLogits"])
+@pytest.mark.parametrize("suffix", ["py", "cpp"])
+def test_exports_have_no_slabs(name: str, suffix: str) -> None:
+    """A file has the library's steps, and saves what it saves, whatever the setting."""
+    case = next(c for c in LOSSES if c.name == name)
     texts = []
     for limit in (12_000, 1 << 30):
         with fusegrad.config.patch(slab_bytes=limit, disable="streams"):
-            texts.append(fusegrad.export(IGNORE_INDEX.cls, *arguments, format="py"))
+            texts.append(fusegrad.export(case.cls, *case.arguments(37, 16), format=suffix))
     assert texts[0] == texts[1] and "slab" not in texts[0]
 
 

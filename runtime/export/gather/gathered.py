@@ -17,6 +17,7 @@ from ....ir.errors import FusegradError, LoweringError
 from ....ir.lazy_attribute import lazy_attribute
 from ....ir.passes.fuse import Extern, Group, Step
 from ....ir.program import ValueRef
+from ....ir.switches import without
 from ....tracer.containers import holes
 from ....tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
 from ....tracer.opaque.opaque import opaque_of
@@ -220,7 +221,8 @@ def _gathered(
     differentiates = has_backward(compiler, stand_ins)
     # Residuals before both graphs: what forward keeps is what backward reads.
     target = named_target(device, numerics(compiler.options.numerics))
-    residual_plan = choose_residuals(spec, sizes, lambda: target) if differentiates else None
+    with without("slabs"):  # which a file has none of
+        residual_plan = choose_residuals(spec, sizes, lambda: target) if differentiates else None
     graph = forward_graph(spec, residual_plan)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = residual_plan.places if residual_plan else spec.captured.residual_places

@@ -69,7 +69,7 @@ def test_bytes_of_a_kernel_that_is_known() -> None:
 def test_the_schema_of_the_dictionary() -> None:
     found = fusegrad.explain(RMSNorm, *SUITE["RMSNorm"][1]).to_dict()
     report = {"schema", "name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes", "kept", "groups",
-              "cuts", "opaque", "products", "segments", "variants", "numerics", "eager", "peak_memory",
+              "cuts", "opaque", "products", "segments", "variants", "numerics", "eager", "peak_memory", "slabs",
               "made_again"}  # fmt: skip
     assert set(found) == report and found["schema"] == 2
     assert found["opaque"] == [] and not any(found["segments"].values())
@@ -80,9 +80,9 @@ def test_the_schema_of_the_dictionary() -> None:
         "forward": "compiled", "setup_context": "compiled", "backward": "compiled", "jvp": "derived",
         "vmap": "derived",
     }  # fmt: skip
+    facts = {"name", "direction", "source", "bytes_read", "bytes_written", "bytes_cached", "kind", "times"}
     for kernel in found["kernels"]:
-        moved = {"bytes_read", "bytes_written", "bytes_cached"}
-        assert set(kernel) == {"name", "direction", "source", "kind", "walk"} | moved
+        assert set(kernel) == facts | {"walk"}
         assert kernel["direction"] in ("forward", "backward")
         ast.parse(kernel["source"])
         assert kernel["name"] in kernel["source"]
@@ -103,8 +103,8 @@ def test_the_cost_in_eager_counts_operations_and_the_memory_that_they_touch() ->
     found = fusegrad.explain(Scaled, "f32[64,100]", "f32[100]")
     whole, row = 4 * 64 * 100, 4 * 100
     assert found.to_dict()["eager"] == {
-        "forward": {"launches": 2, "bytes": (row + whole) + 3 * whole, "at_least": False},
-        "backward": {"launches": 1, "bytes": 2 * whole + row, "at_least": False},
+        "forward": {"launches": 2, "bytes": (row + whole) + 3 * whole, "at_least": False, "peak": 2 * whole},
+        "backward": {"launches": 1, "bytes": 2 * whole + row, "at_least": False, "peak": whole},
     }
     assert f"; eager: 2 launches, {row + 4 * whole:,} bytes, " in str(found)
 
