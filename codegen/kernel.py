@@ -101,9 +101,9 @@ class Kernel:
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
     read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes. `fast`:
     whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
-    accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, each a
-    program's, whose sums the next kernel merges; at other sizes `wanted` would be more of use, or fewer. `walk`: where
-    it was generated in this process, and has matrices that are never in memory.
+    accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, one for
+    each program, whose sums the next kernel merges; sizes may have a use for more or fewer: `wanted`. `walk`: where it
+    was generated in this process, and has matrices that are never in memory.
     """
 
     name: str

@@ -467,26 +467,37 @@ class _Group:
             return self._kernel(goals, memory, pinned, label)
         sums = accumulation_of(terms, sinks, roles, self.target.fast)
         plan = plan_of_stream(terms, sums, roles, self.target, self.hints)
-        wanted = wanted_parts(roles, sums, plan.tile, self.target)
-        parts = parts_at(wanted, self.hints)
-        kernels: tuple[Kernel, ...]
-        if parts > 1:
-            split = split_of(terms, sums, roles, parts, len(self.temporaries))
-            kernels = self._divided(terms, plan, split, label)
-        else:
-            kernels = (kernel_of_stream(terms, plan, roles, self.target, self.hints, label),)
-        first, *others = (replace(k, pinned=pins) for k in kernels)
-        return (replace(first, splits=parts, wanted=wanted), *others)
+        return tuple(replace(k, pinned=pins) for k in self._walking(terms, plan, roles, label))
 
-    def _divided(self, terms: TermTable, plan: StreamPlan, split: Split, label: str) -> tuple[Kernel, Kernel]:
-        """The parts of a stream, and the kernel that merges what they find."""
-        self.temporaries += split.buffers
-        of_parts = replace(plan, sums=replace(plan.sums, sinks=split.partial.sinks))
-        first = kernel_of_stream(terms, of_parts, split.roles, self.target, self.hints, label)
+    def _walking(self, terms: TermTable, plan: StreamPlan, roles: Roles, label: str) -> tuple[Kernel, ...]:
+        """The kernel that walks a stream, or parts of it, and what merges these."""
+        wanted = wanted_parts(roles, plan.sums, plan.tile, self.target)
+        parts = parts_at(wanted, self.hints)
+        if parts > 1:
+            split = split_of(terms, plan.sums, roles, parts, len(self.temporaries))
+            of_parts = replace(plan, sums=split.partial)
+            first = kernel_of_stream(terms, of_parts, split.roles, self.target, self.hints, label)
+            if merging := self._merging(terms, split, label):
+                self.temporaries += split.buffers
+                return (replace(first, splits=parts, wanted=wanted), *merging)
+        whole = kernel_of_stream(terms, plan, roles, self.target, self.hints, label)
+        return (replace(whole, wanted=wanted if parts == 1 else 1),)
+
+    def _merging(self, terms: TermTable, split: Split, label: str) -> list[Kernel]:
+        """The kernels that merge the parts of a stream; none where they would have to be divided themselves."""
         # what leans to another tile leans there alone: beside that the merging is nothing
-        plain = replace(self.target, leaning=Leaning())
-        workload = self._workload(terms, unify(terms, list(split.merged)), plain)
-        return first, kernel_of(workload.program, schedule_of(workload), plain, self.hints, label + MERGED)
+        target, kernels = replace(self.target, leaning=Leaning()), list[Kernel]()
+        for number, sinks in enumerate(_by_nested_axes(unify(terms, list(split.merged)))):
+            workload = self._workload(terms, sinks, target)
+            try:
+                plan = schedule_of(workload)
+            except (Separate, Materialize):
+                return []
+            if symbols(a.size for a in plan.pinned):
+                return []
+            name = f"{label}{MERGED}{number or ''}"
+            kernels.append(kernel_of(workload.program, plan, target, self.hints, name))
+        return kernels
 
 
 def _with_name(kernel: Kernel, label: str) -> Kernel:

@@ -52,9 +52,9 @@ def test_memory_beside_eager(name: str) -> None:
     logits, gradients = T * V * B, (T + V) * H * B
     for report in explained(name).directions.values():
         if report.slabs:
-            assert report.eager is not None and report.eager.peak >= logits
-            assert report.peak <= gradients + 257 * MB
-            assert f"memory besides arguments: {report.peak:,} bytes, eager at least" in report.summary
+            assert report.memory is not None and report.memory.eager is not None
+            assert report.memory.eager >= logits and report.memory.own <= gradients + 257 * MB
+            assert f"peak memory beside the arguments: {report.memory.own:,} bytes; eager: at least" in str(report.memory)
 
 
 def test_the_floor_of_forward() -> None:
@@ -97,7 +97,7 @@ def test_launches_are_those_of_all_slabs() -> None:
     times = [k.times for k in report.launches]
     assert times.count(slabs.slabs) == slabs.launches == 2 and report.launch_count == sum(times)
     facts = json.loads(json.dumps(found.to_dict()))
-    assert facts["launches"]["forward"] == report.launch_count and facts["peak"]["forward"] == report.peak
+    assert facts["launches"]["forward"] == report.launch_count and facts["peak_memory"]["forward"]["own"] == report.memory.own
     assert facts["slabs"]["forward"][0]["rows"] == slabs.rows
 
 

@@ -30,7 +30,7 @@ class Case:
         return self.cls.__name__
 
     def arguments(self, queries: int, keys: int, dtype: torch.dtype = torch.float32, d: int = 16) -> tuple[Any, ...]:
-        """One sample of two heads of queries, floats of this dtype that ask for gradients: the same each time."""
+        """One sample of two heads of queries, floats that ask for gradients, the same ones each time."""
         with torch.random.fork_rng():
             torch.manual_seed(7)
             k_heads = 1 if self.grouped else 2

@@ -18,6 +18,7 @@ from fusegrad.codegen.schedule.streams import splits
 from fusegrad.runtime.execution import graph_to_kernels, variants
 
 sys.path.insert(0, str(Path(__file__).parent))
+import stream_functions
 from beside_eager import differences
 from decode_functions import CASES, Case, named
 
@@ -79,6 +80,18 @@ def test_lengths(name: str, queries: int, length: int) -> None:
         for a in case.arguments(queries, KEYS)
     ]
     assert not differences(compiled(case), case.cls.apply, without_gradients(arguments))
+
+
+def test_sums_of_two_widths_are_merged_apart(made: list[Kernel]) -> None:
+    """Few keys of many queries: their gradients and those of the values, which are wider, in parts over the queries."""
+    cross = stream_functions.named("CrossAttention").cls
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        q, k, v = (torch.randn(1, 1, n, d).requires_grad_() for n, d in ((1500, 16), (40, 16), (40, 24)))
+    arguments = [q, k, v, torch.tensor([37]), 0.25]
+    compiled_cross = fusegrad.compile(cross, backend="interpret", fullgraph=True).apply
+    assert not differences(compiled_cross, cross.apply, arguments)
+    assert {k.name.partition("_merged")[2] for k in made if "_merged" in k.name} == {"", "1"}
 
 
 def test_numbers_that_are_none() -> None:

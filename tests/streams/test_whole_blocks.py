@@ -55,7 +55,7 @@ def test_blocks_that_are_masked_out_are_not_walked(dtype: str) -> None:
 
 
 def test_the_longest_programs_of_a_causal_mask_come_first() -> None:
-    """Rows of which the last see most begin with these; so do those of which the first see most. A window has neither."""
+    """Where the last rows see most these begin, where the first do these; rows of a window see as much."""
     for name, expected in (("Alibi", [True, True, False]), ("SoftcapWindow", [False, False, False])):
         case = named(name)
         e = fusegrad.explain(fusegrad.compile(case.cls), *case.arguments(1024, 64, torch.bfloat16), target="cuda:90")

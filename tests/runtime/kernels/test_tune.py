@@ -12,9 +12,11 @@ from function_samples import RMSNorm, leaf
 
 import fusegrad
 from fusegrad.codegen import TARGETS
+from fusegrad.codegen.schedule.tuning_candidates import OWN
 from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.execution import targets
+from fusegrad.runtime.execution.group import LIBRARY
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.profile import tuning
@@ -98,6 +100,32 @@ def test_the_fastest_serves_from_the_first_call_on(launched: list[int], monkeypa
         called(6)
     trials, served = launched[:3], launched[3:]
     assert clock.asked == 1 and len(served) == 6 and set(served) == {trials[1]} and trials[1] == 2 * trials[0]
+
+
+class Attention(torch.autograd.Function):
+    """Scores that are summed tile by tile."""
+
+    @staticmethod
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.mT, -1) @ v
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+
+def test_a_stream_has_other_rows_blocks_warps_and_loads(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tiles and the library's call; the one that the clock names serves."""
+    monkeypatch.setattr(tune, "time_by_events", clock := Clock(6.0, 5.0, 4.0, 3.0, 1.0, 2.0))
+    fast: Any = fusegrad.compile(Attention, backend="triton")
+    with fusegrad.config.patch(tune=True), tune.record_trials() as trials:
+        for _ in range(2):
+            fast.apply(*(torch.zeros(256, 512, 64, dtype=torch.bfloat16) for _ in range(3)))
+    inner, trial = trials  # what is between the library's calls is tuned by itself
+    tiles = ["more loads in flight", "longer blocks of the stream", "shorter blocks of the stream"]
+    assert trial.candidates == (OWN, *tiles, "fewer rows and warps", LIBRARY) and clock.asked == 2
+    assert trial.chosen == "fewer rows and warps" and OWN in inner.candidates
+    assert launched[-2:] == [4, 4] and 8 in launched, "half of the warps that are scheduled"
 
 
 def test_nothing_is_timed_unless_asked_for(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
