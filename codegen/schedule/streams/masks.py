@@ -131,41 +131,53 @@ def _slacks(bounds: Sequence[Bound], is_row: bool, along: Size, across: Size) ->
 
 
 # ------------------------------------------------------------------ what silences a body
-def silencers(term: Term, nothing: float, strict: bool = True) -> dict[Term, float]:
+def silencers(term: Term, nothing: float, strict: bool = True, sums: Container[Term] = ()) -> dict[Term, float]:
     """{term: value}: with that value there, this term is `nothing`; outermost first.
 
     strict: whatever else the term is made of, lanes that were loaded as zeros included, and that value is read by
-    nothing else. Otherwise where all else is finite.
+    nothing else. Otherwise where all else is finite. `sums` are made beside the term: what they read is not read here,
+    and where they are no numbers, all of their rows are none.
     """
     found: dict[Term, float] = {term: nothing}
-    for part, value in _silent_parts(term, nothing, strict):
-        beside = set(terms_below(a for a in term.args if a is not part)) if strict else set()
-        for key, wanted in silencers(part, value, strict).items():
+    for part, value in _silent_parts(term, nothing, strict, sums):
+        beside = set(below(*(a for a in term.args if a is not part), sums=sums)) if strict else set()
+        for key, wanted in silencers(part, value, strict, sums).items():
             if key not in beside:
                 found.setdefault(key, wanted)
     if nothing == 0.0 and term.op in ("add", "sub"):  # both have to vanish
-        x, y = (silencers(a, 0.0, strict) for a in term.args)
+        x, y = (silencers(a, 0.0, strict, sums) for a in term.args)
         found.update({k: v for k, v in x.items() if y.get(k) == v and k not in found})
     return found
 
 
-def _silent_parts(term: Term, nothing: float, strict: bool) -> list[tuple[Term, float]]:
+def below(*terms: Term, sums: Container[Term]) -> list[Term]:
+    """The terms and all that they are made of, as far down as these sums."""
+    found, todo = dict[Term, None](), list(terms)
+    while todo:
+        term = todo.pop()
+        if term not in found:
+            found[term] = None
+            todo += () if term in sums else term.args
+    return list(found)
+
+
+def _silent_parts(term: Term, nothing: float, strict: bool, sums: Container[Term]) -> list[tuple[Term, float]]:
     """The arguments that alone make a term nothing, each with the value that does."""
     args = term.args
     if term.op == "where" and is_number(args[2]) and args[2].param == nothing:
         return [(args[1], nothing)]
     if nothing == 0.0:
         if term.op == "mul":
-            return [(a, 0.0) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
-        if term.op in ("neg", "cast") or (term.op == "div" and (not strict or is_tame(term))):
+            return [(a, 0.0) for a, b in (args, args[::-1]) if not strict or is_tame(b, sums)]
+        if term.op in ("neg", "cast") or (term.op == "div" and (not strict or is_tame(term, sums))):
             return [(args[0], 0.0)] if args[0].dtype in FLOATS else []
         return [(args[0], -INFINITY)] if term.op in ("exp", "exp2", "sigmoid") else []
     if nothing == -INFINITY:
         if term.op == "add":
-            return [(a, nothing) for a, b in (args, args[::-1]) if not strict or is_tame(b)]
+            return [(a, nothing) for a, b in (args, args[::-1]) if not strict or is_tame(b, sums)]
         if term.op == "fma" and is_number(args[1]) and args[1].param > 0:
-            return [(args[0], nothing)] if not strict or is_tame(args[2]) else []
-        if term.op == "cast" or (term.op == "sub" and (not strict or is_tame(args[1]))) or _is_scaled(term):
+            return [(args[0], nothing)] if not strict or is_tame(args[2], sums) else []
+        if term.op == "cast" or (term.op == "sub" and (not strict or is_tame(args[1], sums))) or _is_scaled(term):
             return [(args[0], nothing)]
     return []
 
@@ -174,18 +186,18 @@ def _is_scaled(term: Term) -> bool:
     return term.op == "mul" and is_number(term.args[1]) and term.args[1].param > 0
 
 
-def is_tame(term: Term) -> bool:
+def is_tame(term: Term, sums: Container[Term] = ()) -> bool:
     """Finite where loads gave zeros: nothing divides by what is loaded, nor takes its logarithm or a great power."""
     wild = ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow", "exp", "exp2", "expm1")
-    return not any(t.op in wild or (t.op == "div" and not is_number(t.args[1])) for t in terms_below([term]))
+    return not any(t.op in wild or (t.op == "div" and not is_number(t.args[1])) for t in below(term, sums=sums))
 
 
 def silenced(accumulators: Sequence[Accumulator], roles: Roles) -> dict[Term, float]:
     """Tiles to silence beyond the end of the stream: as few as serve all bodies, as deep as they can be."""
-    tile = {roles.row, roles.stream}
+    tile, sums = {roles.row, roles.stream}, {a.term for a in accumulators}
     choices: list[dict[Term, float]] = []
     for a in accumulators:
-        body = silencers(a.body, NOTHING[a.kind])
+        body = silencers(a.body, NOTHING[a.kind], sums=sums)
         mine = {t: v for t, v in body.items() if tile <= t.axes and not t.axes & set(roles.depth) and t.op != "load"}
         _join_choice(choices, mine or {a.body: NOTHING[a.kind]})
     found: dict[Term, float] = {}
