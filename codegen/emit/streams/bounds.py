@@ -18,11 +18,15 @@ from .stream import Stream
 
 @dataclass(frozen=True)
 class Part:
-    """A loop along the stream: its variable, what it is over (None: one block), and whether masks are needed."""
+    """A loop along the stream: its variable, what it is over (None: one block).
+
+    masked: whether conditions of the body are asked; ragged: whether its last block may reach beyond the stream's end.
+    """
 
     variable: str
     over: Expr | None
     masked: bool
+    ragged: bool = False
 
 
 class StreamBounds:
@@ -61,7 +65,9 @@ class StreamBounds:
     def _loop(self, start: Expr, stop: Expr, masked: bool) -> Part:
         stages = self.context.plan.stages
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
-        return Part(self.variable, call("tl.range", start, stop, self.block, **pipelined), masked)
+        loop = call("tl.range", start, stop, self.block, **pipelined)
+        # what a low bound begins with may lie behind the end: no block is taken there, but that is not proved
+        return Part(self.variable, loop, masked, masked and (self.ragged or bool(self.span.lows)))
 
     def _share(self, host: Scope) -> tuple[Expr, Expr]:
         """Where the program begins, and what it ends before: all of the stream, or whole blocks of it."""

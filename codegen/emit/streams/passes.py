@@ -102,12 +102,12 @@ class StreamPass:
         known = set(self.context.names)
         scope = Scope(2, host) if part.over is not None else host
         if part.over is not None:
-            self.stream.shapes.set_stream(name(part.variable), scope, 2, part.masked)
+            self.stream.shapes.set_stream(name(part.variable), scope, 2, part.ragged)
         self.levels.clear()
         self._fix_known()
         bodies = [a.body for a in self.accumulators]
         changed = bodies if part.masked else self._whole(bodies)
-        self.values.silenced = self._silenced(scope) if part.masked else {}
+        self.values.silenced = self._silenced(scope) if part.ragged or part.over is None else {}
         self.values.uses = uses_of(changed, self.stream.labels)
         self._take_in(changed, scope)
         self.values.silenced = {}

@@ -23,12 +23,16 @@ from ..statements import ATOM, Expr, Scope, binary, call, literal
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the program is along an axis: its first element, how many are left (None: no mask), set in this block."""
+    """Where the program is along an axis: its first element, how many are left (None: no mask), set in this block.
+
+    short: the first element in 32 bits, where a loop counts it.
+    """
 
     base: Expr | None
     left: Expr | None
     scope: Scope
     level: int
+    short: Expr | None = None
 
 
 @dataclass(eq=False)
@@ -60,7 +64,14 @@ class Shapes:
         axis = self.roles.stream
         first = scope.define(self.context.names.fresh(f"first_{axis.name}"), call("tl.cast", at, literal("tl.int64")))
         left = binary("-", self.context.sizes.text(axis.size), at) if masked else None
-        self._set(axis, _Place(first, left, scope, level))
+        self._set(axis, _Place(first, left, scope, level, at))
+
+    def first_in_32_bits(self, axis: Axis) -> Expr:
+        """The first element of the program's block, of an axis whose length 32 bits hold."""
+        place = self._places[axis]
+        if place.short is not None or place.base is None:
+            return place.short or literal(0)
+        return call("tl.cast", place.base, literal("tl.int32"))
 
     def _set(self, axis: Axis, place: _Place) -> None:
         self._places[axis] = place

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from ....ir.text.source_names import assigned_name
+from ....ir.types import FLOATS, Size
 from ...program.axes import Term
+from ...program.sizes import evaluate_size
+from ...schedule.streams.masks import affine
 from ..context import default_name, name_of
 from ..emit import Emitter
-from ..statements import Expr, Scope
+from ..mathematics import cast, register_dtype
+from ..names import LONGEST
+from ..statements import Expr, Scope, binary, literal
 from ..values import Values
 from .shapes import Shapes
 
@@ -16,6 +21,14 @@ ROWS = {"mul": "shift", "div": "inverse"}
 
 SAME = ("cast", "where", "add", "sub")
 """Operations that leave a matrix what it is to the reader: rounded, masked, moved."""
+
+
+NEAR = 1 << 16
+"""Offsets that a length leaves room for in 32 bits."""
+
+
+def _is_near(offset: Size) -> bool:
+    return isinstance(offset, int) and abs(offset) < NEAR
 
 
 class StreamValues(Values):
@@ -36,6 +49,31 @@ class StreamValues(Values):
         with self.shapes.of(*dims):
             found = super().value(term, scope)
         return self.shapes.spread(found, dims)
+
+    def compute(self, term: Term, scope: Scope) -> Expr:
+        """Distances of places are of 32 bits, where a float is made of them."""
+        if term.op == "cast" and term.dtype in FLOATS and (distance := self._distance(term.args[0], scope)) is not None:
+            return cast(distance, "i32", register_dtype(term.dtype))
+        return super().compute(term, scope)
+
+    def _distance(self, term: Term, scope: Scope) -> Expr | None:
+        """j - i + n, of a place along the stream and a row, both of which 32 bits count; None for other terms."""
+        roles, sizes = self.shapes.roles, self.context.sizes
+        found = affine(term, roles) if term.dtype == "i64" else None
+        if found is None or {found.stream, found.row} != {1, -1} or found.numbers or not _is_near(found.offset):
+            return None
+        axes = (roles.stream, roles.row) if found.stream == 1 else (roles.row, roles.stream)
+        if any(evaluate_size(a.size, self.context.hints) >= LONGEST for a in axes):
+            return None
+        for axis in axes:
+            sizes.require_countable(axis.size)
+        plus, minus = axes
+        between = binary("-", *map(self.shapes.first_in_32_bits, axes))
+        if found.offset:
+            between = binary("+", between, literal(found.offset))
+        apart = self.context.let(scope, "apart", between)
+        with self.shapes.of(roles.row, roles.stream):
+            return binary("-", binary("+", self.tile.lane(plus), apart), self.tile.lane(minus))
 
     def _named(self, term: Term, value: Expr, home: Scope, scope: Scope) -> Expr:
         """A product of tiles is rounded where it is read, if it is read once."""

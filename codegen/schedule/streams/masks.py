@@ -156,20 +156,23 @@ def _slacks(bounds: Sequence[Bound], is_row: bool, along: Size, across: Size) ->
 
 
 # ------------------------------------------------------------------ what silences a body
-def silencers(term: Term, nothing: float, tame: Test | None) -> dict[Term, float]:
+def silencers(
+    term: Term, nothing: float, tame: Test | None, sums: frozenset[Term] = frozenset()
+) -> dict[Term, float]:
     """{term: value}: with that value there, this term is `nothing`; outermost first.
 
     tame: of what is finite in lanes beyond the end of the stream; then whatever else the term is made of, and that
-    value is read by nothing else of it. None: where all else is finite.
+    value is read by nothing else of it. None: where all else is finite. `sums` are made beside the term: what they
+    read is not read here.
     """
     found: dict[Term, float] = {term: nothing}
     for part, value in _silent_parts(term, nothing, tame or _anything):
-        beside = set(terms_below(a for a in term.args if a is not part)) if tame else set()
-        for key, wanted in silencers(part, value, tame).items():
+        beside = set(terms_below((a for a in term.args if a is not part), sums)) if tame else set()
+        for key, wanted in silencers(part, value, tame, sums).items():
             if key not in beside:
                 found.setdefault(key, wanted)
     if nothing == 0.0 and term.op in ("add", "sub"):  # both have to vanish
-        x, y = (silencers(a, 0.0, tame) for a in term.args)
+        x, y = (silencers(a, 0.0, tame, sums) for a in term.args)
         found.update({k: v for k, v in x.items() if y.get(k) == v and k not in found})
     return found
 
@@ -236,7 +239,7 @@ def silenced(accumulators: Sequence[Accumulator], roles: Roles) -> tuple[dict[Te
     served: dict[Term, dict[Term, float]] = {}
     choices: list[dict[Term, float]] = []
     for a in accumulators:
-        body = silencers(a.body, NOTHING[a.kind], partial(is_tame, roles=roles, sums=sums))
+        body = silencers(a.body, NOTHING[a.kind], partial(is_tame, roles=roles, sums=sums), sums)
         mine = {t: v for t, v in body.items() if tile <= t.axes and not t.axes & set(roles.depth) and t.op != "load"}
         served[a.term] = mine or {a.body: NOTHING[a.kind]}
         _join_choice(choices, served[a.term])
