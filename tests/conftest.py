@@ -60,6 +60,7 @@ ONE_IN = {
     "pretended_gpu/test_on_amd.py": 20,
     "streams/test_streams.py": 90,
     "streams/test_edges.py": 60,
+    "streams/test_many_styles.py": 40,
     "streams/test_stream_programs.py": 8,
     "streams/test_stream_compositions.py": 4,
     "suite/test_derived.py": 2,
