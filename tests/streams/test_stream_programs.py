@@ -14,6 +14,11 @@ FOUND = {
     27: "logsumexp of scores that are low: a sum of zeros times infinity",
     109: "a sum of rows ran before the kernel that makes the rows",
     2: "a depth that another sum reads as well",
+    202: "a stream that begins where data says: a place of 64 bits in 32",
+    355: "a row of a depth that only the stores read",
+    447: "a score that is silent at the end of the stream, for one sum of two",
+    454: "rows of NaN, which a condition hides, at the end of the stream",
+    491: "the least float as a mask, times more than one",
 }
 
 

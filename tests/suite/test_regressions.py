@@ -197,6 +197,16 @@ def test_equations_are_solved_for_divisions_and_symbols() -> None:
     assert known == {half: s0, s1: 2 * s0} or known == {half: s0, s0: s1 / 2}
 
 
+def test_equal_products_of_sizes_are_solved_for_a_factor() -> None:
+    """Heads of keys and of values, each repeated to as many as queries have: as many of both."""
+    from torch.utils._sympy.functions import FloorDiv
+
+    q, k, v = sympy.symbols("q k v", integer=True, positive=True)
+    share = FloorDiv(q, k)
+    known = solve_equations([sympy.Eq(k * share, q, evaluate=False), sympy.Eq(v * share, q, evaluate=False)])
+    assert known == {share: q / k, v: k} or known == {share: q / v, k: v}
+
+
 class Shapes(Function):
     """backward needs sizes that none of what it reads tells."""
 

@@ -30,7 +30,7 @@ class Compared:
         if not virtual or not program.backward:
             return program
         tainted = made_of(program.forward, virtual)
-        pairs = (pair for b in program.backward.values() for pair in _pairs(program, b))
+        pairs = (pair for b in program.backward.values() for pair in _pairs(program, b, tainted))
         both = [pair for pair in pairs if all(v.id in tainted for v in pair)]
         users = saved_by_user(program)
         found = dict.fromkeys(v for pair in both for v in pair if v.id in virtual and v.id not in users)
@@ -41,19 +41,20 @@ class Compared:
         return with_choice(program, Choice(program, saved, rows=tuple(found)))
 
 
-def made_of(graph: Graph, virtual: Collection[int]) -> frozenset[int]:
-    """Ids of virtual values, and of all that is made of them."""
-    made = set(virtual)
+def made_of(graph: Graph, values: Collection[int]) -> frozenset[int]:
+    """Ids of some values, and of all that is made of them."""
+    made = set(values)
     for value in graph.order():
         made |= {value.id} if any(a.id in made for a in value.args) else set()
     return frozenset(made)
 
 
-def _pairs(program: Program, backward: Graph) -> Iterator[tuple[Value, Value]]:
-    """Two values of forward, floats, that backward compares."""
+def _pairs(program: Program, backward: Graph, tainted: Collection[int]) -> Iterator[tuple[Value, Value]]:
+    """Two values of forward, floats, that backward compares, one of them made of what it is handed."""
     made = made_in_forward(program, backward)
+    handed = made_of(backward, {v.id for v in backward.inputs if (f := made.get(v.id)) is not None and f.id in tainted})
     for value in backward.order():
-        if value.prim in COMPARE and value.args[0].aval.is_float:
+        if value.prim in COMPARE and value.args[0].aval.is_float and any(a.id in handed for a in value.args):
             sources = [made.get(_below_layout(a).id) for a in value.args]
             yield from [(x, y) for x in sources[:1] for y in sources[1:] if x is not None and y is not None]
 

@@ -1,0 +1,130 @@
+"""Functions in many styles, in streamed kernels on the interpreter, beside eager; and what `explain` says of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import fusegrad
+
+sys.path.insert(0, str(Path(__file__).parent))
+from beside_eager import differences, expanded, transposed_heads
+from many_styles import STYLES, Style
+
+each = pytest.mark.parametrize("style", STYLES, ids=lambda s: s.name)
+IN_MEMORY = {"HardestTriplet"}
+"""Distances are compared with the largest of them, bit for bit."""
+CHECKS = "aten._assert_async"
+
+
+def compiled(cls: Any) -> Any:
+    return fusegrad.compile(cls, backend="interpret", fullgraph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [37, 97, 1])
+@each
+def test_beside_eager(style: Style, n: int, dtype: torch.dtype) -> None:
+    assert not differences(compiled(style.cls).apply, style.cls.apply, style.arguments(n, dtype))
+
+
+@pytest.mark.parametrize("of_gradients", [None, transposed_heads, expanded], ids=["contiguous", "heads", "expanded"])
+@each
+def test_layouts(style: Style, of_gradients: Any) -> None:
+    arguments = [transposed_heads(a) for a in style.arguments(37)]
+    assert not differences(compiled(style.cls).apply, style.cls.apply, arguments, of_gradients)
+
+
+@each
+def test_usual_sizes(style: Style) -> None:
+    """Few kernels, nothing by torch, and no scores in memory; or the reason."""
+    explanation = fusegrad.explain(fusegrad.compile(style.cls), *style.described(), target="cuda:90")
+    for direction, most in zip(("forward", "backward"), style.launches, strict=True):
+        report = explanation.directions[direction]
+        lines = [line for line in report.products if line.startswith("stream ")]
+        assert not report.reasons and len(report.launches) <= most
+        if style.name in IN_MEMORY:
+            assert all(": in memory, " in line for line in lines)
+        else:
+            assert lines and all(": never in memory, " in line for line in lines)
+
+
+# ------------------------------------------------------------------------------------------------ what is compared
+class LargestInForward(Function):
+    """What is the largest of its row counts; backward finds it again."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        s = q @ k.mT
+        ctx.save_for_backward(q, k, v)
+        return torch.where(s == s.amax(-1, keepdim=True), s, 0.0) @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v = ctx.saved_tensors
+        s = q @ k.mT
+        hit = s == s.amax(-1, keepdim=True)
+        ds = torch.where(hit, g @ v.mT, 0.0)
+        return ds @ k, ds.mT @ q, torch.where(hit, s, 0.0).mT @ g
+
+
+def test_what_one_method_compares_is_in_memory() -> None:
+    arguments = [torch.randn(2, 97, 16).requires_grad_() for _ in range(3)]
+    assert not differences(compiled(LargestInForward).apply, LargestInForward.apply, arguments)
+    explanation = fusegrad.explain(fusegrad.compile(LargestInForward), *arguments)
+    for report in explanation.directions.values():
+        assert any("compares it with what is made of it, bit for bit" in line for line in report.products)
+
+
+# --------------------------------------------------------------------------------------------------- sums over pairs
+class Smoothed(Function):
+    """Weights by distances that are differences first: there is no matmul in them."""
+
+    @staticmethod
+    def forward(ctx, x, y, v):
+        w = torch.softmax(-(x[:, None] - y[None]).pow(2).sum(-1) / 2, dim=1)
+        ctx.save_for_backward(x, y, v, w)
+        return w @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y, v, w = ctx.saved_tensors
+        dw = g @ v.T
+        ds = w * (dw - (w * dw).sum(1, keepdim=True))
+        return ds @ y - ds.sum(1, keepdim=True) * x, ds.T @ x - ds.sum(0)[:, None] * y, w.T @ g
+
+
+def test_sums_over_pairs_stay_exact_and_say_why_they_are_in_memory() -> None:
+    x, y, v = (torch.randn(n, 16).requires_grad_() for n in (37, 42, 42))
+    assert not differences(compiled(Smoothed).apply, Smoothed.apply, [x, y, v])
+    explanation = fusegrad.explain(fusegrad.compile(Smoothed), x, y, v)
+    assert any("a sum over pairs, not a matmul" in line for line in explanation.directions["forward"].products)
+
+
+# ------------------------------------------------------------------------------------------------------- what is NaN
+class Spread(Function):
+    """The largest and the least of a row, by one walk: neither is nothing to the other."""
+
+    @staticmethod
+    def forward(ctx, q, k):
+        s = q @ k.mT
+        high, low = s.amax(-1), s.amin(-1)
+        ctx.save_for_backward(q, k)
+        return high - low, (s * s).sum(-1)
+
+    @staticmethod
+    def backward(ctx, g, g_squares):
+        q, k = ctx.saved_tensors
+        ds = 2 * (q @ k.mT) * g_squares[..., None]
+        return ds @ k, ds.mT @ q
+
+
+@pytest.mark.parametrize("n", [17, 37, 65])
+def test_extremes_beside_sums_at_the_end_of_a_stream(n: int) -> None:
+    arguments = [torch.randn(2, n, 16).requires_grad_() for _ in range(2)]
+    assert not differences(compiled(Spread).apply, Spread.apply, arguments)
