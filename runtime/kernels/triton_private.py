@@ -56,7 +56,7 @@ _loaded: dict[int, Any] = {}
 
 
 def keep_loaded(compiled: Any) -> None:
-    """A compiled kernel stays loaded for CUDA graphs, which may outlive its class: Triton 3.8 unloads those it drops."""
+    """A compiled kernel stays loaded for CUDA graphs, which may outlive its class: Triton 3.8 unloads what it drops."""
     if hasattr(type(compiled), "__del__"):
         _loaded[id(compiled)] = compiled
 
