@@ -158,7 +158,7 @@ def outlived(kind: str) -> Iterator[str]:
 
 
 def reduce_overhead(kind: str) -> Iterator[str]:
-    """torch.compile(mode="reduce-overhead") around it: CUDA-graph trees, on the pretended GPU without Inductor's kernels."""
+    """torch.compile(mode="reduce-overhead") around it: CUDA-graph trees, pretended ones without Inductor."""
     written, fast, both = counted_norm(kind)
     given: dict[str, Any] = {"mode": "reduce-overhead"} if kind == "cuda" else {"backend": "cudagraphs"}
     torch._dynamo.reset()

@@ -14,7 +14,7 @@ Results = list[torch.Tensor]
 
 
 def captured(call: Callable[[], Results]) -> tuple[Callable[[], Any], Results]:
-    """(a replay of the call's launches, the tensors that it writes to). The call has to read the same memory each time."""
+    """(a replay of the call's launches, the tensors that it writes to). The call has to read the same memory again."""
     aside: Any = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

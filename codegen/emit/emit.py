@@ -27,7 +27,7 @@ from .access.buffers import Buffers
 from .access.coordinates import Coordinates
 from .access.index_checks import IndexChecks
 from .access.levels import Levels
-from .access.loads import Loads, padding_of
+from .access.loads import Loads, padding_of, row_vectors
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
@@ -118,6 +118,7 @@ class Emitter:
 def kernel_of(program: Program, plan: Schedule, target: Target, hints: Hints, label: str) -> Kernel:
     """One kernel for a scheduled program."""
     emitter = Emitter(program, plan, target, hints, label)
+    emitter.loads.vectors = row_vectors(program, plan)
     if plan.programs is None:
         _emit_grid(emitter)
     else:

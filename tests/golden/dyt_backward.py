@@ -69,7 +69,7 @@ def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, sums_ptr, sums_ptr_
     inside_col = col < N - first_col
     row = tl.arange(0, BLOCK_M)[:, None]
     lanes = row * N + col
-    w = tl.load(w_ptr + first_col + col, mask=inside_col, other=0.0)
+    w = tl.load(tl.broadcast_to(w_ptr + first_col + col, [BLOCK_M, BLOCK_N]), mask=inside_col, other=0.0)
     alpha = tl.load(alpha_ptr)
     sum_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     sum_acc_2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

@@ -34,7 +34,7 @@ def rope_interleaved(q_ptr, c_ptr, s_ptr, output_ptr, N, M, q_stride, BLOCK_N: t
     inside_pairs = pairs < (N - first_col) * 2
     q_pairs = tl.load(q_ptr + at + lanes, mask=inside_row & inside_pairs, other=0.0)
     q = evens(q_pairs)
-    c = tl.load(c_ptr + first_col + col, mask=inside_col, other=0.0)
+    c = tl.load(tl.broadcast_to(c_ptr + first_col + col, [BLOCK_M, BLOCK_N]), mask=inside_col, other=0.0)
     q_2 = odds(q_pairs)
-    s = tl.load(s_ptr + first_col + col, mask=inside_col, other=0.0)
+    s = tl.load(tl.broadcast_to(s_ptr + first_col + col, [BLOCK_M, BLOCK_N]), mask=inside_col, other=0.0)
     tl.store(output_ptr + at + lanes, tl.interleave(q * c - q_2 * s, q_2 * c + q * s), mask=inside_row & inside_pairs)

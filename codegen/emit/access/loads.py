@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ....ir.types import FLOAT8
-from ...program.axes import Program, Term
+from ...program.axes import REDUCTIONS, SCANS, Program, Sink, Term
+from ...schedule.schedule import Schedule
 from ..context import FINISH, Context
 from ..mathematics import FLOATING, number
 from ..statements import Expr, Scope, call, literal, total
@@ -31,9 +33,36 @@ def padding_of(program: Program) -> dict[Term, float]:
     return padding
 
 
+def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
+    """Vectors along the last axis of a tile of several rows, the same for all, that meet nothing but whole tiles.
+
+    Read as one row, such a vector gets another layout of lanes than the rows that it meets, and Triton computes what
+    follows from both in both layouts; read in every row of the tile it gets theirs. One sum over rows alone is brought
+    from one layout to the other for less.
+    """
+    whole, last = frozenset(plan.tile), plan.order[-1]
+    folds = [t for t in program.terms if t.op in (*REDUCTIONS, *SCANS)]
+    is_one_sum = plan.programs is not None and len(folds) == 1 and last not in folds[0].param
+    if plan.tile[last] == math.prod(plan.tile.values()) or is_one_sum:
+        return frozenset()
+    ends = [*program.sinks, *folds]
+    alone = [a for end in ends for a in (end.terms if isinstance(end, Sink) else end.args) if not whole <= a.axes]
+    exposed: set[Term] = set()
+    while alone:
+        term = alone.pop()
+        if term not in exposed:
+            exposed.add(term)
+            alone += [a for a in term.args if not whole <= a.axes]
+    loads = (t for t in program.terms if t.op == "load" and not t.args and t not in exposed)
+    return frozenset(t for t in loads if set(t.param.place.walked) == {last})
+
+
 @dataclass(eq=False)
 class Loads:
-    """`passes`: how often a load is emitted in passes over chunks; `evict`: the hint that its pass gives the cache."""
+    """`passes`: how often a load is emitted in passes over chunks; `evict`: the hint that its pass gives the cache.
+
+    vectors: those that are read in every row of the tile.
+    """
 
     context: Context
     buffers: Buffers
@@ -43,6 +72,7 @@ class Loads:
     padding: dict[Term, float]
     passes: dict[Term, int] = field(default_factory=dict)
     evict: Literal["", "evict_first", "evict_last"] = ""
+    vectors: frozenset[Term] = frozenset()
 
     def read(self, term: Term, indices: Indices, guards: list[Expr], scope: Scope) -> Expr:
         """The content of memory, in the dtype that it has there."""
@@ -54,6 +84,8 @@ class Loads:
         if groups is not None:
             self.buffers.aligned.add(self.buffers.labels[ref])
             masks = [groups.near]
+        elif term in self.vectors and len(self.tile.dims) > 1:
+            pointer = self.tile.broadcast(pointer, self.tile.dims)
         hinted = bool(self.tile.lanes(term.axes)) and not indices
         return self.load(term, pointer, masks, scope, hinted)
 
