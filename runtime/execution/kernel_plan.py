@@ -25,10 +25,10 @@ from ..values.sizes import Sizes, numbers, sizes_key
 from . import targets
 from .aten import reference
 from .aten.concat_in_place import product_into, room_for
+from .aten.step_by_step import STEP_BY_STEP, StepByStep, loops_among
 from .graph_to_kernels import ProductsBy, generate
 from .group import GroupRunner
 from .layouts import copy_if_shared, expected_layout, own_results
-from .step_by_step import STEP_BY_STEP, StepByStep, loops_among
 
 Tensor = torch.Tensor
 V = TypeVar("V")

@@ -19,13 +19,13 @@ from ...tracer.dtypes import TO_TORCH
 from ...tracer.torch_private import allocator
 from ..execution.aten import reference
 from ..execution.aten.concat_in_place import product_into
+from ..execution.aten.step_by_step import StepByStep
 from ..execution.bound_group import Allocation, BoundGroup, Launch, Scratch
 from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
 from ..execution.layouts import copy_if_shared, expected_layout, own_results, same_strides
 from ..execution.source_writer import SourceWriter, row
-from ..execution.step_by_step import StepByStep
 from ..values.sizes import BoundSizes, numbers
 
 Tensor = torch.Tensor

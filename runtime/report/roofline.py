@@ -11,7 +11,7 @@ from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
-from ..execution.step_by_step import is_loop
+from ..execution.aten.step_by_step import is_loop
 from ..values.sizes import Sizes, number
 from .directions import DirectionReport
 from .page.explained import Explained

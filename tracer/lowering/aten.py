@@ -73,10 +73,10 @@ def lower(
         renamings = _renamings(mode)
         try:
             graph = _lower_once(gm, inputs, mode, name, names)
-        except LoopDiffers:
-            if attempt + 1 < _MOST_ATTEMPTS and _renamings(mode) != renamings:
-                continue
-            raise
+        except LoweringError:
+            if attempt + 1 == _MOST_ATTEMPTS or _renamings(mode) == renamings:
+                raise
+            continue
         if _renamings(mode) == renamings:
             break
     return numbers_as_tensors(graph)
@@ -139,10 +139,6 @@ def lowering_key(trace: Trace) -> tuple[Any, ...]:
 
 def _renamings(mode: FakeTensorMode) -> int:
     return len(mode.shape_env.replacements) if mode.shape_env is not None else 0
-
-
-class LoopDiffers(LoweringError):
-    """A loop whose steps have other sizes than they hand on, as far as is known yet (internal)."""
 
 
 # ---------------------------------------------------------------------------------------------- the mode
@@ -269,7 +265,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             values = loop.emit(carries, wholes)
         except TypeRuleError as error:
-            raise LoopDiffers(f"a step of a loop does not fit the next: {error}") from error
+            raise LoweringError(f"a step of a loop does not fit the next: {error}") from error
         for tensor, value in zip(results, values, strict=True):
             self.bind(tensor, value)
 

@@ -7,11 +7,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from ...ir import Graph, Value
-from ...ir.passes.fuse import Extern, Step
-from ...ir.text.text import symbols_in
-from ..values.sizes import BoundSizes, Sizes
-from .aten.loops import run_loop
+from ....ir import Graph, Value
+from ....ir.passes.fuse import Extern, Step
+from ....ir.text.text import symbols_in
+from ...values.sizes import BoundSizes, Sizes
+from .loops import run_loop
 
 Tensor = torch.Tensor
 STEP_BY_STEP = "a loop over time runs step by step: its steps are launches of their own"
