@@ -19,6 +19,7 @@ from ...tracer.dtypes import TO_TORCH
 from ...tracer.torch_private import allocator
 from ..execution.aten import reference
 from ..execution.aten.concat_in_place import product_into
+from ..execution.aten.step_by_step import StepByStep
 from ..execution.bound_group import Allocation, BoundGroup, Launch, Scratch
 from ..execution.executable import Executable
 from ..execution.group import GroupRunner

@@ -15,13 +15,17 @@ from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...tracer.opaque.opaque import opaque_of
 from ...tracer.trace import Trace
+from ..execution.aten.step_by_step import STEP_BY_STEP, is_loop
 from ..execution.executable import fills_memory, has_outer_product
 from ..execution.fusion_report import FusionBreak, GroupReport, fusion_breaks_of, groups_of
 from ..execution.generated import Generated
 from ..execution.graph_to_kernels import generate, graph_of, text_of
 from ..execution.group import UNPROVED
 from ..execution.kernel_plan import is_opaque
+<<<<<<< HEAD
 from ..execution.loops.step_by_step import STEP_BY_STEP, is_loop
+=======
+>>>>>>> skern
 from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
 from .costs.eager_cost import EagerCost, aten_calls

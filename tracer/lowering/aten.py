@@ -74,11 +74,19 @@ def lower(
         known = _equalities(mode)
         try:
             graph = _lower_once(gm, inputs, mode, name, names)
+<<<<<<< HEAD
         except LoopDiffers:
             if attempt + 1 < _MOST_ATTEMPTS and _equalities(mode) != known:
                 continue
             raise
         if _equalities(mode) == known:
+=======
+        except LoweringError:
+            if attempt + 1 == _MOST_ATTEMPTS or _renamings(mode) == renamings:
+                raise
+            continue
+        if _renamings(mode) == renamings:
+>>>>>>> skern
             break
     return numbers_as_tensors(graph)
 
@@ -142,10 +150,6 @@ def _equalities(mode: FakeTensorMode) -> int:
     """How much is known by now of which sizes are equal."""
     env = mode.shape_env
     return 0 if env is None else len(env.replacements) + sum(isinstance(g.expr, sympy.Eq) for g in env.guards)
-
-
-class LoopDiffers(LoweringError):
-    """A loop whose steps have other sizes than they hand on, as far as is known yet (internal)."""
 
 
 # ---------------------------------------------------------------------------------------------- the mode
@@ -272,7 +276,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             values = loop.emit(carries, wholes)
         except TypeRuleError as error:
-            raise LoopDiffers(f"a step of a loop does not fit the next: {error}") from error
+            raise LoweringError(f"a step of a loop does not fit the next: {error}") from error
         for tensor, value in zip(results, values, strict=True):
             self.bind(tensor, value)
 
