@@ -21,10 +21,6 @@ from ...ir.types import COMPLEX, FLOAT8
 from ...tracer.opaque.opaque import opaque_of
 from .aten.step_by_step import STEP_BY_STEP
 from .generated import Generated
-<<<<<<< HEAD
-from .loops.step_by_step import STEP_BY_STEP
-=======
->>>>>>> skern
 
 ENDED = "a scatter is whole only when its kernel has ended"
 HELD = "one kernel would hold results of several calls for longer than it saves in moving"

@@ -29,19 +29,12 @@ from ..values.sizes import Sizes, number, numbers, sizes_key
 from . import targets
 from .aten import reference
 from .aten.concat_in_place import product_into, room_for
-<<<<<<< HEAD
+from .aten.step_by_step import STEP_BY_STEP, StepByStep, loops_among
 from .graph_to_kernels import ProductsBy, Slabbing, generate
 from .group import GroupRunner
 from .layouts import copy_if_shared, expected_layout, own_results
-from .loops.step_by_step import STEP_BY_STEP, StepByStep, loops_among
 from .slabs.destination import Destinations, product_at
 from .slabs.slab_runner import SlabRunner
-=======
-from .aten.step_by_step import STEP_BY_STEP, StepByStep, loops_among
-from .graph_to_kernels import ProductsBy, generate
-from .group import GroupRunner
-from .layouts import copy_if_shared, expected_layout, own_results
->>>>>>> skern
 
 Tensor = torch.Tensor
 V = TypeVar("V")

@@ -25,7 +25,6 @@ from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
 from ..execution.layouts import copy_if_shared, expected_layout, own_results, same_strides
-from ..execution.loops.step_by_step import StepByStep
 from ..execution.slabs.slab_runner import SlabRunner
 from ..execution.source_writer import SourceWriter, row
 from ..values.sizes import BoundSizes, numbers

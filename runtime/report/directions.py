@@ -22,10 +22,6 @@ from ..execution.generated import Generated
 from ..execution.graph_to_kernels import generate, graph_of, text_of
 from ..execution.group import UNPROVED
 from ..execution.kernel_plan import is_opaque
-<<<<<<< HEAD
-from ..execution.loops.step_by_step import STEP_BY_STEP, is_loop
-=======
->>>>>>> skern
 from ..kernels.proofs import are_proved, unproved_at
 from ..values.sizes import Sizes, number
 from .costs.eager_cost import EagerCost, aten_calls

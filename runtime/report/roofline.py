@@ -11,13 +11,8 @@ from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.passes.streaming.streams import SPECIAL
 from ...ir.prims import PRIMS
-<<<<<<< HEAD
 from ...ir.types import LOW_FLOATS, Size, product
-from ..execution.loops.step_by_step import is_loop
-=======
-from ...ir.types import Size, product
 from ..execution.aten.step_by_step import is_loop
->>>>>>> skern
 from ..values.sizes import Sizes, number
 from .costs.slab_report import Walk
 from .directions import DirectionReport

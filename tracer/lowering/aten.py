@@ -74,19 +74,11 @@ def lower(
         known = _equalities(mode)
         try:
             graph = _lower_once(gm, inputs, mode, name, names)
-<<<<<<< HEAD
-        except LoopDiffers:
-            if attempt + 1 < _MOST_ATTEMPTS and _equalities(mode) != known:
-                continue
-            raise
-        if _equalities(mode) == known:
-=======
         except LoweringError:
-            if attempt + 1 == _MOST_ATTEMPTS or _renamings(mode) == renamings:
+            if attempt + 1 == _MOST_ATTEMPTS or _equalities(mode) == known:
                 raise
             continue
-        if _renamings(mode) == renamings:
->>>>>>> skern
+        if _equalities(mode) == known:
             break
     return numbers_as_tensors(graph)
 

@@ -45,7 +45,7 @@ def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
     is_one_sum = plan.programs is not None and len(folds) == 1 and last not in folds[0].param
     if plan.tile[last] == math.prod(plan.tile.values()) or is_one_sum:
         return frozenset()
-    ends = [*program.sinks, *folds]
+    ends: list[Sink | Term] = [*program.sinks, *folds]
     alone = [a for end in ends for a in (end.terms if isinstance(end, Sink) else end.args) if not whole <= a.axes]
     exposed: set[Term] = set()
     while alone:

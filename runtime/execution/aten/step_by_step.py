@@ -11,11 +11,7 @@ from ....ir import Graph, Value
 from ....ir.passes.fuse import Extern, Step
 from ....ir.text.text import symbols_in
 from ...values.sizes import BoundSizes, Sizes
-<<<<<<<< HEAD:runtime/execution/loops/step_by_step.py
-from ..aten.loops import run_loop
-========
 from .loops import run_loop
->>>>>>>> skern:runtime/execution/aten/step_by_step.py
 
 Tensor = torch.Tensor
 STEP_BY_STEP = "a loop over time runs step by step: its steps are launches of their own"
