@@ -263,6 +263,24 @@ def test_no_capture_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(compiler_of(left_out).table.by_facts) == 2
 
 
+def test_loops_are_traced_step_by_step() -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            h = torch.sin(h) + x[t]
+        return h
+
+    def captures(lengths: tuple[int, ...]) -> int:
+        fast, before = fusegrad.compile(total), fusegrad.stats()["captures"]
+        for n in lengths:
+            fast(torch.ones(n, 3))
+        return fusegrad.stats()["captures"] - before
+
+    assert captures((12, 13, 14)) == captures((12,)) > 0
+    with config.patch(disable="loops"):
+        assert captures((12, 13, 14)) == 3 * captures((12,))
+
+
 def test_no_call_is_written_out() -> None:
     def written(fast: Any) -> int:
         for _ in range(5):
@@ -272,7 +290,7 @@ def test_no_call_is_written_out() -> None:
     assert written(fusegrad.compile(Rms)) > 0
     with config.patch(disable="ready"):
         assert written(fusegrad.compile(Rms)) == 0
-    assert set(CALLS) == {"binding", "reuse", "ready", "patience"}, "each has a test above"
+    assert set(CALLS) == {"binding", "reuse", "ready", "patience", "loops"}, "each has a test above"
 
 
 # ------------------------------------------------------------------ never stale
