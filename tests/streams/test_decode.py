@@ -11,10 +11,13 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.codegen import Kernel
+from fusegrad.codegen import Kernel, Kernels
 from fusegrad.codegen.emit.statements import binary
 from fusegrad.codegen.emit.streams.bounds import StreamBounds
+from fusegrad.codegen.proofs import prove_kernel
 from fusegrad.codegen.schedule.streams import splits
+from fusegrad.ir import Graph
+from fusegrad.ir.passes.fuse import Group
 from fusegrad.runtime.execution import graph_to_kernels, variants
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -132,6 +135,24 @@ def test_many_rows_are_not_divided() -> None:
     shape = "bf16[4,32,2048,128]"
     e = fusegrad.explain(fusegrad.compile(named("Linear").cls), shape, shape, shape, 0.01, target="h100")
     assert "splits" not in str(e) and len(e.directions["forward"].launches) == 1
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_parts_and_what_merges_them_are_proved_for_all_sizes(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every access is in range, and no two programs store into one place."""
+    own, groups = graph_to_kernels.kernels_of, list[tuple[Graph, Kernels]]()
+
+    def noted(group: Group, *arguments: Any, **options: Any) -> Kernels:
+        groups.append((group.graph, own(group, *arguments, **options)))
+        return groups[-1][1]
+
+    monkeypatch.setattr(graph_to_kernels, "kernels_of", noted)
+    kv = "bf16[1,8,8192,128]"
+    arguments = (f"bf16[1,8,{queries},128]", kv, kv, "bf16[8]", "i64[1]", 0.1)
+    fusegrad.explain(fusegrad.compile(named("CausalAlibi").cls), *arguments, target="h100")
+    proofs = [prove_kernel(k, graph, kernels, apart=True) for graph, kernels in groups for k in kernels.kernels]
+    assert any(k.splits > 1 for _, kernels in groups for k in kernels.kernels)
+    assert not [p.faults for p in proofs if p.faults]
 
 
 # -------------------------------------------------------------------------------------------------- faults are noticed
