@@ -186,7 +186,8 @@ class RowsFirst(Function):
         b, g = g.shape[1], RowsFirst.split(g, ctx.h)
         dp = torch.bmm(g, v.transpose(1, 2))
         ds = p * (dp - (p * dp).sum(-1, keepdim=True))
-        found = torch.bmm(ds, k) * q.shape[-1] ** -0.5, torch.bmm(ds.transpose(1, 2), q), torch.bmm(p.transpose(1, 2), g)
+        dq, dk = torch.bmm(ds, k) * q.shape[-1] ** -0.5, torch.bmm(ds.transpose(1, 2), q)
+        found = dq, dk, torch.bmm(p.transpose(1, 2), g)
         return *(RowsFirst.joined(t, b) for t in found), None
 
 
