@@ -186,8 +186,9 @@ class RowsFirst(Function):
         b, g = g.shape[1], RowsFirst.split(g, ctx.h)
         dp = torch.bmm(g, v.transpose(1, 2))
         ds = p * (dp - (p * dp).sum(-1, keepdim=True))
-        dk, dv = torch.bmm(ds.transpose(1, 2), q), torch.bmm(p.transpose(1, 2), g)
-        return *(RowsFirst.joined(t, b) for t in (torch.bmm(ds, k) * q.shape[-1] ** -0.5, dk, dv)), None
+        dq, dk = torch.bmm(ds, k) * q.shape[-1] ** -0.5, torch.bmm(ds.transpose(1, 2), q)
+        found = dq, dk, torch.bmm(p.transpose(1, 2), g)
+        return *(RowsFirst.joined(t, b) for t in found), None
 
 
 @style(lambda b, h, n, d: (*heads(b, h, n, d), rand(h)), 1, 4)

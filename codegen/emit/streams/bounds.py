@@ -160,10 +160,10 @@ class StreamBounds:
     def _inside(self, place: Expr, host: Scope) -> Expr:
         """A place that data decides, of 64 bits, as one of the stream or the one behind it."""
         inside = call("tl.minimum", call("tl.maximum", place, literal(0)), self.size)
-        if (known := host.find(inside.text)) is None:
-            narrow = call("tl.cast", inside, literal("tl.int32"))
-            known = host.memo[inside.text] = self.context.let(host, "place", narrow)
-        return known
+        if (known := host.find(inside.text)) is not None:
+            return known
+        host.memo[inside.text] = place = self.context.let(host, "place", call("tl.cast", inside, literal("tl.int32")))
+        return place
 
     def _down(self, place: Expr) -> Expr:
         """The multiple of the block below."""
