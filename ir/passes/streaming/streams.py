@@ -36,7 +36,7 @@ EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid"
 """Primitives that are left to the unit for special functions."""
 LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
-PRICE = 1.25
+PRICE = 1.1
 """How many times as long slabs may take where the bound of their memory is nobody's wish."""
 NO_KERNELS = "no kernels are made for it"
 SPECIAL = 16
