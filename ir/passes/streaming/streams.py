@@ -40,7 +40,7 @@ OF_PAIRS = "it is a sum over pairs, not a matmul; as `x @ y.mT` with sums of squ
 """Of a sum over pairs that stays in memory."""
 LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
-PRICE = 1.25
+PRICE = 1.1
 """How many times as long slabs may take where the bound of their memory is nobody's wish."""
 NO_KERNELS = "no kernels are made for it"
 SPECIAL = 16
