@@ -84,6 +84,15 @@ def test_shapes_that_miss_the_goals_are_named_by_function() -> None:
     assert report.model_rows(found)[0][-1] == "time, instructions"
 
 
+def test_misses_are_counted_by_what_they_have_in_common() -> None:
+    assert report.cause_rows(model_results(None, share=0.9, over_copy=1.1)) == []
+    assert report.cause_rows(model_results(None, share=1.5, over_copy=1.3)) == [
+        ["others", "1", "1.30 to 1.30", "1", "1.50 to 1.50"]
+    ]
+    late = report.cause_rows(model_results(None, share=0.9, over_copy=1.3))
+    assert late == [["others", "1", "1.30 to 1.30", "-", "-"]]
+
+
 def verdicts(found: dict[str, Any]) -> dict[str, str]:
     return {row[0]: row[-1] for row in report.goal_rows(found)}
 
