@@ -40,10 +40,10 @@ def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
     follows from both in both layouts; read in every row of the tile it gets theirs. One sum over rows alone is brought
     from one layout to the other for less.
     """
-    whole, last = frozenset(plan.tile), plan.order[-1]
+    whole, last = frozenset(plan.tile), next(reversed(plan.order), None)
     folds = [t for t in program.terms if t.op in (*REDUCTIONS, *SCANS)]
     is_one_sum = plan.programs is not None and len(folds) == 1 and last not in folds[0].param
-    if plan.tile[last] == math.prod(plan.tile.values()) or is_one_sum:
+    if last is None or plan.tile.get(last) in (None, math.prod(plan.tile.values())) or is_one_sum:
         return frozenset()
     ends = [*program.sinks, *folds]
     alone = [a for end in ends for a in (end.terms if isinstance(end, Sink) else end.args) if not whole <= a.axes]
