@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ....ir.types import FLOAT8
-from ...program.axes import REDUCTIONS, SCANS, Program, Sink, Term
+from ...program.axes import REDUCTIONS, SCANS, Program, Term
 from ...schedule.schedule import Schedule
 from ..context import FINISH, Context
 from ..mathematics import FLOATING, number
@@ -45,8 +45,8 @@ def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
     is_one_sum = plan.programs is not None and len(folds) == 1 and last not in folds[0].param
     if last is None or plan.tile.get(last) in (None, math.prod(plan.tile.values())) or is_one_sum:
         return frozenset()
-    ends = [*program.sinks, *folds]
-    alone = [a for end in ends for a in (end.terms if isinstance(end, Sink) else end.args) if not whole <= a.axes]
+    ends = [*(t for sink in program.sinks for t in sink.terms), *(t for fold in folds for t in fold.args)]
+    alone = [t for t in ends if not whole <= t.axes]
     exposed: set[Term] = set()
     while alone:
         term = alone.pop()
