@@ -17,7 +17,7 @@ import fusegrad
 sys.path.insert(0, str(Path(__file__).parents[1] / "streams"))
 sys.path.insert(0, str(Path(__file__).parent))
 from losses import LOSSES
-from watching import both_ways, of, walked
+from watching_slabs import both_ways, of, walked
 
 IGNORE_INDEX = next(c for c in LOSSES if c.name == "IgnoreIndex")
 
@@ -83,7 +83,7 @@ import sys
 sys.path[:0] = {folders!r}
 import torch, fusegrad
 from losses import LOSSES
-from watching import both_ways, of, walked
+from watching_slabs import both_ways, of, walked
 case = next(c for c in LOSSES if c.name == "IgnoreIndex")
 fast = fusegrad.compile(case.cls, backend="interpret", fullgraph=True)
 with walked() as seen:

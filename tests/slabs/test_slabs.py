@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from beside_eager import differences
 from losses import IGNORED, LOSSES, labels, rand
 from stream_functions import Case, named
-from watching import both_ways, of, peak_bytes, small, walked
+from watching_slabs import both_ways, of, peak_bytes, small, walked
 
 LIMIT = {torch.float32: 12_000, torch.bfloat16: 6_000, torch.float64: 24_000}
 """Bytes of a slab: a few slabs of 37 rows and 111 classes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ....ir.types import FLOAT8
-from ...program.axes import REDUCTIONS, SCANS, Program, Sink, Term
+from ...program.axes import REDUCTIONS, SCANS, Program, Term
 from ...schedule.schedule import Schedule
 from ..context import FINISH, Context
 from ..mathematics import FLOATING, number
@@ -40,13 +40,15 @@ def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
     follows from both in both layouts; read in every row of the tile it gets theirs. One sum over rows alone is brought
     from one layout to the other for less.
     """
-    whole, last = frozenset(plan.tile), plan.order[-1]
+    whole, last = frozenset(plan.tile), next(reversed(plan.order), None)
     folds = [t for t in program.terms if t.op in (*REDUCTIONS, *SCANS)]
     is_one_sum = plan.programs is not None and len(folds) == 1 and last not in folds[0].param
-    if plan.tile[last] == math.prod(plan.tile.values()) or is_one_sum:
+    if any(axis.turn for axis in plan.order):  # what a loop carries has shapes of its own
         return frozenset()
-    ends: list[Sink | Term] = [*program.sinks, *folds]
-    alone = [a for end in ends for a in (end.terms if isinstance(end, Sink) else end.args) if not whole <= a.axes]
+    if last is None or plan.tile.get(last) in (None, math.prod(plan.tile.values())) or is_one_sum:
+        return frozenset()
+    ends = [*(t for sink in program.sinks for t in sink.terms), *(t for fold in folds for t in fold.args)]
+    alone = [t for t in ends if not whole <= t.axes]
     exposed: set[Term] = set()
     while alone:
         term = alone.pop()
