@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...ir.switches import is_on
 from ...tracer.capture.capture import Session, capture_lock
 from ...tracer.containers import with_replaced
 from ...tracer.function import guarded_trace
@@ -18,6 +19,7 @@ from ..capture.guards import Guard, argument_fact, global_state, size_guard
 from ..capture.redraw import draws
 from ..execution.executable import Executable
 from ..settings import logs
+from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
 from .batching.ir_rules import Lowered, lowered
 
@@ -85,7 +87,8 @@ class GraphCache:
         """The body at arguments like these, for these sizes alone where `dynamic` is False. Raises CaptureError."""
         require_capture_allowed(self.name)
         count("captures")
-        session, live = Session(dynamic), present(args)
+        rolls = self.from_source and self.backend in KERNEL_BACKENDS and is_on("loops")
+        session, live = Session(dynamic, rolls), present(args)
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
 
         def run(*values: Any) -> tuple[Any, ...]:
