@@ -14,6 +14,8 @@ EXAMPLES = {
     "poisson.py:Swish": ["f32[8,16]"],
     "relu.py:ReLU": ["f16[8,16]"],
     "rope.py:RoPE": ["bf16[2,4,8,16]", "bf16[8,8]", "bf16[8,8]"],
+    "selective_scan.py:SelectiveScan": ["f32[2,12,4]", "f32[2,12,4]", "f32[4,3]", "f32[2,12,3]", "f32[2,12,3]"],
+    "spiking.py:LeakyFire": ["f32[12,4,8]", "0.9", "1.0"],
     "straight_through.py:Quantize": ["f32[8,16]", "0.25", "4"],
     "swiglu.py:SwiGLU": ["bf16[8,16]", "bf16[8,16]"],
 }
