@@ -145,10 +145,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of one group, in launch order, and the temporaries between them."""
+    """The kernels of one group, in launch order, and the temporaries between them.
+
+    nothing: the sizes at which there is nothing to compute, where there are no kernels for that.
+    """
 
     kernels: tuple[Kernel, ...]
     temporaries: tuple[Buffer, ...] = ()
+    nothing: dict[sympy.Symbol, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

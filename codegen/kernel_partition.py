@@ -342,7 +342,7 @@ class _Group:
                 kernels += self._stage(part, memory, len(kernels))
         if len({k.name.removesuffix(MERGED) for k in kernels}) == 1:
             kernels = [_with_name(k, self.name + MERGED * k.name.endswith(MERGED)) for k in kernels]
-        return Kernels(tuple(kernels), tuple(self.temporaries))
+        return Kernels(tuple(kernels), tuple(self.temporaries), {} if kernels else dict(self.empty))
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
         """Goals that may share a kernel; scatters and values in `alone` get their own."""

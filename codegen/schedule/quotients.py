@@ -68,7 +68,8 @@ class Quotients:
         back = _Back(self.parts)
         each = map(back.kernel, kernels.kernels) if self.whole else kernels.kernels
         guarded = tuple(replace(k, guards=(*k.guards, *self.guards)) for k in each)
-        return Kernels(guarded, tuple(map(back.buffer, kernels.temporaries)) if self.whole else kernels.temporaries)
+        temporaries = tuple(map(back.buffer, kernels.temporaries)) if self.whole else kernels.temporaries
+        return Kernels(guarded, temporaries, kernels.nothing)
 
 
 def _least_multiples(parts: Iterable[tuple[sympy.Symbol, int]]) -> dict[sympy.Symbol, int]:

@@ -155,7 +155,7 @@ class Variants:
     def with_launchers(self, kernels: Kernels) -> Variant:
         """A variant of these kernels, which is not tried yet."""
         text = text_of(kernels)
-        pinned = {s: v for k in kernels.kernels for s, v in k.pinned.items()}
+        pinned = kernels.nothing | {s: v for k in kernels.kernels for s, v in k.pinned.items()}
         guards = tuple(dict.fromkeys(g for k in kernels.kernels for g in k.guards))
         launchers = [launch.launcher(k, text, self.backend, self.device) for k in kernels.kernels]
         return Variant(kernels, pinned, guards, text, launchers)

@@ -122,6 +122,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] =
 
 def kernels(generated: Kernels) -> dict[str, Any]:
     """Kernels as plain data."""
+    if generated.nothing:
+        raise NotKept("there is nothing to compute at these sizes")
     each = [{name: write(getattr(k, name)) for name, (write, _) in _FIELDS.items()} for k in generated.kernels]
     return {"kernels": each, "temporaries": list(map(_buffer, generated.temporaries))}
 

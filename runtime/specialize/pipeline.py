@@ -32,16 +32,18 @@ def specialize(
     report: Report | None = None,
     tape: Tape | None = None,
     of_whole: bool = False,
+    may_roll: bool = True,
 ) -> Specialization:
     """One class at one key, ready to be run on `backend`. Raises CaptureError.
 
     backend: None for a report or an export, which run nothing: no first-call check, nothing lowered yet.
     tape: what the opaque calls of forward returned, which are in the graph as they are.
     of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
+    may_roll: a loop over a size is one node where it can be.
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
     own_tape = None if tape is None else tape.rewound_tape()
-    rolls = is_on("loops") and (backend is None or backend in ROLLED_BACKENDS)
+    rolls = may_roll and is_on("loops") and (backend is None or backend in ROLLED_BACKENDS)
     captured = capture_function(cls, args, reads, dynamic, report, own_tape, rolls)
     spec = Specialization(captured, of_whole)
     if backend is None:
@@ -49,7 +51,13 @@ def specialize(
     # What a derived backward could not draw again is refused before anything runs.
     require_no_draws(spec)
     # What fakes hide is found, not trusted: bit for bit the user's own method, on the call's data.
-    require_equal(spec, args, tape)
+    try:
+        require_equal(spec, args, tape)
+    except CaptureError:
+        if not captured.forward.trace.rolled:
+            raise
+        # what the method does at this length was not to be seen at small ones
+        return specialize(cls, args, reads, dynamic, backend, report, tape, of_whole, may_roll=False)
     # ATen to primitives, simplified: what lowering learns about sizes belongs to the guard of the call.
     spec.executable(backend)
     return spec

@@ -115,7 +115,7 @@ def test_the_report_says_so() -> None:
     text = str(explained("IgnoreIndex"))
     assert "slabs of x.shape[0]: 8 of 1,024 rows, 2 launches each; " in text
     assert "(slab_bytes 268,435,456)" in text and "x the least of this form" in text
-    assert ": in slabs, 8 of 1024 rows, " in text and "[FG120]" in text
+    assert ": in slabs, 8 of 1024 rows, " in text and "[FG121]" in text
 
 
 def test_kernels_of_a_slab_are_proved() -> None:

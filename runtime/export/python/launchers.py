@@ -183,7 +183,7 @@ def _result(scope: Scope, value: Value) -> list[str]:
 
 def _is_shared_view(scope: Scope, value: Value) -> bool:
     """It looks at memory that is not its own: at all but what a kernel wrote for it alone."""
-    views = {s.value: s.value.args[0] for s in scope.part.steps if isinstance(s, View)}
+    views = {s.value: s.value.args[0] for s in scope.part.steps if isinstance(s, View) and s.value.args}
     memory = {v: _below(v, views) for v in (*views, *scope.outputs)}
     alone = sum(memory[o] == memory[value] for o in scope.outputs) == 1
     return value in views and not (alone and group_of(scope, memory[value]) is not None)

@@ -53,10 +53,9 @@ def test_another_length_compiles_nothing() -> None:
     sizes = [BoundSizes({T: length, N: 4}) for length in (3, 5, 8)]
     plan(tensors(graph, sizes[0]), sizes[0])
     compiled = stats()["compiles"]
-    (runner,) = plan.every_runner
     for each in sizes[1:]:
         plan(tensors(graph, each), each)
-    assert stats()["compiles"] == compiled and len(runner.bound) == 1
+    assert stats()["compiles"] == compiled and len(list(plan.group_runners())) == 1
 
 
 @pytest.mark.parametrize("loop", [loops[0], loops[3], loops[5]], ids=name)
@@ -71,8 +70,9 @@ def test_gradients_run_too(loop: Loop) -> None:
 
 def test_a_loop_says_that_it_runs_step_by_step() -> None:
     reasons: list[str] = []
-    KernelPlan(optimize(loops[0].graph()), "loop", "interpret", CPU, reasons.append).cut(BoundSizes({T: 3, N: 4}))
-    assert reasons == ["a loop over time runs step by step: its steps are launches of their own"]
+    rnn = next(loop for loop in loops if loop.name == "rnn")  # float64: no tile of it is multiplied
+    KernelPlan(optimize(rnn.graph()), "loop", "interpret", CPU, reasons.append).cut(BoundSizes({T: 3, N: 4}))
+    assert "a loop over time runs step by step: its steps are launches of their own" in reasons
 
 
 def test_carries_that_are_inputs_leave_with_memory_of_their_own() -> None:

@@ -147,6 +147,24 @@ class Deep(Function):
         return dz @ w, dz.mT @ x
 
 
+class Recurrent(Function):
+    """A product that no step waits for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        h, hs = torch.zeros_like(x[0]), []
+        for xt in x:
+            h = torch.tanh(xt @ w) + 0.5 * h
+            hs.append(h)
+        ctx.save_for_backward(x, w)
+        return torch.stack(hs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return g * x, w * g.sum()
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
@@ -156,6 +174,7 @@ HEADS = ((2, 40, 16),) * 3
 WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     **dict.fromkeys(("cse", "constants", "algebra", "numbers", "layout", "fuse"), (Scaled, SQUARE)),
     "contract": (Outer, ((5, 4), (3, 4))),
+    "motion": (Recurrent, ((12, 3, 4), (4, 4))),
     "recompute": (Rms, SQUARE),
     "overlap": (product, TALL),
     "siblings": (Two, SQUARE),

@@ -19,31 +19,31 @@ from fusegrad.runtime.report.page.graph_svg import svg
 SIZES = {T: 6, N: 8}
 
 
-def report(number: int) -> tuple[Graph, DirectionReport]:
-    graph = optimize(parse(show(loops[number].graph()).replace("f64", "f32")))
+def report(number: int, dtype: str = "f32") -> tuple[Graph, DirectionReport]:
+    """In float64 a step that multiplies with a matrix has no kernel of its own."""
+    graph = optimize(parse(show(loops[number].graph()).replace("f64", dtype)))
     return graph, kernels_report(graph, "forward", SIZES, named_target("cuda:90", "eager"))
 
 
-def test_the_launches_of_all_steps_are_counted() -> None:
+def test_a_loop_is_one_launch() -> None:
     _, gated = report(0)
-    assert [k.name for k in gated.launches] == ["step"] * 6 + ["stack"]
-    row, whole = 3 * 8 * 4, 6 * 3 * 8 * 4
-    assert gated.moved == 6 * 4 * row + 2 * whole  # a step reads h, a and x, and writes h
-    assert gated.minimal == row + 3 * whole + row
-    assert any("step by step" in reason for reason in gated.reasons)
+    assert [(k.name, k.times) for k in gated.launches] == [("gated", 1)]
+    assert gated.moved == gated.minimal and not gated.reasons
 
 
-def test_a_product_in_each_step_is_a_call_in_each_step() -> None:
-    _, rnn = report(3)
-    kinds = [k.kind for k in rnn.launches]
-    assert kinds.count("library") == 6 + 1 and kinds.count("triton") == 6
+def test_the_launches_of_all_steps_are_counted() -> None:
+    _, rnn = report(3, "f64")
+    assert [(k.name, k.kind, k.times) for k in rnn.launches] == [
+        ("dot", "library", 6), ("step", "triton", 6), ("stack", "library", 1),
+    ]  # fmt: skip
+    assert rnn.moved == 4224 + 1152 + 2304 + 1488 + 2 * 144
+    assert any("step by step" in reason for reason in rnn.reasons)
 
 
 def test_the_operations_of_all_steps_are_counted() -> None:
-    _, gated = report(0)
-    works = roofline._works(gated, SIZES)
-    assert len(works) == len(gated.launches)
-    assert works[:6] == [2 * 3 * 8] * 6 and works[6:] == [0]
+    _, rnn = report(3, "f64")
+    works = [work.operations for work in roofline._works(rnn, SIZES)]
+    assert works == [6 * 2 * 3 * 8 * 8, 6 * 4 * 3 * 8, 0] and len(works) == len(rnn.launches)
 
 
 @pytest.mark.parametrize("number", range(len(loops)))
