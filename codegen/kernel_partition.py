@@ -485,9 +485,13 @@ class _Group:
 
     def _merging(self, terms: TermTable, split: Split, label: str) -> list[Kernel]:
         """The kernels that merge the parts of a stream; none where they would have to be divided themselves."""
+        lone = [_without_lone_axes(s) for s in split.merged]
+        return self._merged(terms, split.merged, label) or self._merged(terms, lone, label)
+
+    def _merged(self, terms: TermTable, stores: Sequence[Sink], label: str) -> list[Kernel]:
         # what leans to another tile leans there alone: beside that the merging is nothing
         target, kernels = replace(self.target, leaning=Leaning()), list[Kernel]()
-        for number, sinks in enumerate(_by_nested_axes(unify(terms, list(split.merged)))):
+        for number, sinks in enumerate(_by_nested_axes(unify(terms, list(stores)))):
             workload = self._workload(terms, sinks, target)
             try:
                 plan = schedule_of(workload)
@@ -498,6 +502,12 @@ class _Group:
             name = f"{label}{MERGED}{number or ''}"
             kernels.append(kernel_of(workload.program, plan, target, self.hints, name))
         return kernels
+
+
+def _without_lone_axes(sink: Sink) -> Sink:
+    """The store without axes of one place that nothing of it varies along: the only row of a stream."""
+    varying = sink.place.axes.union(*(t.axes for t in terms_below(sink.terms)))
+    return replace(sink, axes=tuple(a for a in sink.axes if a.size != 1 or a in varying))
 
 
 def _with_name(kernel: Kernel, label: str) -> Kernel:

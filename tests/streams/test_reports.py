@@ -70,7 +70,7 @@ def test_kernels_of_two_directions_wait_for_none_of_the_other() -> None:
     """Both read the row sums that a kernel before them writes."""
     sums, keys = explained("SavedProbabilities").directions["backward"].cuts
     assert sums.code == "FG117" and sums.before.endswith("backward_0")
-    assert keys.code == "FG120" and keys.reason.startswith("a kernel for each direction in which")
+    assert keys.code == "FG122" and keys.reason.startswith("a kernel for each direction in which")
 
 
 def test_a_region_that_stays_with_the_library_says_by_which_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,10 @@ class StreamBounds:
         stages = self.context.plan.stages
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
         loop = call("tl.range", start, stop, self.block, **pipelined)
-        # what a low bound begins with may lie behind the end: no block is taken there, but that is not proved
-        return Part(self.variable, loop, masked, masked and (self.ragged or bool(self.span.lows)))
+        # what a low bound, or a part of the stream, begins with may lie behind the end: no block is taken there, but
+        # that is not proved
+        begins_late = bool(self.span.lows) or self.roles.split is not None
+        return Part(self.variable, loop, masked, masked and (self.ragged or begins_late))
 
     def _share(self, host: Scope) -> tuple[Expr, Expr]:
         """Where the program begins, and what it ends before: all of the stream, or whole blocks of it."""

@@ -41,11 +41,18 @@ the next matmul, before they are divided, where eager divides first and rounds t
 made at the end, of the row's result, in float32: a product with the sum's reciprocal, rounded with it. Backward has
 the complete maxima and sums, as float32, and rounds where eager does. Exponentials of what was bfloat16 or float16
 are powers of two of `x * log2(e) - m * log2(e)`, those of float32 are of `x - m`. float32 is multiplied exactly
-unless torch's setting allows TF32; float64 stays with the library.
+unless torch's setting allows TF32; float64 stays with the library. A stream that is divided among programs is summed in
+float32 by each, then over them in order: the same bits each time, and others on a device of another size.
 
 Rows in which everything is masked are NaN, and rows with NaN or infinite scores are what they are in eager. One thing
 is not: blocks in which a mask excludes everything are skipped, so `0 * v` of eager, which is NaN where a masked `v`
 is infinite or NaN, is not seen there; within a block that is partly masked it is.
+
+## Where matmuls run in slabs
+
+Each row is what it is when all rows are there: the library's matmul of fewer rows may differ in the last bit. Sums over
+the rows that are walked are added in the order of slabs: a matmul's result in its own dtype, one rounding a slab; all others
+in float32 where they are low floats.
 
 ## What exactness costs on a GPU
 
