@@ -189,7 +189,8 @@ def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> 
         with recorded_faults(compiler, "backward", call.gradients):
             compiler.ledger.refuse("backward", error)
         return results
-    warn_of_no_gradient(spec.captured, results)
+    with recorded_faults(compiler, "backward", call.gradients):
+        warn_of_no_gradient(spec.captured, results)
     compiler.ledger.records.setdefault("backward", Record("derived" if compiler.user.derives_backward else "compiled"))
     if spec.keeper is not None:
         with recorded_faults(compiler, "backward", call.gradients):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ def vjp_of(
         # Leaves of its own for every input that is asked about, so that the graph ends here.
         is_leaf = [is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
         leaves = [tracked_alias(x) if a else x for a, x in zip(is_leaf, inputs, strict=True)]
-        with without_anomaly_mode():  # torch keeps for good what it tells as the parent of a node that makes a NaN
+        # torch keeps for good what it tells as the parent of a node that makes a NaN
+        with without_anomaly_mode() if torch.is_anomaly_enabled() else nullcontext():
             outputs = body(*leaves)
         if not is_capturing():
             end_redraw()

@@ -51,8 +51,8 @@ is infinite or NaN, is not seen there; within a block that is partly masked it i
 ## Where matmuls run in slabs
 
 Each row is what it is when all rows are there: the library's matmul of fewer rows may differ in the last bit. Sums over
-the rows that are walked are added in the order of slabs: a matmul's result in its own dtype, one rounding a slab; all others
-in float32 where they are low floats.
+the rows that are walked are added in the order of slabs: a matmul's result in its own dtype, one rounding a slab; all
+others in float32 where they are low floats.
 
 ## What exactness costs on a GPU
 
