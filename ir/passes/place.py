@@ -4,7 +4,7 @@
 
 Along the outermost axis, so that every part is one piece of memory. Kernels store their parts in place by themselves.
 
-After `Fuse`, which says what is a call; before `Products`, as a call that writes in place stays a call.
+After `Fuse` and `Streams`, which say what is a call; before `Products`, as a call that writes in place stays a call.
 """
 
 from __future__ import annotations

@@ -192,16 +192,15 @@ class Division:
     ) -> tuple[list[Step], Places, list[StreamDecision], list[Decision]]:
         """refused: nodes that are called instead; called: products; unstreamed: products without kernels, and why."""
         steps, places = Fuse(refused)(self.graph), Places()
-        if self.in_place:
-            steps, places = place_concatenations(self.graph, steps)
         streamed, decisions = list[StreamDecision](), list[Decision]()
         if self.streams or self.limit is not None:
             held = held_by_nodes if self.products == "torch" else held_by_steps
             regions = Streams(
-                self.machine, self.hints, frozenset(places), self.streams, unstreamed, self.limit, self.price,
-                held,
+                self.machine, self.hints, self.streams, unstreamed, self.limit, self.price, held
             )  # fmt: skip
             steps, streamed = regions(self.graph, steps)
+        if self.in_place:
+            steps, places = place_concatenations(self.graph, steps)
         if self.products in ("model", "clock"):
             fused = Products(self.machine, self.hints, called | frozenset(places), self.products == "clock")
             steps, decisions = fused(self.graph, steps)

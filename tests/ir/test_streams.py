@@ -263,13 +263,6 @@ def test_a_product_that_nothing_sums_is_not_spoken_of() -> None:
     assert decided(lambda q, k: emit("sigmoid", scores(q, k)), *HEAD[:2])[1] == []
 
 
-def test_products_apart_keep_their_region_as_it_is() -> None:
-    graph = graph_of(attention, *HEAD)
-    (product,) = (v for v in graph.order() if v.id in virtual_values(graph, SIZES) and v.prim == "dot")
-    before = Fuse()(graph)
-    assert Streams(MACHINE, SIZES, frozenset([product.id]))(graph, before) == (before, [])
-
-
 def test_a_refusal_says_why_and_keeps_the_value() -> None:
     (decision,) = decided(attention, *HEAD)[1]
     other = decision.refused("it cannot be")

@@ -157,15 +157,13 @@ def _time(seconds: float) -> str:
 class Streams:
     """Steps -> steps.
 
-    apart: ids of products that are to stay calls. kernels: whether there are any; refused: by ids of products, why
-    their region has none.
+    kernels: whether there are any; refused: by ids of products, why their region has none.
     limit: bytes that a region without kernels may hold, None: any number; what holds more is walked in slabs where that
     takes at most `price` times as long. held: what a slab holds, by its graph.
     """
 
     machine: Machine
     hints: Hints = field(default_factory=dict, hash=False)
-    apart: frozenset[int] = frozenset()
     kernels: bool = True
     refused: Mapping[int, str] = field(default_factory=dict, hash=False)
     limit: int | None = None
@@ -174,7 +172,7 @@ class Streams:
 
     def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[StreamDecision]]:
         found, decisions = list(steps), list[StreamDecision]()
-        decided = set(self.apart)
+        decided = set[int]()
         for virtual, made in self._virtual(graph):
             while (region := self._undecided(graph, found, virtual, decided)) is not None:
                 decided |= {v.id for v in region.products}

@@ -92,15 +92,14 @@ def _conditions(scope: Scope) -> list[str]:
         return limits
     parts = [t if len(texts) == 1 or not {"and", "or"} & set(t.split()) else f"({t})" for t in texts]
     conjunction = " and ".join(parts)
+    words = f"{scope.function} was exported for sizes with"
     if len(conjunction) > 60:
         lines = [f"    {'and ' * bool(i)}{part}" for i, part in enumerate(parts)]
-        refusal = f'    raise ValueError("{scope.function} was exported for sizes with the relations above")'
-        return [*limits, "if not (", *lines, "):", refusal]
-    return [
-        *limits,
-        f"if not ({conjunction}):",
-        f'    raise ValueError("{scope.function} was exported for sizes with {conjunction}")',
-    ]
+        return [*limits, "if not (", *lines, "):", f'    raise ValueError("{words} the relations above")']
+    refusal = [f'    raise ValueError("{words} {conjunction}")']
+    if len(refusal[0]) > WIDTH:
+        refusal = ["    raise ValueError(", f'        "{words} "', f'        "{conjunction}"', "    )"]
+    return [*limits, f"if not ({conjunction}):", *refusal]
 
 
 def _limit(scope: Scope, name: str, most: int) -> list[str]:
