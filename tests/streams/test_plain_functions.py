@@ -67,19 +67,16 @@ def compiled(name: str) -> Call:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each
 def test_beside_eager(name: str, dtype: torch.dtype) -> None:
-    fast = compiled(name)
-    for n, d in (FIRST, (65, 24)):
-        assert not differences(fast, PLAIN[name], heads(n, d, dtype))
+    assert not differences(compiled(name), PLAIN[name], heads(*FIRST, dtype))
 
 
-@pytest.mark.parametrize("asked", [(True, False, False), (False, True, True), (False, False, True)], ids=str)
+@pytest.mark.parametrize("asked", [(True, False, False), (False, True, True)], ids=str)
 @each
 def test_gradients_of_some_arguments(name: str, asked: Sequence[bool]) -> None:
     """The residuals are chosen for those that the first call asks for, and serve the others as well."""
-    for first in (asked, (True, True, True)):
-        fast = compiled(name)
-        for now in (first, asked, (True, True, True)):
-            assert not differences(fast, PLAIN[name], heads(*FIRST, asked=now))
+    fast = compiled(name)
+    for now in (asked, (True, True, True)):
+        assert not differences(fast, PLAIN[name], heads(*FIRST, asked=now))
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
