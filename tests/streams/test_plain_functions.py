@@ -1,4 +1,4 @@
-"""Plain functions that stream: their backward is derived, and is given rows instead of matrices, as a written one is."""
+"""Plain functions that stream: their derived backward is given rows instead of matrices, as a written one is."""
 
 from __future__ import annotations
 
