@@ -12,6 +12,7 @@ from ....ir.types import FLOATS
 from ...program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, terms_below
 from ...program.terms import TermTable
 from .algebra import Algebra, Factor, Shift, depends, is_number
+from .exponents import Exponents
 from .roles import Roles
 
 Kind = Literal["product", "sum", "amax", "amin"]
@@ -125,7 +126,15 @@ class _Accumulators:
         if not live & self.found.keys():
             raise Unfusible(done[0].node, "products are left to the library: nothing sums them")
         live |= {t for a in self.found.values() if a.term in live for t in terms_below([a.body])}
-        return Accumulation(done, tuple(a for a in self.found.values() if a.term in live))
+        accumulators = tuple(a for a in self.found.values() if a.term in live)
+        self._require_one_walk(accumulators)
+        return Accumulation(done, accumulators)
+
+    def _require_one_walk(self, accumulators: Sequence[Accumulator]) -> None:
+        """What is reduced over some of the axes that are walked is complete before those over all of them."""
+        apart = [a.term for a in accumulators if set(a.term.param) != self.roles.over]
+        if apart:
+            raise Materialize([_node(t) for t in apart])
 
     def _rule(self, term: Term, args: tuple[Term, ...]) -> Term:
         again = self.algebra.again(term, args)
@@ -177,6 +186,8 @@ class _Accumulators:
             return Accumulator(term, body, kind, turn + 1)
         assert isinstance(found, Factor)
         if any(self.found[r].kind not in ("amax", "amin") for r in running if depends(found.shift or body, (r,))):
+            return Accumulator(term, body, kind, turn + 1)
+        if not Exponents(running, self.roles.is_fixed).are_bounded(body):
             return Accumulator(term, body, kind, turn + 1)
         return Accumulator(term, body, kind, turn, running, found.shift, found.base)
 
