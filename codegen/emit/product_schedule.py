@@ -18,7 +18,7 @@ from ..kernel import Target
 from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term, terms_below
 from ..program.sizes import Hints, evaluate_size, power_of_two
 from ..schedule.schedule import Schedule
-from ..schedule.streams.algebra import source_of
+from ..schedule.separation.algebra import source_of
 from .values import count_uses
 
 LEAST = 16

@@ -27,7 +27,7 @@ from ..program.sizes import Hints, cdiv, evaluate_size, tidy
 from ..program.terms import TermTable
 from ..program.unify import unify
 from ..schedule.schedule import Schedule
-from ..schedule.streams.algebra import source_of
+from ..schedule.separation.algebra import source_of
 from .access.coordinates import Coord
 from .access.traffic import Traffic, add_bytes
 from .context import name_of

@@ -16,7 +16,7 @@ from ....ir.errors import Unfusible
 from ....ir.types import LOW_FLOATS
 from ...program.axes import Axis, Term
 from ...schedule.loops.roles import LoopProgram, LoopState
-from ...schedule.streams.algebra import source_of
+from ...schedule.separation.algebra import source_of
 from ..access.coordinates import Coord
 from ..context import as_tensor, name_of
 from ..emit import Emitter

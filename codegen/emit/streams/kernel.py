@@ -19,7 +19,7 @@ from ...program.sizes import Hints, cdiv, tidy
 from ...program.terms import TermTable
 from ...schedule.schedule import Schedule
 from ...schedule.streams.accumulators import Accumulation
-from ...schedule.streams.algebra import Algebra
+from ...schedule.separation.algebra import Algebra
 from ...schedule.streams.masks import Span, span_of
 from ...schedule.streams.powers import with_powers_of_two
 from ...schedule.streams.roles import Roles

@@ -8,7 +8,7 @@ from ....ir import Value
 from ....ir.errors import Unfusible
 from ....ir.types import LOW_FLOATS
 from ...program.axes import Term
-from ...schedule.streams.algebra import source_of
+from ...schedule.separation.algebra import source_of
 from ...schedule.streams.roles import Roles
 from ..context import Context, name_of
 from ..mathematics import narrow

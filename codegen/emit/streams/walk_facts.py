@@ -10,7 +10,7 @@ from ....ir.types import Size, product
 from ...kernel import Walk
 from ...program.axes import Term
 from ...program.sizes import Hints, evaluate_size, tidy
-from ...schedule.streams.algebra import source_of
+from ...schedule.separation.algebra import source_of
 from ...schedule.streams.masks import Bound, Span
 from ...schedule.streams.roles import Roles
 from ...schedule.streams.tiles import StreamTile, tile_products

@@ -11,8 +11,8 @@ from ....ir.errors import Unfusible
 from ....ir.types import FLOATS
 from ...program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, terms_below
 from ...program.terms import TermTable
-from .algebra import Algebra, Factor, Shift, depends, is_number
-from .exponents import Exponents
+from ..separation.algebra import Algebra, Factor, Shift, depends, is_number
+from ..separation.exponents import Exponents
 from .roles import Roles
 
 Kind = Literal["product", "sum", "amax", "amin"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...program.axes import Axis, Sink, Term, axes_mentioned, terms_below
 from ...program.terms import TermTable
-from .algebra import source_of
+from ..separation.algebra import source_of
 from .roles import virtual_products
 
 

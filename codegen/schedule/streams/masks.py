@@ -17,7 +17,7 @@ from ....ir.types import FLOATS, Size
 from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
 from .accumulators import Accumulator
-from .algebra import Algebra, Test, is_number, is_tile_product
+from ..separation.algebra import Algebra, Test, is_number, is_tile_product
 from .roles import Roles
 
 NOTHING = {"product": 0.0, "sum": 0.0, "amax": float("-inf"), "amin": float("inf")}

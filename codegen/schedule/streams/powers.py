@@ -12,7 +12,7 @@ from dataclasses import replace
 from ....ir.types import FLOATS, LOW_FLOATS
 from ...program.axes import Term, terms_below
 from .accumulators import Accumulation
-from .algebra import Algebra, is_number, is_tile_product
+from ..separation.algebra import Algebra, is_number, is_tile_product
 from .roles import Roles
 
 LOG2E = math.log2(math.e)

@@ -16,7 +16,7 @@ from ....ir import Value
 from ....ir.errors import Unfusible
 from ...program.axes import REDUCTIONS, SCANS, Axis, Materialize, Sink, Term, axes_mentioned, terms_below
 from ...program.sizes import Hints, evaluate_size
-from .algebra import is_tile_product
+from ..separation.algebra import is_tile_product
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ...program.axes import Access, Axis, Index, Memory, Sink, Term
 from ...program.sizes import Hints, cdiv, evaluate_size, whole_times
 from ...program.terms import TermTable
 from .accumulators import Accumulation, Accumulator
-from .algebra import Algebra
+from ..separation.algebra import Algebra
 from .roles import Roles
 from .tiles import StreamTile, programs_of
 

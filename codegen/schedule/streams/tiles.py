@@ -12,7 +12,7 @@ from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
 from ..schedule import Schedule
 from .accumulators import Accumulation, operands_of
-from .algebra import is_tile_product
+from ..separation.algebra import is_tile_product
 from .roles import Roles
 
 LEAST = 16
