@@ -5,7 +5,6 @@ Phase of a value: how many reductions inside the program lie below it. A row in 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from ...ir.types import ITEMSIZE, LOW_FLOATS
 from ..program.axes import REDUCTIONS, SCANS, Axis, Materialize, Term
 from ..program.sizes import power_of_two
 from .roles import AxisRoles, separate
+from .separation.online import OnlineSum, online_sums
 from .workload import Workload, nodes_of
 
 CROWDED = ((32768, 2), (16384, 4))
@@ -36,14 +36,14 @@ PASSING = 1.5
 class Residency:
     """`shared`: strips of the row are programs of their own. `packed`: loads that stay 16 bits wide between phases.
 
-    `online`: sums that ride along in the pass of a maximum. `direct`: final sums with a partial sum per item, and the
+    `online`: sums that ride along in the pass of an extreme. `direct`: final sums with a partial sum per item, and the
     row axes that they keep.
     """
 
     chunked: bool = False
     shared: bool = False
     packed: frozenset[Term] = frozenset()
-    online: dict[Term, Term] = field(default_factory=dict)
+    online: dict[Term, OnlineSum] = field(default_factory=dict)
     direct: dict[Term, tuple[Axis, ...]] = field(default_factory=dict)
 
 
@@ -55,7 +55,8 @@ def choose_residency(w: Workload, roles: AxisRoles) -> Residency:
         return Residency(packed=packed)
     shared = _is_shareable(w, roles)
     direct = {} if shared else _direct_sums(w, roles)
-    return Residency(chunked=True, shared=shared, online=_online_sums(roles), direct=direct)
+    online = online_sums(roles.inner, roles.row) if is_on("online") else {}
+    return Residency(chunked=True, shared=shared, online=online, direct=direct)
 
 
 def is_hoisted(w: Workload, roles: AxisRoles, lanes: int) -> bool:
@@ -72,17 +73,17 @@ def is_read_lightly(w: Workload, roles: AxisRoles, residency: Residency) -> bool
 
 
 # ------------------------------------------------------------------ phases
-def phases_of(w: Workload, inner: Iterable[Term], online: Mapping[Term, Term]) -> dict[Term, int]:
+def phases_of(w: Workload, inner: Iterable[Term], online: Mapping[Term, OnlineSum]) -> dict[Term, int]:
     inner = set(inner)
     phase: dict[Term, int] = {}
     for term in w.program.terms:
         phase[term] = max((phase[a] for a in term.args), default=0) + (term in inner)
         if term in online:
-            phase[term] = phase[online[term]]
+            phase[term] = phase[online[term].top]
     return phase
 
 
-def passes_over(w: Workload, row: Iterable[Axis], online: Mapping[Term, Term]) -> int:
+def passes_over(w: Workload, row: Iterable[Axis], online: Mapping[Term, OnlineSum]) -> int:
     """The times that a chunked row is read: once per phase in which something walks it."""
     axes, phase = set(row), phases_of(w, w.reductions, online)
     walked = {phase[r.args[0]] for r in w.reductions if r.args[0].axes & axes and r not in online}
@@ -205,27 +206,3 @@ def _partials_pay(w: Workload, roles: AxisRoles, wide: list[Term]) -> bool:
         return False
     again = sum(ITEMSIZE[t.dtype] for t in w.row_loads(row)) * w.elements(row)
     return sum(8 * w.elements(r.axes & row) for r in wide) < again
-
-
-def _online_sums(roles: AxisRoles) -> dict[Term, Term]:
-    """sum(exp(x - max(x))) -> max(x): in chunks, the sum rides along in the pass of the maximum."""
-    online: dict[Term, Term] = {}
-    for total in roles.inner if is_on("online") else ():
-        e = total.args[0]
-        d = e.args[0] if total.op == "sum" and e.op == "exp" else e
-        if d.op == "sub" and d is not e and d.dtype in ("f32", "f64"):
-            top = _shifted_by(d.args[1])
-            if top in roles.inner and top.op == "amax" and top.args[0] is d.args[0] and top.param == total.param:
-                online[total] = top
-    tops = list(online.values())
-    return {total: top for total, top in online.items() if tops.count(top) == 1}
-
-
-def _shifted_by(shift: Term) -> Term:
-    """The maximum that is subtracted: as it is, or in where(|top| == inf, 0, top)."""
-    if shift.op != "where":
-        return shift
-    is_infinite, zero, top = shift.args
-    infinite = is_infinite.op == "eq" and is_infinite.args[0].op == "abs" and is_infinite.args[0].args[0] is top
-    limit = is_infinite.args[1] if infinite else zero
-    return top if (zero.op, zero.param, limit.op, limit.param) == ("const", 0, "const", math.inf) else shift

@@ -23,6 +23,7 @@ from .occupancy import choose_stages, reads_ahead
 from .reduction_plan import choose_reduction_plan, choose_walk
 from .residency import choose_residency, is_hoisted, phases_of
 from .roles import check_finish, choose_roles
+from .separation.online import OnlineSum
 from .tiling import choose_tiling
 from .workload import Workload
 
@@ -50,7 +51,7 @@ class Schedule:
     stages: int
     order: tuple[Axis, ...]
     hoisted: bool
-    online: dict[Term, Term]
+    online: dict[Term, OnlineSum]
     direct: dict[Term, tuple[Axis, ...]]  # final sums with a partial sum per item, and the row axes that they keep
     shared: bool = False
     slide: Slide | None = None

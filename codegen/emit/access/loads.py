@@ -48,6 +48,7 @@ def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
     if last is None or plan.tile.get(last) in (None, math.prod(plan.tile.values())) or is_one_sum:
         return frozenset()
     ends = [*(t for sink in program.sinks for t in sink.terms), *(t for fold in folds for t in fold.args)]
+    ends += [online.scale for online in plan.online.values()]
     alone = [t for t in ends if not whole <= t.axes]
     exposed: set[Term] = set()
     while alone:

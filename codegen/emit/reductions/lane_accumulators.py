@@ -28,35 +28,38 @@ class LaneAccumulators:
 
     def accumulate(self, term: Term, chunk: Scope) -> None:
         """A reduction takes a chunk in; beside the maximum of a softmax, its sum does, too."""
-        total = next((total for total, top in self.context.plan.online.items() if top is term), None)
-        if total is None:
-            self._accumulate_plain(term, chunk)
+        if term in self._extremes:
+            self.online.accumulate(term, chunk)
         else:
-            self.online.accumulate(term, total, self.values.argument_of_reduction(term, chunk), chunk)
+            self._accumulate_plain(term, chunk)
+
+    @property
+    def _extremes(self) -> list[Term]:
+        """Those that sums ride along with."""
+        return list(dict.fromkeys(online.top for online in self.context.plan.online.values()))
 
     def fold(self, reduced: Collection[object]) -> None:
         """After the loops: the values of what they reduced, from its lanes."""
         for term, label in self.unfolded:
             self._define(term, self.context.round_reduction(term, self.folding.fold(term, name(label))))
         self.unfolded.clear()
-        for total, top in self.context.plan.online.items():
-            if top in reduced:
-                folded = self.online.fold(top, total, self.context.body)
-                for term, value in self.online.results(top, total, *folded):
-                    self._define(term, value)
+        for top in (t for t in self._extremes if t in reduced):
+            folded = self.online.fold(top, self.context.body)
+            for term, value in self.online.results(top, folded):
+                self._define(term, value)
 
     def fold_piece(self, scope: Scope) -> Iterator[tuple[Term, Expr]]:
         """After loops over a piece of the row: the reductions, and what their lanes fold to."""
         for term, label in self.unfolded:
             yield term, self.folding.fold_lanes(term, name(label))
         self.unfolded.clear()
-        for total, top in self.context.plan.online.items():
+        for top in self._extremes:
             if ("lanes", top) in self.context.body.memo:
-                yield from zip((top, total), self.online.fold(top, total, scope), strict=True)
+                yield from self.online.fold(top, scope).items()
 
     def take_lanes(self, term: Term, lanes: Expr) -> None:
         """What remains to be folded of a reduction."""
-        if term in {*self.context.plan.online, *self.context.plan.online.values()}:
+        if term in self.context.plan.online or term in self._extremes:
             self.context.body.memo["lanes", term] = lanes
         else:
             self.unfolded.append((term, lanes.text))

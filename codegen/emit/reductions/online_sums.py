@@ -1,28 +1,38 @@
-"""sum(exp(x - max(x))) along a row in chunks, in the pass of the maximum: relative to the maximum so far.
+"""Sums along a row in chunks in the pass of the extreme that they are relative to, as sum(exp(x - max(x))) is.
 
-What a thread has of a chunk has one maximum, and the sum so far is scaled once for all of it.
+They are relative to the extreme so far. What a thread has of a chunk has one, and a sum so far is scaled once for all
+of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ....ir.types import ITEMSIZE
 from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import evaluate_size
-from ..context import Context, default_name, name_of
+from ...program.terms import TermTable
+from ...schedule.separation.algebra import Algebra
+from ...schedule.separation.online import OnlineSum, moving
+from ..context import Context, as_tensor, default_name, name_of
 from ..mathematics import TL, exp_below, register_dtype
 from ..names import identifier
 from ..statements import ATOM, Accumulate, Expr, Scope, binary, call, literal, name
+from ..statements import total as combined
 from ..values import Values
 from .folding import Folding
 from .folds import fold_function
 
 ACCESS = 16
 """Bytes that one thread reads at once."""
-LOWEST = {"f32": "-3.4028234663852886e38", "f64": "-1.7976931348623157e308"}
-"""Where a maximum begins: finite, so that -inf - -inf never arises."""
+LARGEST = {"f32": "3.4028234663852886e38", "f64": "1.7976931348623157e308"}
+"""Beside which an extreme begins: finite, so that -inf - -inf never arises."""
+NEUTRAL = {"amax": "-", "amin": ""}
+"""The sign of the number, and of the infinity, that an extreme is of nothing."""
+FUNCTIONS = {"amax": "larger", "amin": "smaller"}
+MOVED = {"amax": "higher", "amin": "lower"}
+FOUND = {"amax": "highest", "amin": "lowest"}
 
 
 @dataclass(frozen=True)
@@ -78,57 +88,155 @@ class Parts:
         return Expr(f"{value.inside(ATOM)}[None, :, None]", names=value.names)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What a chunk has of an extreme: its values, as threads have them, and the extreme so far before and with it."""
+
+    value: Expr
+    parts: Parts | Columns | None
+    before: Expr
+    now: Expr
+
+
 @dataclass(eq=False)
 class OnlineSums:
-    """Pairs of a maximum and the sum that rides along. `labels`: their accumulators."""
+    """Extremes, and the sums that ride along with each. `labels`: their accumulators."""
 
     context: Context
     folding: Folding
     values: Values
     labels: list[str] = field(default_factory=list)
+    algebra: Algebra = field(default_factory=lambda: Algebra(TermTable(), lambda _: True))
 
-    def accumulate(self, top: Term, total: Term, value: Expr, chunk: Scope) -> None:
-        """Both take a chunk in."""
-        context, body = self.context, self.context.body
-        parts = self.parts(top)
-        value = context.let(chunk, "value", value)
+    def of(self, top: Term) -> list[Term]:
+        """The sums that are relative to an extreme; one that is a witness of what went into it comes first."""
+        known = [(online, total) for total, online in self.context.plan.online.items() if online.top is top]
+        return [total for online, total in sorted(known, key=lambda pair: not pair[0].is_plain)]
+
+    def accumulate(self, top: Term, chunk: Scope) -> None:
+        """The extreme and its sums take a chunk in."""
+        context, parts = self.context, self.parts(top)
+        value = context.let(chunk, "value", self.values.argument_of_reduction(top, chunk))
         if parts is not None:
             value = context.let(chunk, "parts", call("tl.reshape", value, parts.shape))
-        shape = self.folding.tile.shape(top.args[0].axes) if parts is None else parts.lanes
-        tops, sums = (context.names.fresh(f"{identifier(name_of(t)) or default_name(t)}_lanes") for t in (top, total))
-        dtype = literal(TL[register_dtype(top.dtype)])
-        note = "" if parts is None else "one for each thread"
-        body.memo["lanes", top] = body.define(tops, call("tl.full", shape, literal(LOWEST[top.dtype]), dtype), note)
-        body.memo["lanes", total] = body.define(sums, call("tl.full", shape, literal("0.0"), dtype))
-        self.labels += [tops, sums]
-        # The sum so far is relative to the maximum before: it is scaled before the maximum changes
-        highest = value if parts is None else parts.fold(top, value)
-        higher = context.let(chunk, "higher", call("larger", name(tops), highest))
-        scaled = binary("*", name(sums), self._exp(top, binary("-", name(tops), higher)))
-        relative = self._exp(top, binary("-", value, higher if parts is None else parts.spread(higher)))
-        added = relative if parts is None else parts.fold(total, relative)
-        chunk.body.append(Accumulate(sums, "=", binary("+", scaled, added), context.comment(total)))
-        chunk.body.append(Accumulate(tops, "=", higher, context.comment(top)))
+        extreme = self._accumulator(top, parts, NEUTRAL[top.op] + LARGEST[top.dtype])
+        sums = {total: self._accumulator(total, parts, "0.0") for total in self.of(top)}
+        # The sum so far is relative to the extreme before: it is scaled before the extreme changes
+        folded = value if parts is None else parts.fold(top, value)
+        moved = context.let(chunk, MOVED[top.op], call(FUNCTIONS[top.op], extreme, folded))
+        turn = Turn(value, parts, extreme, moved)
+        for total, so_far in sums.items():
+            scaled = binary("*", so_far, self._ratio(total, extreme, moved, chunk))
+            relative = self._relative(total, turn, chunk)
+            added = relative if parts is None else parts.fold(total, relative)
+            chunk.body.append(Accumulate(so_far.text, "=", binary("+", scaled, added), context.comment(total)))
+        chunk.body.append(Accumulate(extreme.text, "=", moved, context.comment(top)))
 
-    def fold(self, top: Term, total: Term, scope: Scope) -> tuple[Expr, Expr]:
-        """The lanes of both folded: the maximum, and the sum relative to it."""
+    def _accumulator(self, term: Term, parts: Parts | Columns | None, start: str) -> Expr:
+        """What a term accumulates in."""
+        context, body = self.context, self.context.body
+        label = context.names.fresh(f"{identifier(name_of(term)) or default_name(term)}_lanes")
+        shape = self.folding.tile.shape(term.args[0].axes) if parts is None else parts.lanes
+        note = "one for each thread" if parts is not None and term.op in NEUTRAL else ""
+        filled = call("tl.full", shape, literal(start), literal(TL[register_dtype(term.dtype)]))
+        body.memo["lanes", term] = body.define(label, filled, note)
+        self.labels.append(label)
+        return name(label)
+
+    # ------------------------------------------------------------------ relative to the extreme so far
+    def _ratio(self, total: Term, before: Expr, now: Expr, scope: Scope) -> Expr:
+        """exp(G(now) - G(before)): by what a sum moves."""
+        online = self.context.plan.online[total]
+        if online.is_plain:
+            return self._power(online, before, now)
+        held = [self._held(online.top, extreme, scope) for extreme in (now, before)]
+        scales = [self.algebra.replaced(online.scale, {online.top: h}) for h in held]
+        ratio = self.values.value(self.algebra.make(online.base, self.algebra.difference(*scales)), scope)
+        # From an extreme of nothing so far to another: times a sum of zeros that is zero, and infinity would be NaN
+        return call("tl.minimum", ratio, literal(LARGEST[total.dtype]))
+
+    def _relative(self, total: Term, turn: Turn, chunk: Scope) -> Expr:
+        """What a chunk adds, relative to the extreme."""
+        online, (body,) = self.context.plan.online[total], total.args
+        now = turn.now if turn.parts is None else turn.parts.spread(turn.now)
+        if online.is_plain:
+            return self._power(online, turn.value, now)
+        read = {leaf: self._arranged(leaf, turn, chunk) for leaf in self._leaves(body, online.top)} | {online.top: now}
+        held = {term: self._held(term, value, chunk) for term, value in read.items()}
+        return self._inside(total, self.values.value(self.algebra.replaced(body, held), chunk), turn)
+
+    def _power(self, online: OnlineSum, x: Expr, extreme: Expr) -> Expr:
+        """exp of what is not positive: x beside an extreme of it."""
+        target = self.context.target
+        below = binary("-", x, extreme) if online.top.op == "amax" else binary("-", extreme, x)
+        if online.base != "exp":
+            return self.values.rules[online.base](online.top.dtype, below)
+        return exp_below(target.kind, target.fast, online.top.dtype, below)
+
+    def _leaves(self, body: Term, top: Term) -> list[Term]:
+        """What the body reads along the row beside the extreme."""
+        moves, row = moving(body, top), set(self.context.plan.row)
+        read = [a for t in terms_below([body]) if t in moves and t is not top for a in t.args]
+        return [a for a in dict.fromkeys(read) if a not in moves and a.axes & row]
+
+    def _arranged(self, leaf: Term, turn: Turn, chunk: Scope) -> Expr:
+        """A value of the chunk, one thread's elements beside each other where the extreme's are."""
+        value = as_tensor(leaf, self.values.value(leaf, chunk))
+        return self._by_thread(value, turn.parts)
+
+    def _by_thread(self, value: Expr, parts: Parts | Columns | None) -> Expr:
+        tile = self.folding.tile
+        return value if parts is None else call("tl.reshape", tile.broadcast(value, tile.dims), parts.shape)
+
+    def _inside(self, total: Term, relative: Expr, turn: Turn) -> Expr:
+        """Zero in the lanes outside."""
+        mask = combined("&", self.folding.coords.masks(total.param, summed=True))
+        if mask is None:
+            return relative
+        return call("tl.where", self._by_thread(mask, turn.parts), relative, literal("0.0"))
+
+    def _held(self, term: Term, value: Expr, scope: Scope) -> Term:
+        """What stands for a value that a term has in one turn."""
+        held = Term("carried", (), term.dtype, term, len(self.values.accumulated), None)
+        self.values.accumulated[held] = value
+        self.values.levels.fix(held, scope.level)
+        return held
+
+    # ------------------------------------------------------------------ complete
+    def fold(self, top: Term, scope: Scope) -> dict[Term, Expr]:
+        """The lanes of all folded: the extreme, and the sums relative to it."""
         let, memo = self.context.let, self.context.body.memo
-        tops = memo["lanes", top]
-        highest = let(scope, "highest", self.folding.fold(top, tops))
-        relative = binary("*", memo["lanes", total], self._exp(top, binary("-", tops, highest)))
-        return highest, let(scope, "added", self.folding.fold(total, relative))
+        extremes = memo["lanes", top]
+        found = {top: let(scope, FOUND[top.op], self.folding.fold(top, extremes))}
+        for total in self.of(top):
+            relative = binary("*", memo["lanes", total], self._ratio(total, extremes, found[top], scope))
+            found[total] = let(scope, "added", self.folding.fold(total, relative))
+        return found
 
-    def results(self, top: Term, total: Term, highest: Expr, added: Expr) -> Iterator[tuple[Term, Expr]]:
-        """Maximum and sum of the row, relative to the maximum, or to zero where that is asked for if it is infinite."""
-        # A row of nothing but -inf ends as in torch: with NaN for a sum relative to its maximum
-        is_empty = binary("==", added, literal("0.0"))
-        yield top, call("tl.where", is_empty, literal('float("-inf")'), highest)
-        if total.args[0].args[0].args[1] is top:
-            yield total, call("tl.where", is_empty, literal('float("nan")'), added)
-        else:
-            found = self.context.body.memo[top]
-            is_infinite = binary("==", call("tl.abs", found), literal('float("inf")'))
-            yield total, call("tl.where", is_infinite, self.values.rules["exp"](top.dtype, found), added)
+    def results(self, top: Term, folded: Mapping[Term, Expr]) -> Iterator[tuple[Term, Expr]]:
+        """The extreme, which nothing but infinities may have gone into, and the sums that eager makes of it then."""
+        witness, *_ = self.of(top)
+        infinity = literal(f'float("{NEUTRAL[top.op]}inf")')
+        is_empty = binary("==", folded[witness], literal("0.0"))
+        yield top, call("tl.where", is_empty, infinity, folded[top])
+        found, nan = self.context.body.memo[top], literal('float("nan")')
+        is_infinite = binary("==", call("tl.abs", found), literal('float("inf")'))
+        for total in self.of(top):
+            if self.context.plan.online[total].is_bare:
+                yield total, call("tl.where", is_empty, nan, folded[total])
+            else:
+                yield total, call("tl.where", is_infinite, self._beside_infinity(total, folded), folded[total])
+
+    def _beside_infinity(self, total: Term, folded: Mapping[Term, Expr]) -> Expr:
+        """The sum, where its extreme is infinite."""
+        online, body, make = self.context.plan.online[total], self.context.body, self.algebra.make
+        found = self._held(online.top, body.memo[online.top], body)
+        scale = self.algebra.replaced(online.scale, {online.top: found})
+        if online.is_plain:  # each power is zero, but for those of the extreme
+            sign = "add" if online.top.op == "amax" else "sub"
+            return self.values.value(make(online.base, self.algebra.combined(sign, scale, found)), body)
+        before = self.algebra.replaced(online.scale, {online.top: self._held(online.top, folded[online.top], body)})
+        return binary("*", folded[total], self.values.value(make(online.base, make("sub", scale, before)), body))
 
     def parts(self, reduction: Term) -> Parts | Columns | None:
         """The chunk by threads, where each keeps whole accesses of it; None where a thread has lanes of many places."""
@@ -155,8 +263,3 @@ class OnlineSums:
             return slide.holds(place, not load.args)
         steps = [place.offset, *(c for a, c in place.terms if a is not axis)]
         return dict(place.terms).get(axis) == 1 and all(evaluate_size(n, hints) % access == 0 for n in steps)
-
-    def _exp(self, like: Term, x: Expr) -> Expr:
-        """exp of a difference to a maximum."""
-        target = self.context.target
-        return exp_below(target.kind, target.fast, like.dtype, x)

@@ -18,8 +18,8 @@ from ...program.axes import Axis, Program
 from ...program.sizes import Hints, cdiv, tidy
 from ...program.terms import TermTable
 from ...schedule.schedule import Schedule
-from ...schedule.streams.accumulators import Accumulation
 from ...schedule.separation.algebra import Algebra
+from ...schedule.streams.accumulators import Accumulation
 from ...schedule.streams.masks import Span, span_of
 from ...schedule.streams.powers import with_powers_of_two
 from ...schedule.streams.roles import Roles

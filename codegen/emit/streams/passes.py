@@ -7,8 +7,8 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from ...program.axes import REDUCTIONS, Term, terms_below
-from ...schedule.streams.accumulators import Accumulator, operands_of
 from ...schedule.separation.algebra import is_tile_product
+from ...schedule.streams.accumulators import Accumulator, operands_of
 from ...schedule.streams.masks import NOTHING, Span, whole_bodies
 from ..access.coordinates import Coord
 from ..mathematics import number

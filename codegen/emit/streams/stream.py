@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...program.axes import REDUCTIONS, Sink, Term, terms_below
 from ...program.terms import TermTable
-from ...schedule.streams.accumulators import Accumulation
 from ...schedule.separation.algebra import Algebra
+from ...schedule.streams.accumulators import Accumulation
 from ...schedule.streams.roles import Roles
 from ..context import name_of
 from ..emit import Emitter

@@ -97,6 +97,10 @@ class Algebra:
     def plus(self, x: Term | None, y: Term | None) -> Term | None:
         return (x if y is None else y) if x is None or y is None else self.make("add", x, y)
 
+    def combined(self, op: str, x: Term, y: Term) -> Term:
+        """x + y or x - y;  -x + y  ->  y - x"""
+        return self.make("sub", y, x.args[0]) if (op, x.op) == ("add", "neg") else self.make(op, x, y)
+
     def difference(self, now: Term, then: Term) -> Term:
         """now - then of two terms that differ in what they are made of: what they share is not subtracted from itself.
 

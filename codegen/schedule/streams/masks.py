@@ -16,8 +16,8 @@ from ....ir.errors import Unfusible
 from ....ir.types import FLOATS, Size
 from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
-from .accumulators import Accumulator
 from ..separation.algebra import Algebra, Test, is_number, is_tile_product
+from .accumulators import Accumulator
 from .roles import Roles
 
 NOTHING = {"product": 0.0, "sum": 0.0, "amax": float("-inf"), "amin": float("inf")}

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from ....ir.types import FLOATS, LOW_FLOATS
 from ...program.axes import Term, terms_below
-from .accumulators import Accumulation
 from ..separation.algebra import Algebra, is_number, is_tile_product
+from .accumulators import Accumulation
 from .roles import Roles
 
 LOG2E = math.log2(math.e)

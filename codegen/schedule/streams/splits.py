@@ -20,8 +20,8 @@ from ...kernel import WORTH, Buffer, Ref, Target
 from ...program.axes import Access, Axis, Index, Memory, Sink, Term
 from ...program.sizes import Hints, cdiv, evaluate_size, whole_times
 from ...program.terms import TermTable
-from .accumulators import Accumulation, Accumulator
 from ..separation.algebra import Algebra
+from .accumulators import Accumulation, Accumulator
 from .roles import Roles
 from .tiles import StreamTile, programs_of
 

@@ -11,8 +11,8 @@ from ...kernel import Target
 from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
 from ..schedule import Schedule
-from .accumulators import Accumulation, operands_of
 from ..separation.algebra import is_tile_product
+from .accumulators import Accumulation, operands_of
 from .roles import Roles
 
 LEAST = 16
