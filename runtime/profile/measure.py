@@ -93,13 +93,13 @@ def summary(samples: Sequence[float]) -> Times:
     return Times(median, p10, p90, len(ordered), p75 - p25)
 
 
-def copy_bandwidth(device: torch.device) -> float | None:
+def copy_bandwidth(device: torch.device, seconds: float) -> float | None:
     """Bytes per second of a copy of 256 MB, read and written; None on a CPU."""
     if device.type != "cuda":
         return None
     source = torch.empty(FLUSH, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    return 2 * FLUSH / times_of(lambda: target.copy_(source), device, 0.2).median * 1e6
+    return 2 * FLUSH / times_of(lambda: target.copy_(source), device, min(seconds, 0.2)).median * 1e6
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:

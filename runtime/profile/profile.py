@@ -84,7 +84,7 @@ def profile(
         modelled=model_launches(explanation, modelled_on, explanation.sizes), device=modelled_on,
         sums=model_sums(explanation, modelled_on),
         binaries=_binaries(explanation, modelled_on) if metrics and explanation.kernel_records else {},
-        copy_bandwidth=copy_bandwidth(place),
+        copy_bandwidth=copy_bandwidth(place, seconds),
     )  # fmt: skip
     if "torch.compile" in baselines:
         counted = inductor_costs(explanation, modelled_on)
