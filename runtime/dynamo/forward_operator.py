@@ -31,6 +31,7 @@ from ..capture.captured_backward import predicted_kinds
 from ..capture.graph_mode import outside_graph
 from ..capture.guards import is_float, is_tracked
 from ..capture.outputs import alias_outputs
+from ..capture.redraw import first_draw
 from ..functorch.backward_unit import BackwardUnit
 from ..functorch.batching.batched_unit import BatchedUnit
 from ..functorch.graphs import present
@@ -320,8 +321,7 @@ def _row_major(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 def draws(trace: Trace) -> bool:
     """True if a graph draws random numbers."""
-    tags = (getattr(node.target, "tags", ()) for node in trace.graph_module.graph.nodes)
-    return any(torch.Tag.nondeterministic_seeded in own for own in tags)
+    return first_draw(trace.graph_module.graph.nodes) is not None
 
 
 def _meta(fake: Any) -> str:
