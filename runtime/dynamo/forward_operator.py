@@ -248,13 +248,21 @@ class ForwardOnMemory:
         self.autocast = _autocast()
 
     def run(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
-        """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""
+        """The captured forward; compared with the user's own at the first time, and where a loop is longer than ever.
+
+        What it writes to is a copy.
+        """
         tensors = [t.clone() if i in self.spec.captured.written_inputs else t for i, t in enumerate(tensors)]
         args = self.spec.captured.with_tensors(tensors)
-        if not self.compared:
+        if not self.compared or self._is_longer(tensors):
             self._compare(args)
         outputs, hidden = self.spec.run_forward(args, self.backend)
         return [*outputs, *hidden]
+
+    def _is_longer(self, tensors: Sequence[Any]) -> bool:
+        """True if a loop is longer than all that were compared."""
+        captured = self.spec.captured
+        return bool(captured.longest.lengths) and captured.longest.are_longer(captured.binder.read(tensors))
 
     def _compare(self, args: Sequence[Any]) -> None:
         try:
