@@ -158,7 +158,7 @@ def cut_small(
 ) -> list[Any] | None:
     """The values with every symbolic size a few elements long, where the conditions still hold; None if they never do.
 
-    values and fakes correspond; what is no tensor stays as it is. whole: sizes that are left as they are if they can be.
+    values and fakes correspond; what is no tensor stays as it is. whole: sizes that stay as they are if they can.
     """
     trial = (small_sizes(sizes, conditions, whole) if whole else None) or small_sizes(sizes, conditions)
     if trial is None:

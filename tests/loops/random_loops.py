@@ -82,7 +82,15 @@ BEGINS = (
 )
 CONDITIONS = ("t > 0", "t == 0", "t < n - 1", "t == n - 1", "t != 1", "t > 1")
 BUFFERS = ("torch.zeros_like(x)", "torch.ones_like(y)", "x.new_zeros(n, 3)", "torch.zeros(3, n, dtype=x.dtype).t()")
-IN_PLACE = ("{} += {}", "{} *= 0.5", "{}.add_({})", "{}[0] = 0.5", "{}[1:] += 1", "{}.copy_({})", "{}[q[t].expand(3)] = 0.1")
+IN_PLACE = (
+    "{} += {}",
+    "{} *= 0.5",
+    "{}.add_({})",
+    "{}[0] = 0.5",
+    "{}[1:] += 1",
+    "{}.copy_({})",
+    "{}[q[t].expand(3)] = 0.1",
+)
 COUNTS = ("c = c + (h > 0).sum()", "c += 1", "c = torch.where(q[t], c + 1, 0)", "c = torch.maximum(c, (k > 0).sum())")
 FLAGS = ("b = b | (h > 0)", "b = (k > 0) ^ b", "b = b & q[t]", "b = ~b")
 NUMBERS = ("i += 1", "i = t", "i = n - t", "i = i + 2")
@@ -221,13 +229,14 @@ COLLECTED = (
 
 
 class WriterOfClasses(Writer):
-    """One random Function class: forward keeps what its loop collects, backward goes through it in a loop of its own."""
+    """One random Function class: forward keeps what its loop collects, backward has a loop over it of its own."""
 
     def text(self) -> str:
         """The class F."""
         self.body()
         kept = self.lists[-1] if self.lists else "[h] * n"
-        lines = [*self.lines, f"    hs = torch.stack({kept})", "    ctx.save_for_backward(x, y, w, m, q, hs)", "    return hs, k"]
+        lines = [*self.lines, f"    hs = torch.stack({kept})"]
+        lines += ["    ctx.save_for_backward(x, y, w, m, q, hs)", "    return hs, k"]
         head = "class F(torch.autograd.Function):\n    @staticmethod\n"
         forward = "def forward(ctx, x, y, w, v, m, q):\n" + "\n".join(lines)
         return head + indented(forward) + "\n\n    @staticmethod\n" + indented(self.backward()) + "\n"

@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
 Backwards = Mapping[tuple[Any, ...], BackwardEntry]
 """The captured backwards, by the kinds of gradients that each is for."""
-FIRST, LONGEST = 12, 8192
+FIRST, LONGEST = 12, 4096
 """The fewest steps at which a loop is compared, and the most, if the example has no more."""
 INDICES = 4
 """Whole numbers that are made up are below it: they may be indices."""
