@@ -163,6 +163,16 @@ def test_threads_of_different_lengths(cls: ANY) -> None:
     assert not wrong
 
 
+# ------------------------------------------------------------------ comparisons
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cls", TURNING, ids=lambda c: c.__name__)
+def test_a_comparison_on_few_elements_has_all_steps(cls: ANY) -> None:
+    """Where the whole would fill memory: of other axes a few elements are enough."""
+    with fusegrad.config.patch(check_bytes=1):
+        fast = fusegrad.compile(cls)
+        assert all(same(fast.apply, cls, steps) for steps in LENGTHS)
+
+
 # ------------------------------------------------------------------ captures on disk
 def from_disk(cls: ANY, lengths: tuple[int, ...]) -> int:
     """Compiles a class anew, as another process would; the captures that were found on disk, right at all lengths."""
