@@ -177,7 +177,7 @@ def main() -> None:
             verdicts["WRONG"] += 1
             print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
         seed += 1
-        if seed % 100 == 0:
+        if seed % 20 == 0:
             print(dict(verdicts), f"seeds {options.seed} to {seed - 1}", flush=True)
     print(dict(verdicts), f"seeds {options.seed} to {seed - 1}")
 
