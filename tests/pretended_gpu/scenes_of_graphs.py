@@ -58,7 +58,7 @@ def _recorded(written: Any, x: Tensor, w: Tensor) -> tuple[Any, list[Tensor]]:
 
 @scene
 def loop_replayed() -> Iterator[str]:
-    """A graph for each of two lengths of one loop, which is captured once; both answer for what their inputs are now."""
+    """A graph for each of two lengths of one loop, captured once; both answer for what their inputs are now."""
     written = recurrence()
     fast, graphs_of = fusegrad.compile(written, backend="triton"), list[tuple[Any, ...]]()
     for steps in (24, 40):
