@@ -476,6 +476,14 @@ CODES = (
         (r"a loop is traced step by step",),
     ),
     Code(
+        "FG107", "its loop is at 40 steps not what it is at few",
+        "An export's loop was recognised in short ones; compared with your method on made-up numbers, longer ones do "
+        "something else, or the method does not take such numbers. No call of an export could tell.",
+        "Let no step depend on its number or on the length in a way that short loops do not show (`if t == 1000`), and "
+        "take arguments for which any numbers will do; or use the class through fusegrad, which compares at each call.",
+        (r"its loop is at ", r"its loop cannot be compared"),
+    ),
+    Code(
         "FG110", "fusion break: a matmul is a library call",
         "Products whose arithmetic takes longer than their bytes go to cuBLAS or rocBLAS; what is before and behind "
         "becomes kernels of its own.",

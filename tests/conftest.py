@@ -43,6 +43,8 @@ ONE_IN = {
     "exporting/test_any_width.py": 7,
     "gallery/test_in_graphs.py": 25,
     "gallery": 20,
+    "loops/test_exports.py": 4,
+    "loops/test_random_loops.py": 8,
     "suite/test_proved_on_targets.py": 61,
     "gpu": 20,
     "models": 6,

@@ -5,13 +5,14 @@ Where the user's method would fill memory, both run on inputs cut to a few eleme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import sympy
 import torch
 
+from ...tracer.loops.lengths import NEAR
 from ...tracer.opaque.opaque import Tape
 from ...tracer.torch_private import functions_as_written, memory_of
 from ...tracer.trace import CaptureError, Trace
@@ -126,10 +127,18 @@ def correct_strides(
 def shrink(
     captured: CapturedFunction, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: Sizes
 ) -> list[Any] | None:
-    """The values, cut down where the user's method would fill memory; None where no cut is legal."""
+    """The values, cut down where the user's method would fill memory; None where no cut is legal.
+
+    Loops stay as long as they are: what a method does in a late step alone few steps do not show.
+    """
     if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
         return list(values)
-    return cut_small(values, fakes, sizes, captured.session.conditions(sizes))
+    return cut_small(values, fakes, sizes, captured.session.conditions(sizes), near(trace.rolled, sizes))
+
+
+def near(loops: Collection[sympy.Symbol], sizes: Sizes) -> list[sympy.Symbol]:
+    """The sizes that are as long as one of these loops, or nearly so."""
+    return [s for s, n in sizes.items() if any(abs(n - sizes[loop]) <= NEAR for loop in loops)]
 
 
 def replay_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:

@@ -12,17 +12,18 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from ...tracer.loops.node import operations
 from ...tracer.trace import CaptureError, Trace
 from ..values.tensors import records_launches
 
 Generators = Sequence[tuple[torch.device, torch.Tensor]]
 """The states of torch's generators, by device."""
-_KEY = "fusegrad_draws"
+_KEY, _DRAWS = "fusegrad_draws", torch.Tag.nondeterministic_seeded
 
 
 def first_draw(nodes: Iterable[Node]) -> Node | None:
-    """The first operation that draws from one of torch's generators."""
-    return next((n for n in nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
+    """The first operation that draws from one of torch's generators, in a loop or outside."""
+    return next((n for n in operations(nodes) if _DRAWS in getattr(n.target, "tags", ())), None)
 
 
 def draws(trace: Trace) -> bool:

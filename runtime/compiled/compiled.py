@@ -129,7 +129,7 @@ class Compiled:
                 if patient and facts in self.table.by_facts:  # for other sizes
                     self._require_worth(facts, args)
                 spec, key = self.captures.enter(key, facts, args)
-            elif spec is not None and not self._serves_long_loops(spec, args):
+            if spec is not None and not self._serves_long_loops(spec, args):
                 spec = None
             self.table.set_for_call(key, spec)
             return spec

@@ -31,6 +31,7 @@ from ..capture.captured_backward import predicted_kinds
 from ..capture.graph_mode import outside_graph
 from ..capture.guards import is_float, is_tracked
 from ..capture.outputs import alias_outputs
+from ..capture.redraw import first_draw
 from ..functorch.backward_unit import BackwardUnit
 from ..functorch.batching.batched_unit import BatchedUnit
 from ..functorch.graphs import present
@@ -247,13 +248,21 @@ class ForwardOnMemory:
         self.autocast = _autocast()
 
     def run(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
-        """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""
+        """The captured forward; compared with the user's own at the first time, and where a loop is longer than ever.
+
+        What it writes to is a copy.
+        """
         tensors = [t.clone() if i in self.spec.captured.written_inputs else t for i, t in enumerate(tensors)]
         args = self.spec.captured.with_tensors(tensors)
-        if not self.compared:
+        if not self.compared or self._is_longer(tensors):
             self._compare(args)
         outputs, hidden = self.spec.run_forward(args, self.backend)
         return [*outputs, *hidden]
+
+    def _is_longer(self, tensors: Sequence[Any]) -> bool:
+        """True if a loop is longer than all that were compared."""
+        captured = self.spec.captured
+        return bool(captured.longest.lengths) and captured.longest.are_longer(captured.binder.read(tensors))
 
     def _compare(self, args: Sequence[Any]) -> None:
         try:
@@ -320,8 +329,7 @@ def _row_major(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 def draws(trace: Trace) -> bool:
     """True if a graph draws random numbers."""
-    tags = (getattr(node.target, "tags", ()) for node in trace.graph_module.graph.nodes)
-    return any(torch.Tag.nondeterministic_seeded in own for own in tags)
+    return first_draw(trace.graph_module.graph.nodes) is not None
 
 
 def _meta(fake: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx import Graph, Node
 
 from ...ir.errors import ParseError
 from ...ir.prims import PRIMS
@@ -24,13 +25,14 @@ from ...ir.text.document import document, graph_from, symbols_document, symbols_
 from ...ir.text.text import show
 from ...tracer.capture.capture import capture_lock
 from ...tracer.function import ForwardCapture, ForwardTrace, Output, expression_at_forward, methods_now
+from ...tracer.loops.node import loop_of
 from ...tracer.opaque.shared import Shared
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ...tracer.trace import CaptureError, Trace
 from ..capture.captured import CapturedFunction, Report, capture_function, hint_of
 from ..capture.captured_backward import BackwardEntry, BackwardTrace, capture_backward, predicted_kinds
-from ..capture.guards import compare_sizes_only, global_state, guard_from
+from ..capture.guards import LongestLoops, compare_sizes_only, global_state, guard_from
 from ..execution.executable import Executable
 from ..execution.kernel_plan import KernelPlan
 from ..specialize.pipeline import choose_residuals, target_of
@@ -75,6 +77,7 @@ def outline(captured: CapturedFunction) -> Doc:
         "backward_symbols": [s.name for s in captured.backward_symbols],
         "kinds": kinds_text(predicted_kinds(captured)),
         "operations": operations(forward.trace),
+        "loops": [s.name for s in captured.longest.lengths],
     }
 
 
@@ -99,8 +102,17 @@ def _constants(captured: CapturedFunction) -> Doc | None:
 
 def operations(trace: Trace) -> str:
     """A digest of the captured operations."""
-    nodes = [(n.op, n.name, str(n.target), str(n.args), str(n.kwargs)) for n in trace.graph_module.graph.nodes]
-    return hashlib.sha256(repr(nodes).encode()).hexdigest()
+    return hashlib.sha256(repr(_texts(trace.graph_module.graph)).encode()).hexdigest()
+
+
+def _texts(graph: Graph) -> list[tuple[str, ...]]:
+    return [(n.op, n.name, _target(n), str(n.args), str(n.kwargs)) for n in graph.nodes]
+
+
+def _target(node: Node) -> str:
+    """What a node calls; a loop by its body."""
+    loop = loop_of(node.target)
+    return str(node.target) if loop is None else f"loop {loop.carries} {_texts(loop.body.graph)}"
 
 
 def first_sizes(captured: CapturedFunction) -> dict[sympy.Symbol, int]:
@@ -135,9 +147,14 @@ def forward_document(spec: Specialization, backend: str, device: torch.device) -
     return {
         "outline": outline(spec.captured),
         "guard": conditions,
+        "longest": _lengths(spec.captured.longest),
         "chosen": None if residual_plan is None else _choice(residual_plan),
         "plan": plan(executable.plans[device]),
     }
+
+
+def _lengths(longest: LongestLoops) -> dict[str, int]:
+    return {s.name: n for s, n in longest.lengths.items()}
 
 
 def _choice(residual_plan: ResidualPlan) -> Doc:
@@ -159,6 +176,7 @@ def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, 
         raise NotKept("backward writes to what it is given")
     return {
         "guards": conditions(entry.guards, {s.name: s for s in spec.captured.symbols}),
+        "longest": _lengths(entry.longest),
         "passed": [list(pair) for pair in entry.passed_gradients.items()],
         "sources": [[s.name, *source] for s, source in executable.binder.sources.items()],
         "operations": operations(entry.trace),
@@ -186,6 +204,7 @@ class Stored:
         forward = _forward_of(self.table, self.capture_again)
         self.captured = CapturedFunction(cls, args, reads, dynamic, report, forward, binder)
         self._complete(data["guard"])
+        self.captured.longest = self._longest(data["longest"])
         self.spec = Specialization(self.captured)
         self.then = self._present()
         self._add_forward(data, next(a.device for a in args if isinstance(a, Tensor)))
@@ -199,6 +218,12 @@ class Stored:
         if (constants := table["constants"]) is not None:
             read = {k: constant_from(v, self.symbols, "constants") for k, v in constants.items()}
             captured.read_constants = lambda sizes: {name: with_sizes(value, sizes) for name, value in read.items()}
+
+    def _longest(self, lengths: dict[str, int]) -> LongestLoops:
+        """The longest loops that were compared when this was stored."""
+        longest = LongestLoops()
+        longest.lengths = {self.symbols[name]: int(n) for name, n in lengths.items()}
+        return longest
 
     def _add_forward(self, data: Doc, device: torch.device) -> None:
         spec, captured = self.spec, self.captured
@@ -234,7 +259,8 @@ class Stored:
             if not self.is_current():
                 raise self._differs("what it reads is no longer what it was at the call")
             reads, dynamic, report = captured.reads, captured.dynamic, captured.report
-            fresh = capture_function(captured.cls, self._examples(), reads, dynamic, report)
+            rolls = bool(self.table["loops"])
+            fresh = capture_function(captured.cls, self._examples(), reads, dynamic, report, rolls=rolls)
             if json.loads(json.dumps(outline(fresh))) != self.table:
                 raise self._differs("a second trace finds something else than the first")
             return fresh.forward.traced
@@ -267,7 +293,7 @@ class Stored:
         binder = _binder(data["sources"], self.symbols)
         executable = Executable.planned(plan, lambda: entry.trace, frozenset(passed), binder)
         entry.executables[executable_key(self.backend, self.spec.residual_plan)] = executable
-        entry.draws = _may_draw(plan)
+        entry.draws, entry.longest = _may_draw(plan), self._longest(data["longest"])
         return entry
 
     def _backward_again(self, kinds: tuple[Any, ...], digest: str, passed: dict[int, int]) -> BackwardTrace:

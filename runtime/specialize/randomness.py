@@ -7,11 +7,13 @@ A Function class says itself what its backward reads; a derivative of its forwar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import Node
 
+from ...tracer.loops.node import loop_of
 from ...tracer.trace import CaptureError
 from ..capture.activity import sources_of
 from ..capture.captured_backward import predicted_kinds
@@ -58,4 +60,6 @@ def _of_backward(specialization: Specialization) -> Iterable[Node]:
 
 
 def _is_call(node: Node) -> bool:
-    return node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload)
+    """True for what may call a Function: no operation, no arithmetic of sizes, no loop, whose steps are operations."""
+    plain = isinstance(node.target, torch._ops.OpOverload | BuiltinFunctionType) or loop_of(node.target) is not None
+    return node.op == "call_function" and not plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -150,22 +150,31 @@ def same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
 
 
 def cut_small(
-    values: Sequence[Any], fakes: Sequence[Any], sizes: Sizes, conditions: Sequence[sympy.Basic]
+    values: Sequence[Any],
+    fakes: Sequence[Any],
+    sizes: Sizes,
+    conditions: Sequence[sympy.Basic],
+    whole: Collection[sympy.Symbol] = (),
 ) -> list[Any] | None:
     """The values with every symbolic size a few elements long, where the conditions still hold; None if they never do.
 
-    values and fakes correspond; what is no tensor stays as it is.
+    values and fakes correspond; what is no tensor stays as it is. whole: sizes that stay as they are if they can.
     """
-    trial = small_sizes(sizes, conditions)
+    trial = (small_sizes(sizes, conditions, whole) if whole else None) or small_sizes(sizes, conditions)
     if trial is None:
         return None
     return [_cut_tensor(v, f, trial) if isinstance(v, Tensor) else v for v, f in zip(values, fakes, strict=True)]
 
 
-def small_sizes(sizes: Sizes, conditions: Sequence[sympy.Basic]) -> dict[sympy.Symbol, int] | None:
-    """A few elements for each symbol, no more than it has, where the conditions hold; None if they never do."""
+def small_sizes(
+    sizes: Sizes, conditions: Sequence[sympy.Basic], whole: Collection[sympy.Symbol] = ()
+) -> dict[sympy.Symbol, int] | None:
+    """A few elements for each symbol, no more than it has, where the conditions hold; None if they never do.
+
+    whole: sizes that stay as they are.
+    """
     for small in CUTS:
-        trial = {s: min(n, small + i % 3) for i, (s, n) in enumerate(sizes.items())}
+        trial = {s: n if s in whole else min(n, small + i % 3) for i, (s, n) in enumerate(sizes.items())}
         if all(bool(c.xreplace(trial)) for c in conditions):
             return trial
     return None

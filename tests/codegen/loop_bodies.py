@@ -86,6 +86,11 @@ def selective(h: T, dt: T, u: T, b: T, c: T, a: T) -> Sequence[T]:
     return h, (h * c.reshape(B, 1, STATES)).sum(2)
 
 
+def delayed(h: T, x: T) -> Sequence[T]:
+    """What is handed on keeps nothing of what was."""
+    return [x * x, h + x]
+
+
 def spiking(v: T, x: T) -> Sequence[T]:
     v = v * 0.9 + x
     spike = (v >= full(1.0, v.shape, v.dtype)).to(v.dtype)
@@ -135,6 +140,8 @@ def loops(dtype: str = "f32") -> dict[str, Loop]:
         "derivative": on_rows(derivative, "c", "a g h", dtype, reverse=True),
         "swapped": on_rows(swapped, "a b", "x", dtype),
         "sum": on_rows(lambda h, x: [h + x] * 2, "h", "x", dtype),
+        "delayed": on_rows(delayed, "h", "x", dtype),
+        "delayed, reversed": on_rows(delayed, "h", "x", dtype, reverse=True),
         "spiking": on_rows(spiking, "v", "x", dtype),
         "reset maximum": on_rows(reset_maximum, "m", "x r", dtype),
         "neighbours": on_rows(neighbours, "a", "x", dtype),

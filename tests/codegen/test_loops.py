@@ -22,6 +22,7 @@ AT_ONCE = replace(INTERPRET, units=1 << 20)
 """A device with more units than elements: many steps at once."""
 CASES = loops()
 LINEAR = ("gated", "gated, reversed", "gated, flipped, batch first", "derivative", "sum", "of numbers", "selective")
+DELAYED = ("delayed", "delayed, reversed")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
@@ -56,6 +57,14 @@ def test_step_by_step(name: str, steps: int) -> None:
 def test_many_steps_at_once(name: str, steps: int) -> None:
     made = agrees(CASES[name], {TIME: steps, B: 2, D: 3, H: 4}, AT_ONCE)
     assert "tl.associative_scan" in made.kernels[0].source or "tl.cumsum" in made.kernels[0].source
+
+
+@pytest.mark.parametrize("steps", [17, 64, 131])
+@pytest.mark.parametrize("name", DELAYED)
+def test_many_steps_at_once_that_keep_nothing(name: str, steps: int) -> None:
+    """The last tile has lanes behind the end: what is carried on, or comes first backwards, is not theirs."""
+    made = agrees(CASES[name], {TIME: steps, B: 2, D: 3}, AT_ONCE)
+    assert "tl.gather" in made.kernels[0].source
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in LINEAR])

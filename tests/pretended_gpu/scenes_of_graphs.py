@@ -13,7 +13,7 @@ from launches import launches
 from scenes import scene
 from scenes_of_calls import apart, rms_norm
 from torch import Tensor
-from written import gradients, pair
+from written import gradients, pair, recurrence
 
 import fusegrad
 from fusegrad.runtime.kernels.triton_module import jit_function
@@ -54,6 +54,27 @@ def _recorded(written: Any, x: Tensor, w: Tensor) -> tuple[Any, list[Tensor]]:
     with torch.cuda.graph(graph):
         found = both()
     return graph, [each.detach() for each in found]  # a gradient function would keep the class
+
+
+@scene
+def loop_replayed() -> Iterator[str]:
+    """A graph for each of two lengths of one loop, captured once; both answer for what their inputs are now."""
+    written = recurrence()
+    fast, graphs_of = fusegrad.compile(written, backend="triton"), list[tuple[Any, ...]]()
+    for steps in (24, 40):
+        a, x = (t.requires_grad_() for t in (torch.rand(steps, 8).cuda(), torch.randn(steps, 8).cuda()))
+        graph = torch.cuda.CUDAGraph()
+        gradients(fast.apply(a, x), a, x)  # the first call of a length, outside of a graph
+        with torch.cuda.graph(graph):
+            found = gradients(fast.apply(a, x), a, x)
+        graphs_of.append((graph, a, x, found))
+    for graph, a, x, found in (*graphs_of, *reversed(graphs_of)):
+        with torch.no_grad():
+            x.mul_(-1.5)
+        graph.replay()
+        yield from apart(f"{len(x)} steps", found, gradients(written.apply(a, x), a, x), 1e-4, 1e-5)
+    if (count := sum(map(len, fast._fusegrad.table.by_facts.values()))) != 1:
+        yield f"{count} captures of forward"
 
 
 @scene

@@ -7,7 +7,7 @@ Whatever calls it (a transform, an export, another tracer) runs the loop step by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,3 +56,11 @@ def loop_of(target: Any) -> Loop | None:
 def has_loop(gm: fx.GraphModule) -> bool:
     """True if a graph has the node of a loop."""
     return any(loop_of(node.target) is not None for node in gm.graph.nodes)
+
+
+def operations(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """These nodes, each loop followed by the nodes of its body."""
+    for node in nodes:
+        yield node
+        if (loop := loop_of(node.target)) is not None:
+            yield from operations(loop.body.graph.nodes)

@@ -41,8 +41,7 @@ class ChunkedLoop(Loop):
         for sink in self.program.in_loop:
             self.emitter.stores.store(sink, scope)
         for state, label in after.items():
-            end = self._row(label, 0 if self.is_reversed else tile.block_sizes[self.time] - 1)
-            scope.body.append(Accumulate(self.labels[state], "=", end))
+            scope.body.append(Accumulate(self.labels[state], "=", self._row(label, self._end(state))))
         steps = context.sizes.text(self.time.size, "T")
         over = call("tl.range", literal(0), steps, tile.block(self.time))
         context.top.body.append(For(variable, over, scope.body))
@@ -56,8 +55,8 @@ class ChunkedLoop(Loop):
             last = binary("*", binary("-", call("tl.cdiv", steps, block), literal(1)), block)
             at = binary("-", last, at)
         label = self.context.names.fresh(f"first_{self.time.name}")
-        first = scope.define(label, call("tl.cast", at, literal("tl.int64")))
-        self.emitter.coords.set_lanes(self.time, first, scope, scope.level)
+        self.first = scope.define(label, call("tl.cast", at, literal("tl.int64")))
+        self.emitter.coords.set_lanes(self.time, self.first, scope, scope.level)
         self.emitter.levels.clear()
 
     # ------------------------------------------------------------------ one state
@@ -66,7 +65,8 @@ class ChunkedLoop(Loop):
         factor, rest = self.linear[state]
         before, added = name(self.labels[state]), self._tile(state, rest, 0, "added", scope)
         if factor is None:
-            after = added
+            mask = self.emitter.coords[self.time].mask if self.is_reversed else None
+            after = added if mask is None else call("tl.where", mask, added, before)
         elif factor.op == "const" and factor.param == 1:
             after = binary("+", call("tl.cumsum", added, literal(self.dim), **self._direction()), before)
         else:
@@ -141,8 +141,18 @@ class ChunkedLoop(Loop):
         keep_dims = {"keep_dims": literal("True")} if len(self.emitter.tile.dims) > 1 else {}
         return call("tl.sum", picked, literal(self.dim), **keep_dims)
 
-    def _row(self, tile: Expr, number: int) -> Expr:
-        return self._sum_where(binary("==", self._lane(), literal(number)), tile)
+    def _row(self, tile: Expr, lane: Expr) -> Expr:
+        return self._sum_where(binary("==", self._lane(), lane), tile)
+
+    def _end(self, state: LoopState) -> Expr:
+        """The lane that is carried on: the last one, as lanes behind the end repeat the state, if it keeps anything."""
+        factor, _ = self.linear[state]
+        if self.is_reversed:
+            return literal(0)
+        if factor is not None or self.emitter.coords[self.time].mask is None:
+            return literal(self.emitter.tile.block_sizes[self.time] - 1)
+        left = binary("-", self.context.sizes.text(self.time.size, "T"), self.first)
+        return binary("-", call("tl.minimum", left, self.emitter.tile.block(self.time)), literal(1))
 
     def _shifted(self, after: Expr, carried: Expr) -> Expr:
         """What is before each step: the row before, or what the tile before carried on."""

@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from ....ir import Graph, Value
 from ....ir.prims import Arg
 from ....tracer.dtypes import to_torch
+from ....tracer.torch_private import memory_of
 from ...values.sizes import Sizes, evaluate
 from . import philox
 from .loops import run_loop
@@ -309,7 +310,7 @@ def _memory_written(
     outputs: list[torch.Tensor | None], writes: Mapping[torch.Tensor, torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """Write the new values into the mutated inputs; an output or new value that shares their memory is copied first."""
-    memory = {target.untyped_storage().data_ptr() for target in writes}
+    memory = set(map(memory_of, writes))
     outputs, sources = [_apart(o, memory) for o in outputs], [_apart(v, memory) for v in writes.values()]
     for target, source in zip(writes, sources, strict=True):
         target.copy_(source)
@@ -317,5 +318,5 @@ def _memory_written(
 
 
 def _apart(tensor: Any, memory: set[int]) -> Any:
-    shared = tensor is not None and tensor.untyped_storage().data_ptr() in memory
+    shared = tensor is not None and memory_of(tensor) in memory
     return tensor.clone() if shared else tensor

@@ -26,6 +26,7 @@ from ...persistence.literals import NoLiteral, constant_document
 from ...specialize.specialization import Specialization
 from ...values.tensor_specs import fake_tensor
 from ..gather.gathered import export_error, require_closed
+from ..gather.loop_lengths import assume_compared
 from .archive import canonical
 from .contents import Entry, Layout, Output, Variant
 from .operators import why_not_portable
@@ -86,6 +87,7 @@ def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...],
     spec = compiler.captures.only(with_needs(args, needs))
     require_closed(compiler, spec)
     entries = dict(_backwards(compiler, spec)) if any(needs) and backward_method(compiler.user.cls) is not None else {}
+    assume_compared(spec, entries)
     # Lowering one graph may teach another something about sizes: the second round sees all of it.
     for _ in range(2):
         forward = _forward_graph(spec)

@@ -35,6 +35,7 @@ from ...specialize.pipeline import choose_residuals
 from ...specialize.specialization import Specialization, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .any_length import LONGEST, AnyLength, versions_of_any_length
+from .loop_lengths import assume_compared
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one, substituted_graph
 from .versions import Row, Version, fixed_versions, least_limits, pinned_by, relations_in, rows_of
@@ -194,13 +195,22 @@ def capture_for_export(target_class: Any, args: Sequence[Any]) -> tuple[Compiled
     complete = compiler.user.complete(arguments(target_class, tuple(args)))
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        spec = compiler.captures.only(stand_ins)
-        require_closed(compiler, spec)
-        if has_backward(compiler, stand_ins):
-            require_closed(compiler, spec, spec.backward.entry(predicted_kinds(spec.captured)))
+        spec = _captured(compiler, stand_ins)
     except CaptureError as error:
         raise capture_refusal(compiler, error) from error
     return compiler, spec, stand_ins
+
+
+def _captured(compiler: Compiled, stand_ins: Sequence[Any]) -> Specialization:
+    """A capture that a file can hold, its loops compared with the methods. Raises CaptureError, ExportError."""
+    spec, backwards = compiler.captures.only(stand_ins), {}
+    require_closed(compiler, spec)
+    if has_backward(compiler, stand_ins):
+        kinds = predicted_kinds(spec.captured)
+        backwards[kinds] = spec.backward.entry(kinds)
+        require_closed(compiler, spec, backwards[kinds])
+    assume_compared(spec, backwards)
+    return spec
 
 
 def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
@@ -212,8 +222,7 @@ def _gathered(
     compiler: Compiled, stand_ins: list[Any], device: str, derivatives: Sequence[str], any_row: bool,
     fixed: Mapping[Source, int], longest: int = LONGEST,
 ) -> Gathered:  # fmt: skip
-    spec = compiler.captures.only(stand_ins)
-    require_closed(compiler, spec)
+    spec = _captured(compiler, stand_ins)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     told = spec.captured.binder.sources.items()
     lengths = Lengths(any_row, {s: fixed[source] for s, source in told if source in fixed}, longest)
@@ -231,7 +240,6 @@ def _gathered(
     # Backward for the gradients that a usual call has; as it came, for jvp, and without what it only passes on.
     if differentiates:
         entry = spec.backward.entry(predicted_kinds(spec.captured))
-        require_closed(compiler, spec, entry)
         name = f"{spec.captured.name}_backward"
         kinds = predicted_kinds(spec.captured)
         plan = residual_plan

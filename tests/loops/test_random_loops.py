@@ -1,0 +1,19 @@
+"""A short slice of the random programs with loops; the long run is `python tests/loops/fuzz_loops.py`."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz_loops import try_one
+
+VERDICTS = ("rolled", "stepwise", "eager", "invalid")
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_loops_are_those_of_eager(seed: int) -> None:
+    assert try_one(seed) in VERDICTS
+
+
+@pytest.mark.parametrize("seed", [*range(50000, 50007), 50018, 50019])
+def test_random_loops_in_kernels(seed: int) -> None:
+    pytest.importorskip("triton")
+    assert try_one(seed, "interpret") in VERDICTS
