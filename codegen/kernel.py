@@ -49,6 +49,8 @@ class Scalar:
     value: Size
 
 
+MERGED, CHUNKS, JOINED = "_merged", "_chunks", "_joined"
+"""Ends of the names of what merges the parts of a kernel, and of what precedes the steps of a loop in chunks of time."""
 WORTH = 4
 """How many times as many programs have to be of use: another launch, and what it reads, cost as much as some turns."""
 
@@ -103,7 +105,8 @@ class Kernel:
     whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
     accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, one for
     each program, whose sums the next kernel merges; sizes may have a use for more or fewer: `wanted`. `walk`: where it
-    was generated in this process, and has matrices that are never in memory.
+    was generated in this process, and has matrices that are never in memory. `course`: how a loop goes through time, in
+    words.
     """
 
     name: str
@@ -126,6 +129,7 @@ class Kernel:
     splits: int = 1
     wanted: Size = 1
     walk: Walk | None = field(default=None, compare=False)
+    course: str = field(default="", compare=False)
 
     def suits(self, wanted: int) -> bool:
         """Its parts are not so far from what some sizes want that another kernel would be worth it."""

@@ -29,11 +29,11 @@ from ..ir.text.source_names import variable_name
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from .emit import prelude, products
 from .emit.emit import kernel_of
-from .emit.loops.kernel import kernel_of_loop
+from .emit.loops.kernel import kernels_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
-from .kernel import Buffer, Kernel, Kernels, Leaning, Ref, Target
+from .kernel import CHUNKS, JOINED, MERGED, Buffer, Kernel, Kernels, Leaning, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import stored_pieces
 from .program.loops import STATE
@@ -56,8 +56,6 @@ FUSIBLE = frozenset(
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""
-MERGED = "_merged"
-"""The end of the name of what merges the parts of a kernel."""
 ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
@@ -340,8 +338,8 @@ class _Group:
         for goals in self._goals(memory):
             for part in self._in_order(self._parts(goals)):
                 kernels += self._stage(part, memory, len(kernels))
-        if len({k.name.removesuffix(MERGED) for k in kernels}) == 1:
-            kernels = [_with_name(k, self.name + MERGED * k.name.endswith(MERGED)) for k in kernels]
+        if len({_stem_and_end(k.name)[0] for k in kernels}) == 1:
+            kernels = [_with_name(k, self.name + _stem_and_end(k.name)[1]) for k in kernels]
         return Kernels(tuple(kernels), tuple(self.temporaries), {} if kernels else dict(self.empty))
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
@@ -439,12 +437,14 @@ class _Group:
         self, program: LoopProgram, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int],
         terms: TermTable, label: str,
     ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
-        """The kernel of one loop, again where sizes have to be compiled in."""
+        """The kernels of one loop, again where sizes have to be compiled in."""
         # what a step reduces along is in the tile from end to end: build again with the values of its symbols
         if free := symbols(a.size for a in program.whole | program.depths):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        return (replace(kernel_of_loop(terms, program, self.target, self.hints, label), pinned=pins),)
+        kernels, buffers = kernels_of_loop(terms, program, self.target, self.hints, label, len(self.temporaries))
+        self.temporaries += buffers
+        return tuple(replace(k, pinned=pins) for k in kernels)
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
@@ -508,6 +508,12 @@ def _without_lone_axes(sink: Sink) -> Sink:
     """The store without axes of one place that nothing of it varies along: the only row of a stream."""
     varying = sink.place.axes.union(*(t.axes for t in terms_below(sink.terms)))
     return replace(sink, axes=tuple(a for a in sink.axes if a.size != 1 or a in varying))
+
+
+def _stem_and_end(label: str) -> tuple[str, str]:
+    """loop_0_joined  ->  loop_0, _joined"""
+    end = next((e for e in (MERGED, CHUNKS, JOINED) if label.endswith(e)), "")
+    return label.removesuffix(end), end
 
 
 def _with_name(kernel: Kernel, label: str) -> Kernel:
