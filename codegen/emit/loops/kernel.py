@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from ....ir.types import Size
-from ...kernel import CHUNKS, JOINED, Buffer, Kernel, Target
+from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
 from ...program.axes import Axis
-from ...program.op_counts import operations_of
-from ...program.sizes import Hints, evaluate_size
+from ...program.sizes import Hints
 from ...program.terms import TermTable
 from ...schedule.loops.phases import (
-    Estimate,
     Phases,
     chunks_at,
     phases_of,
@@ -50,14 +47,17 @@ def kernels_of_loop(
         return (_made(Loop(_emitter(program, tile, target, hints, label), program)),), ()
     wanted = wanted_chunks(workload, program, tile, linear)
     parts = chunks_at(wanted, workload)
+    steps, block, units = program.time.size, tile.blocks[program.time], target.units
+    course = Course(steps, block, programs_of(tile), units, parts, why_whole(linear))
     if parts > 1:
         phases = phases_of(table, program, linear, workload.order, parts, first)
         kernels = _kernels_of_phases(phases, program, tile, target, hints, label)
-        of_time = _of_time(workload, program, tile, wanted, parts)
-        return (replace(kernels[0], splits=parts, wanted=wanted, course=of_time), *kernels[1:]), phases.buffers
-    whole = _made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear))
-    of_time = _of_time(workload, program, tile, wanted, parts) + why_whole(linear)
-    return (replace(whole, wanted=wanted, course=of_time),), ()
+        buffers = phases.buffers
+    else:
+        kernels = [_made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear))]
+        buffers = ()
+    kernels[0] = replace(kernels[0], splits=parts, wanted=wanted, course=course)
+    return tuple(kernels), buffers
 
 
 def _kernels_of_phases(
@@ -70,31 +70,11 @@ def _kernels_of_phases(
     kernels = [_made(ChunkEnds(emitter, phases.chunks, phases.ends, axis))]
     emitter = _emitter(phases.joined, joined, target, hints, f"{label}{JOINED}", axis)
     joining = JoinedChunks(emitter, phases.joined, phases.joins, phases.steps, time, tile.blocks[time])
-    kernels.append(_without_unlikely(_made(joining), phases.joined, emitter))
+    kernels.append(_made(joining))
     if phases.again is not None:
         emitter = _emitter(phases.again, of_chunks, target, hints, label, axis)
         kernels.append(_made(PartOfTime(emitter, phases.again, phases.linear, axis)))
     return kernels
-
-
-def _without_unlikely(kernel: Kernel, program: LoopProgram, emitter: Emitter) -> Kernel:
-    """What is read only where numbers leave their range is not counted."""
-    likely = LoopProgram(program.sinks, program.states, program.time)
-    read = {emitter.buffers.labels[t.param.ref] for t in likely.terms if t.op == "load"}
-    reads = {n: size for n, size in kernel.reads.items() if n in read}
-    return replace(kernel, reads=reads, operations=operations_of(likely))
-
-
-def _of_time(w: Workload, program: LoopProgram, tile: LoopTile, wanted: Size, parts: int) -> str:
-    """How the loop goes through time, and by which figures."""
-    turns = -(-w.size[program.time] // tile.blocks[program.time])
-    programs = evaluate_size(programs_of(tile), w.hints)
-    estimate = Estimate.of(turns, max(parts, 1))
-    text = f"{tile.blocks[program.time]} steps at once"
-    if parts == 1:
-        return f"{text}, {turns} times; "  # noqa
-    figures = f"modelled {estimate.in_chunks:.0f} us in three launches, {estimate.whole:.0f} us in one"
-    return f"{text}, in {parts} chunks of time: {programs} programs for {w.target.units} multiprocessors; {figures}"
 
 
 def _emitter(

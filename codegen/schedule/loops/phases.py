@@ -100,8 +100,9 @@ class Phases:
 
 
 def phases_of(
-    table: TermTable, program: LoopProgram, linear: dict[LoopState, Linear], order: Sequence[Axis], chunks: int, first: int
-) -> Phases:
+    table: TermTable, program: LoopProgram, linear: dict[LoopState, Linear], order: Sequence[Axis], chunks: int,
+    first: int,
+) -> Phases:  # fmt: skip
     """Time in so many chunks; `first`: the number of the first temporary that holds what is found of them."""
     axis = table.axes.axis(("chunk",), chunks)
     states = [_ChunkedState(table, s, pair, axis, order, first + 3 * at) for at, (s, pair) in enumerate(linear.items())]

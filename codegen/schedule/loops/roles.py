@@ -49,10 +49,16 @@ class LoopProgram(Program):
     def __init__(
         self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis, unlikely: Sequence[Sink] = ()
     ) -> None:
-        super().__init__([*sinks, *(s for state in states for s in (state.initial, state.update)), *unlikely])
-        self.unlikely = tuple(unlikely)
+        likely = [*sinks, *(s for state in states for s in (state.initial, state.update))]
+        super().__init__([*likely, *unlikely])
+        self._likely = terms_below(t for s in likely for t in s.terms)
         self.sinks, self.states, self.time = tuple(sinks), tuple(states), time
         self.axes = tuple(sorted({*self.axes, time}, key=lambda a: a.order))
+
+    @property
+    def counted(self) -> tuple[Term, ...]:
+        """The terms that are needed as long as numbers stay in their range."""
+        return self._likely
 
     @property
     def in_loop(self) -> list[Sink]:
