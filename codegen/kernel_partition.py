@@ -228,6 +228,7 @@ class _Group:
         self.cut: dict[int, None] = {}
         self.alone: set[int] = set()
         self.temporaries: list[Buffer] = []
+        self.pinned_graphs: dict[frozenset[tuple[sympy.Symbol, int]], Graph] = {}
         self._cut_deep()
 
     def _empty(self) -> dict[sympy.Symbol, int]:
@@ -363,6 +364,8 @@ class _Group:
 
     def _in_order(self, parts: Sequence[Sequence[Goal]]) -> list[list[Goal]]:
         """Each part behind those that make what it reads; one that is on both sides of another is divided."""
+        if len(parts) == 1:
+            return [list(goals) for goals in parts]
         part_of = {g.node.id: n for n, goals in enumerate(parts) for g in goals}
         level: dict[int, int] = {}
         below: dict[int, dict[int, int]] = {}
@@ -379,11 +382,18 @@ class _Group:
             divided[level.get(goal.node.id, 0), part_of[goal.node.id]].append(goal)
         return [divided[key] for key in sorted(divided)]
 
+    def _with_pins(self, pins: Mapping[sympy.Symbol, int]) -> Graph:
+        """The graph with these sizes compiled in, one for all kernels that have the same."""
+        key = frozenset(pins.items())
+        if key not in self.pinned_graphs:
+            self.pinned_graphs[key] = _substituted(self.graph, pins) if pins else self.graph
+        return self.pinned_graphs[key]
+
     def _kernel(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], label: str
     ) -> tuple[Kernel, ...] | list[list[Goal]]:
         """The kernel of the goals, and what merges its parts; or goals that have to be kernels of their own."""
-        graph = _substituted(self.graph, pins) if pins else self.graph
+        graph = self._with_pins(pins)
         # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
         own = [_pinned_goal(g, graph, pins) for g in goals]
         terms = TermTable()
@@ -397,7 +407,8 @@ class _Group:
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
-            return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
+            parts = [{s.ref for s in group} for group in groups]
+            return [[g for g in goals if g.memory.ref in refs] for refs in parts]
         workload = self._workload(terms, sinks, self.target)
         try:
             plan = schedule_of(workload)
