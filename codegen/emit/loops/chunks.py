@@ -128,7 +128,8 @@ class ChunkedLoop(Loop):
         runs = self.context.let(scope, "runs", self._first_order(pair))
         product, total = (Expr(f"{runs}[{i}]", names=runs.names) for i in (0, 1))
         after = self._named(state, "after", binary("+", binary("*", product, before), total), scope)
-        is_wild = self._is_any_beyond((product, total, after), INFINITY)
+        # of a product or total that is not finite, nothing finite is made; with `total` beside it ptxas spills nothing
+        is_wild = self._is_any_beyond((total, after), INFINITY)
         scope.body.append(If(is_wild, self._by_step(state, after, factor, added, before)))
         return after
 
