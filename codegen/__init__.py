@@ -1,12 +1,13 @@
 """A group of fusible primitives to Triton text: named axes, levels, phases. Needs neither torch nor a GPU."""
 
 from ..ir.errors import Unfusible
-from .kernel import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target, Walk
+from .kernel import TARGETS, Buffer, Course, Kernel, Kernels, Pointer, Ref, Scalar, Target, Walk
 from .kernel_partition import generate, module
 
 __all__ = [
     "TARGETS",
     "Buffer",
+    "Course",
     "Kernel",
     "Kernels",
     "Pointer",

@@ -49,6 +49,8 @@ class Scalar:
     value: Size
 
 
+MERGED, CHUNKS, JOINED = "_merged", "_chunks", "_joined"
+"""Ends of names: of what merges the parts of a kernel, and of what precedes the steps of a loop in chunks of time."""
 WORTH = 4
 """How many times as many programs have to be of use: another launch, and what it reads, cost as much as some turns."""
 
@@ -92,6 +94,23 @@ class Walk:
 
 
 @dataclass(frozen=True)
+class Course:
+    """How a loop goes through time, for reports: `block` of its `steps` at once, by so many `programs` in each of the
+    `chunks` of time, on a device of so many `units`. `whole`: why it would be one chunk on any."""
+
+    steps: Size
+    block: int
+    programs: Size
+    units: int
+    chunks: int = 1
+    whole: str = ""
+
+    def at(self, size: Callable[[Size], Size]) -> Course:
+        """The same with each size in other symbols."""
+        return replace(self, steps=size(self.steps), programs=size(self.programs))
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One `@triton.jit` function and how to launch it.
 
@@ -103,7 +122,8 @@ class Kernel:
     whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
     accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, one for
     each program, whose sums the next kernel merges; sizes may have a use for more or fewer: `wanted`. `walk`: where it
-    was generated in this process, and has matrices that are never in memory.
+    was generated in this process, and has matrices that are never in memory. `course`: the same of a loop over time,
+    where many steps are taken at once.
     """
 
     name: str
@@ -126,6 +146,7 @@ class Kernel:
     splits: int = 1
     wanted: Size = 1
     walk: Walk | None = field(default=None, compare=False)
+    course: Course | None = field(default=None, compare=False)
 
     def suits(self, wanted: int) -> bool:
         """Its parts are not so far from what some sizes want that another kernel would be worth it."""

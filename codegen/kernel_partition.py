@@ -29,11 +29,11 @@ from ..ir.text.source_names import variable_name
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from .emit import prelude, products
 from .emit.emit import kernel_of
-from .emit.loops.kernel import kernel_of_loop
+from .emit.loops.kernel import kernels_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
-from .kernel import Buffer, Kernel, Kernels, Leaning, Ref, Target
+from .kernel import CHUNKS, JOINED, MERGED, Buffer, Kernel, Kernels, Leaning, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import stored_pieces
 from .program.loops import STATE
@@ -56,8 +56,6 @@ FUSIBLE = frozenset(
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""
-MERGED = "_merged"
-"""The end of the name of what merges the parts of a kernel."""
 ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
@@ -230,6 +228,7 @@ class _Group:
         self.cut: dict[int, None] = {}
         self.alone: set[int] = set()
         self.temporaries: list[Buffer] = []
+        self.pinned_graphs: dict[frozenset[tuple[sympy.Symbol, int]], Graph] = {}
         self._cut_deep()
 
     def _empty(self) -> dict[sympy.Symbol, int]:
@@ -340,8 +339,8 @@ class _Group:
         for goals in self._goals(memory):
             for part in self._in_order(self._parts(goals)):
                 kernels += self._stage(part, memory, len(kernels))
-        if len({k.name.removesuffix(MERGED) for k in kernels}) == 1:
-            kernels = [_with_name(k, self.name + MERGED * k.name.endswith(MERGED)) for k in kernels]
+        if len({_stem_and_end(k.name)[0] for k in kernels}) == 1:
+            kernels = [_with_name(k, self.name + _stem_and_end(k.name)[1]) for k in kernels]
         return Kernels(tuple(kernels), tuple(self.temporaries), {} if kernels else dict(self.empty))
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
@@ -365,6 +364,8 @@ class _Group:
 
     def _in_order(self, parts: Sequence[Sequence[Goal]]) -> list[list[Goal]]:
         """Each part behind those that make what it reads; one that is on both sides of another is divided."""
+        if len(parts) == 1:
+            return [list(goals) for goals in parts]
         part_of = {g.node.id: n for n, goals in enumerate(parts) for g in goals}
         level: dict[int, int] = {}
         below: dict[int, dict[int, int]] = {}
@@ -381,11 +382,18 @@ class _Group:
             divided[level.get(goal.node.id, 0), part_of[goal.node.id]].append(goal)
         return [divided[key] for key in sorted(divided)]
 
+    def _with_pins(self, pins: Mapping[sympy.Symbol, int]) -> Graph:
+        """The graph with these sizes compiled in, one for all kernels that have the same."""
+        key = frozenset(pins.items())
+        if key not in self.pinned_graphs:
+            self.pinned_graphs[key] = _substituted(self.graph, pins) if pins else self.graph
+        return self.pinned_graphs[key]
+
     def _kernel(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], label: str
     ) -> tuple[Kernel, ...] | list[list[Goal]]:
         """The kernel of the goals, and what merges its parts; or goals that have to be kernels of their own."""
-        graph = _substituted(self.graph, pins) if pins else self.graph
+        graph = self._with_pins(pins)
         # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
         own = [_pinned_goal(g, graph, pins) for g in goals]
         terms = TermTable()
@@ -399,7 +407,8 @@ class _Group:
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
-            return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
+            parts = [{s.ref for s in group} for group in groups]
+            return [[g for g in goals if g.memory.ref in refs] for refs in parts]
         workload = self._workload(terms, sinks, self.target)
         try:
             plan = schedule_of(workload)
@@ -439,12 +448,14 @@ class _Group:
         self, program: LoopProgram, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int],
         terms: TermTable, label: str,
     ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
-        """The kernel of one loop, again where sizes have to be compiled in."""
+        """The kernels of one loop, again where sizes have to be compiled in."""
         # what a step reduces along is in the tile from end to end: build again with the values of its symbols
         if free := symbols(a.size for a in program.whole | program.depths):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        return (replace(kernel_of_loop(terms, program, self.target, self.hints, label), pinned=pins),)
+        kernels, buffers = kernels_of_loop(terms, program, self.target, self.hints, label, len(self.temporaries))
+        self.temporaries += buffers
+        return tuple(replace(k, pinned=pins) for k in kernels)
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
@@ -508,6 +519,12 @@ def _without_lone_axes(sink: Sink) -> Sink:
     """The store without axes of one place that nothing of it varies along: the only row of a stream."""
     varying = sink.place.axes.union(*(t.axes for t in terms_below(sink.terms)))
     return replace(sink, axes=tuple(a for a in sink.axes if a.size != 1 or a in varying))
+
+
+def _stem_and_end(label: str) -> tuple[str, str]:
+    """loop_0_joined  ->  loop_0, _joined"""
+    end = next((e for e in (MERGED, CHUNKS, JOINED) if label.endswith(e)), "")
+    return label.removesuffix(end), end
 
 
 def _with_name(kernel: Kernel, label: str) -> Kernel:

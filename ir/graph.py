@@ -68,6 +68,10 @@ class Value:
         (aval,) = self.attrs["avals"]
         return aval  # type: ignore[no-any-return]
 
+    def arg(self, number: int) -> Value:
+        """One of the operands, where these are many."""
+        return Value(self.graph, self.attrs["args"][number])
+
     @property
     def avals(self) -> tuple[TensorType, ...]:
         return self.attrs["avals"]  # type: ignore[no-any-return]

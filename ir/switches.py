@@ -51,6 +51,7 @@ KERNELS: dict[str, str] = {
     "hoist": "weights stay in registers from row to row",
     "multiples": "kernels of their own for sizes that are multiples of 16",
     "at_once": "many steps of a linear recurrence are one scan; off: step by step",
+    "chunks_of_time": "few long recurrences in chunks of time, in three launches; off: in one",
     "stages": "several loads of a loop are in flight",
 }
 """Decisions in the kernels of a group (codegen)."""

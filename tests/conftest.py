@@ -34,6 +34,8 @@ ONE_IN = {
     )},
     "benchmarks/test_gpu_day_rehearsal.py": 60,
     "codegen/test_switches.py": 5,
+    "codegen/test_chunks_of_time.py": 6,
+    "loops/test_chunks_of_time.py": 4,
     "compose": 3,
     "conformance/test_conformance.py": 6,
     "contract/test_wrong_backwards.py": 4,

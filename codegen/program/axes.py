@@ -279,6 +279,11 @@ class Program:
         axes = {a for s in self.sinks for a in s.axes}.union(*(axes_mentioned(t) for t in self.terms))
         self.axes = tuple(sorted(axes, key=lambda a: a.order))
 
+    @property
+    def counted(self) -> tuple[Term, ...]:
+        """The terms whose bytes and operations count."""
+        return self.terms
+
     def traffic(self) -> Iterator[Traffic]:
         for t in self.terms:
             if t.op == "load":

@@ -96,7 +96,7 @@ def _cat(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     dim = parts[0].dim
     if (found := piece_at(index[dim], parts)) is not None:
         number, inside = found
-        return b.at(node.args[number], (*index[:dim], inside, *index[dim + 1 :]), guards)
+        return b.at(node.arg(number), (*index[:dim], inside, *index[dim + 1 :]), guards)
     # under guards only some places are asked for: the pieces of a pad are none of the store
     if not guards:
         b.try_pieces(index[dim], tuple(p.size for p in parts))

@@ -14,7 +14,7 @@ from .sizes import tidy
 def operations_of(program: Program) -> Size:
     """An expression over the sizes; each value once, however often the kernel passes over it."""
     total: Size = 0
-    for term in program.terms:
+    for term in program.counted:
         total = tidy(total + _operations(term))
     return total
 

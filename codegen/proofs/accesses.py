@@ -43,15 +43,27 @@ GROUP = 16
 # ------------------------------------------------------------------ one kernel
 def prove(graph: Graph, kernels: Kernels) -> list[Proof]:
     """The claims about each kernel, and what of them is not proved."""
-    return [prove_kernel(kernel, graph, kernels) for kernel in kernels.kernels]
+    dimensions = dimensions_of(graph)
+    return [prove_kernel(kernel, graph, kernels, dimensions=dimensions) for kernel in kernels.kernels]
 
 
-def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = True) -> Proof:
-    """Read its text, then ask for every claim. `apart`: that stores of different programs do not meet, too."""
+def dimensions_of(graph: Graph) -> tuple[Size, ...]:
+    """The sizes of all tensors in a graph, each once: the same for all of its kernels."""
+    values = (*graph.inputs, *graph.order())
+    return tuple(dict.fromkeys(n for v in values for t in v.avals for n in t.shape))
+
+
+def prove_kernel(
+    kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = True, dimensions: Sequence[Size] | None = None
+) -> Proof:
+    """Read its text, then ask for every claim. `apart`: that stores of different programs do not meet, too.
+
+    dimensions: of the graph's tensors, where its kernels are many.
+    """
     if kernel.grid == 0:  # of an axis that holds nothing: no program runs
         return Proof(kernel.name)
     try:
-        subject = read_kernel(kernel, graph, kernels)
+        subject = read_kernel(kernel, graph, kernels, dimensions)
     except (UnreadableText, NoSize, TooLong) as error:
         return Proof(kernel.name, faults=(Fault("text", 0, str(error)),))
     # In range: without a proof, an access is a fault.
@@ -70,11 +82,14 @@ def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = T
     return Proof(kernel.name, tuple(claims), tuple(dict.fromkeys(subject.faults)), narrow, count)
 
 
-def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
+def read_kernel(
+    kernel: Kernel, graph: Graph, kernels: Kernels, dimensions: Sequence[Size] | None = None
+) -> Subject:  # fmt: skip
+    """The kernel's text, and the memory behind its pointers."""
     world = World()
     arithmetic = Arithmetic(world)
     # Sizes, and what the guards say about them; then memory and the number of programs, which are made of sizes.
-    dimensions = [n for v in (*graph.inputs, *graph.order()) for t in v.avals for n in t.shape]
+    dimensions = dimensions_of(graph) if dimensions is None else dimensions
     sizes = Sizes(arithmetic, kernel.pinned, dimensions, kernel.guards)
     for guard in kernel.guards:
         sizes.assume(guard)

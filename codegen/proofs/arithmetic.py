@@ -145,9 +145,15 @@ class Arithmetic:
         )
         self.world.bound_above(number.top, step, length - self._common_block(length, step))
         self._turns.append((number.top, length, step))
-        if step != ONE and (turns := self._ceilings.get((length, step))) is not None:
+        if step != ONE and (turns := self._known_ceiling(length, step)) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)
         return number
+
+    def _known_ceiling(self, x: Poly, d: Poly) -> Poly | None:
+        """ceil(x / d), where it is a number or was asked for."""
+        n, m = x.number, d.number
+        are_numbers = isinstance(n, int) and isinstance(m, int) and m > 0
+        return self.ceiling(x, d) if are_numbers else self._ceilings.get((x, d))
 
     def _common_block(self, length: Poly, step: Poly) -> int:
         """A number that both are multiples of: the step's largest, or half of it .."""

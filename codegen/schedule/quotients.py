@@ -175,6 +175,7 @@ class _Back:
             operations=self.size(kernel.operations),
             wanted=self.size(kernel.wanted),
             walk=kernel.walk and kernel.walk.at(self.size),
+            course=kernel.course and kernel.course.at(self.size),
         )
 
     def _is_share(self, symbol: sympy.Symbol) -> bool:

@@ -64,7 +64,7 @@ def transpose_to_jvp(
     if takes_outputs:
         for like in likes:
             out.input(like.aval, f"{like.params['name']}_like")
-    moving = {i: out.input(*tangent) for i, tangent in tangents.items()}
+    moving = {i: out.input(*_as_gradient(tangent, gradients.get(i))) for i, tangent in tangents.items()}
     outside = [_same_input(out, v) for v in pullback.inputs[residuals + cotangents :]]
 
     # The transposed graph takes what its linear inputs left over, and then one tangent per gradient that there is.
@@ -76,6 +76,14 @@ def transpose_to_jvp(
 
 def _same_input(out: Graph, source: Value) -> Value:
     return out.input(source.aval, source.params["name"], source.params["strides"])
+
+
+def _as_gradient(tangent: Tangent, gradient: Value | None) -> Tangent:
+    """Where a gradient has as many axes as its argument, they are as long, whatever symbols say: by autograd."""
+    (aval, name) = tangent
+    if gradient is None or gradient.ndim != len(aval.shape):
+        return tangent
+    return TensorType(gradient.shape, aval.dtype), name
 
 
 def _or_zeros(tangent: Value | None, like: Value) -> Value:

@@ -14,9 +14,10 @@ from typing import Any
 import sympy
 
 from ...codegen import Kernel, Kernels
-from ...codegen.proofs import Fault, Proof, prove, prove_kernel
+from ...codegen.proofs import Fault, Proof, dimensions_of, prove, prove_kernel
 from ...ir import Graph
 from ...ir.passes.fuse import Group
+from ...ir.types import Size
 from ..settings import logs
 
 
@@ -63,7 +64,8 @@ def are_proved(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic] = 
     key = _key(graph, kernels, assumed)
     if (proved := _answers.get(key)) is None:
         under = [replace(k, guards=(*k.guards, *assumed)) for k in kernels.kernels]
-        proved = _answers[key] = not any(_faults(k, graph, kernels) for k in under)
+        dimensions = dimensions_of(graph)
+        proved = _answers[key] = not any(_faults(k, graph, kernels, dimensions) for k in under)
         while len(_answers) > MOST_ANSWERS:
             _answers.popitem(last=False)
     return proved
@@ -71,15 +73,16 @@ def are_proved(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic] = 
 
 def unproved_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
     """Say what is not proved at these sizes, either; "" where everything is."""
+    dimensions = dimensions_of(graph)
     for kernel in kernels.kernels:
-        if faults := _faults(replace(kernel, pinned={**kernel.pinned, **sizes}), graph, kernels):
+        if faults := _faults(replace(kernel, pinned={**kernel.pinned, **sizes}), graph, kernels, dimensions):
             return f"{kernel.name}: {faults[0]}"
     return ""
 
 
-def _faults(kernel: Kernel, graph: Graph, kernels: Kernels) -> Sequence[Fault]:
+def _faults(kernel: Kernel, graph: Graph, kernels: Kernels, dimensions: Sequence[Size]) -> Sequence[Fault]:
     try:
-        return prove_kernel(kernel, graph, kernels, apart=False).faults
+        return prove_kernel(kernel, graph, kernels, apart=False, dimensions=dimensions).faults
     except Exception as error:  # a mistake of the prover proves nothing, and breaks no call
         return (Fault("text", 0, f"{type(error).__name__}: {error}"),)
 

@@ -27,7 +27,7 @@ from ..values.sizes import Sizes, number
 from .costs.eager_cost import EagerCost, aten_calls
 from .costs.peak_memory import PeakMemory, peak_of_kernels
 from .costs.slab_report import SlabReport, Walk
-from .walks import walk_text
+from .walks import course_text, walk_text
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class KernelReport:
     """How often it runs in a call: once, or once a slab; bytes are those of all."""
     walk: str = ""
     """Where it forms tiles of a matrix that is never in memory: its rows and their blocks, what it walks, by what its
-    sums are rescaled, and which blocks it skips; else ""."""
+    sums are rescaled, and which blocks it skips. Where it takes many steps of a loop at once: how many, and in how many
+    chunks of time, by what count of programs. Else ""."""
 
 
 @dataclass
@@ -234,8 +235,14 @@ def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport
     bytes_read = sum(number(b, sizes) for b in kernel.reads.values())
     bytes_written = sum(number(b, sizes) for b in kernel.writes.values())
     cached = sum(number(b, sizes) for b in kernel.cached.values())
-    text, walk = text_of(Kernels((kernel,))), walk_text(kernel.walk, sizes) if kernel.walk is not None else ""
+    text, walk = text_of(Kernels((kernel,))), _walk(kernel, sizes)
     return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached, walk=walk)
+
+
+def _walk(kernel: Kernel, sizes: Sizes) -> str:
+    if kernel.course is not None:
+        return course_text(kernel.course, sizes)
+    return "" if kernel.walk is None else walk_text(kernel.walk, sizes)
 
 
 def _node_report(value: Value, direction: str, sizes: Sizes, kind: str = "library") -> KernelReport:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import Input, T, full, graph_of, op, symbol, where
+import numpy as np
+import sympy
+import torch
+from harness import INTERPRET, Input, T, full, graph_of, inputs_of, op, run, symbol, where
 
+from fusegrad.codegen import Kernels, Target, generate, module
+from fusegrad.codegen.proofs import prove
 from fusegrad.ir import Graph, TensorType, building, emit, verify
+from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.loops.body import Body
+from fusegrad.runtime.kernels.proofs import unproved_at
 
 TIME, B, D, H = symbol("s0"), symbol("s1"), symbol("s2"), symbol("s3")
 STATES = 4
@@ -156,3 +163,27 @@ def loops(dtype: str = "f32") -> dict[str, Loop]:
         "recurrent": Loop(of(dtype, (B, H), "h"), of(dtype, (B, H), "x"), of(dtype, (H, H), "w"), recurrent),
         "gru": Loop(of(dtype, (B, H), "h"), of(dtype, (B, H), "x"), of(dtype, (H, H), "wr", "wn"), gru),
     }
+
+
+# ------------------------------------------------------------------ beside the evaluator
+AT_ONCE = replace(INTERPRET, units=1 << 20)
+"""A device with more units than elements: many steps at once."""
+LINEAR = ("gated", "gated, reversed", "gated, flipped, batch first", "derivative", "sum", "of numbers", "selective")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
+
+
+def agrees(loop: Loop, sizes: Mapping[sympy.Symbol, int], target: Target, kernels: int = 1) -> Kernels:
+    """The kernels' results are the evaluator's, and every access in them is proved."""
+    graph = loop.graph()
+    made = generate(graph, target=target, hints=sizes, name="loop")
+    assert len(made.kernels) == kernels
+    assert all(p.proved for p in prove(graph, made)), [str(f) for p in prove(graph, made) for f in p.faults]
+    assert not unproved_at(graph, made, sizes)  # in numbers, too
+    given = [v * 0.3 for v in inputs_of(graph, sizes)]
+    found = run(made, module(made.kernels), graph, given, sizes)
+    wanted = evaluate(graph, [v.double().numpy() for v in given], sizes)
+    for x, y in zip(found, wanted, strict=True):
+        assert y is not None
+        scale = max(1.0, float(np.abs(y).max())) if y.size else 1.0
+        np.testing.assert_allclose(x.double().numpy(), y, rtol=0, atol=TOLERANCE[x.dtype] * scale)
+    return made

@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import sympy
 import torch
 from harness import INTERPRET, T, graph_of, inputs_of, run
-from loop_bodies import TIME, B, D, H, Loop, loops
+from loop_bodies import AT_ONCE, LINEAR, TIME, B, D, H, agrees, loops
 
-from fusegrad.codegen import TARGETS, Kernels, Target, generate, module
-from fusegrad.codegen.proofs import prove
+from fusegrad.codegen import TARGETS, generate, module
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.runtime.kernels.cross_compile.pool import compile_for
 
 BY_STEP = INTERPRET
-AT_ONCE = replace(INTERPRET, units=1 << 20)
-"""A device with more units than elements: many steps at once."""
 CASES = loops()
-LINEAR = ("gated", "gated, reversed", "gated, flipped, batch first", "derivative", "sum", "of numbers", "selective")
 DELAYED = ("delayed", "delayed, reversed")
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
-
-
-def agrees(loop: Loop, sizes: Mapping[sympy.Symbol, int], target: Target, kernels: int = 1) -> Kernels:
-    """The kernels' results are the evaluator's, and every access in them is proved."""
-    graph = loop.graph()
-    made = generate(graph, target=target, hints=sizes, name="loop")
-    assert len(made.kernels) == kernels
-    assert all(p.proved for p in prove(graph, made)), [str(f) for p in prove(graph, made) for f in p.faults]
-    given = [v * 0.3 for v in inputs_of(graph, sizes)]
-    found = run(made, module(made.kernels), graph, given, sizes)
-    wanted = evaluate(graph, [v.double().numpy() for v in given], sizes)
-    for x, y in zip(found, wanted, strict=True):
-        assert y is not None
-        scale = max(1.0, float(np.abs(y).max())) if y.size else 1.0
-        np.testing.assert_allclose(x.double().numpy(), y, rtol=0, atol=TOLERANCE[x.dtype] * scale)
-    return made
-
-
 SMALL = {B: 3, D: 21, H: 20}
 
 

@@ -31,10 +31,10 @@ class Buffers:
         self.aligned: set[str] = set()
         self._dtypes: dict[Ref, str] = {}
         wishes: dict[Ref, tuple[str | None, str]] = {}
-        for load in (t for t in program.terms if t.op == "load"):
-            wishes.setdefault(load.param.ref, (_wish(load), load.dtype))
-        for sink in program.sinks:
-            wishes.setdefault(sink.ref, (_wish(sink), sink.dtype))
+        for load in (t for t in program.terms if t.op == "load" and t.param.ref not in wishes):
+            wishes[load.param.ref] = _wish(load), load.dtype
+        for sink in (s for s in program.sinks if s.ref not in wishes):
+            wishes[sink.ref] = _wish(sink), sink.dtype
         for ref in sorted(wishes, key=lambda r: (ORDER[r.kind], r.index)):
             wish, dtype = wishes[ref]
             self._add(ref, names.fresh(f"{identifier(wish) or ref.kind}_ptr"), dtype)

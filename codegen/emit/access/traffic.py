@@ -28,7 +28,7 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
     """Every distinct place once; what a row in flight is read again for comes out of L2."""
     traffic, plan = Traffic(), context.plan
     counted: set[object] = set()
-    for load in (t for t in context.program.terms if t.op == "load"):
+    for load in (t for t in context.program.counted if t.op == "load"):
         if (load.param, load.args) in counted:
             continue
         counted.add((load.param, load.args))

@@ -5,10 +5,13 @@
         after = product * h + total
         h = the last row of after
 
-Products of many factors may leave the range of floats where what is carried does not: then the tile is walked by step.
+Products of many factors may leave the range of floats where what is carried does not, and stay within it where what is
+carried does not: then the tile is walked by step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ...program.axes import Term
 from ...schedule.loops.recurrences import Linear
@@ -16,10 +19,17 @@ from ...schedule.loops.roles import LoopProgram, LoopState
 from ..context import as_tensor
 from ..emit import Emitter
 from ..mathematics import TL, number, register_dtype
-from ..statements import Accumulate, Expr, For, If, Let, Scope, Statement, binary, call, literal, name
+from ..statements import Accumulate, Expr, For, If, Let, Scope, Statement, binary, call, literal, name, sum_of
 from .steps import Loop
 
 INFINITY = literal('float("inf")')
+
+
+def magnitude(values: Sequence[Expr]) -> Expr:
+    """|a| + |b| + .."""
+    total = sum_of([call("tl.abs", v) for v in values])
+    assert total is not None
+    return total
 
 
 class ChunkedLoop(Loop):
@@ -33,27 +43,33 @@ class ChunkedLoop(Loop):
 
     def emit(self) -> None:
         """for first_t in tl.range(0, T, BLOCK_T): all states, the stores of these steps, what is carried on."""
-        context, tile = self.context, self.emitter.tile
+        context = self.context
         scope = Scope(1, context.top)
-        variable = context.names.fresh("t_at")
-        self._set_steps(name(variable), scope)
+        variable, over = self._turns()
+        self._set_steps(self._first_step(variable), scope)
         after = {state: self._scanned(state, scope) for state in self.linear}
         for sink in self.program.in_loop:
             self.emitter.stores.store(sink, scope)
         for state, label in after.items():
             scope.body.append(Accumulate(self.labels[state], "=", self._row(label, self._end(state))))
-        steps = context.sizes.text(self.time.size, "T")
-        over = call("tl.range", literal(0), steps, tile.block(self.time))
         context.top.body.append(For(variable, over, scope.body))
         del self.emitter.coords[self.time]
 
+    def _turns(self) -> tuple[str, Expr]:
+        """The variable and range of the loop over tiles."""
+        steps = self.context.sizes.text(self.time.size, "T")
+        return self.context.names.fresh("t_at"), call("tl.range", literal(0), steps, self.emitter.tile.block(self.time))
+
+    def _first_step(self, variable: str) -> Expr:
+        """The first step of a tile; backwards the last tile comes first."""
+        block, steps = self.emitter.tile.block(self.time), self.context.sizes.text(self.time.size, "T")
+        if not self.is_reversed:
+            return name(variable)
+        last = binary("*", binary("-", call("tl.cdiv", steps, block), literal(1)), block)
+        return binary("-", last, name(variable))
+
     def _set_steps(self, at: Expr, scope: Scope) -> None:
-        sizes, block = self.context.sizes, self.emitter.tile.block(self.time)
-        sizes.require_countable(self.time.size)
-        if self.is_reversed:
-            steps = sizes.text(self.time.size, "T")
-            last = binary("*", binary("-", call("tl.cdiv", steps, block), literal(1)), block)
-            at = binary("-", last, at)
+        self.context.sizes.require_countable(self.time.size)
         label = self.context.names.fresh(f"first_{self.time.name}")
         self.first = scope.define(label, call("tl.cast", at, literal("tl.int64")))
         self.emitter.coords.set_lanes(self.time, self.first, scope, scope.level)
@@ -84,6 +100,10 @@ class ChunkedLoop(Loop):
         label = self.context.names.fresh(f"{self.labels[state]}_{word}")
         return scope.define(label, value)
 
+    def _first_order(self, pair: Expr) -> Expr:
+        """The (product, total) of all steps up to each, from the (factor, added) of each."""
+        return call("tl.associative_scan", pair, literal(self.dim), name("first_order"), **self._direction())
+
     def _direction(self) -> dict[str, Expr | str]:
         return {"reverse": literal("True")} if self.is_reversed else {}
 
@@ -105,14 +125,18 @@ class ChunkedLoop(Loop):
     def _product(self, state: LoopState, factor: Expr, added: Expr, before: Expr, scope: Scope) -> Expr:
         """The state after each step, by a scan; by step where that is not finite."""
         pair = Expr(f"({factor}, {added})", names=factor.names | added.names)
-        both = call("tl.associative_scan", pair, literal(self.dim), name("first_order"), **self._direction())
-        runs = self.context.let(scope, "runs", both)
+        runs = self.context.let(scope, "runs", self._first_order(pair))
         product, total = (Expr(f"{runs}[{i}]", names=runs.names) for i in (0, 1))
         after = self._named(state, "after", binary("+", binary("*", product, before), total), scope)
-        wild = binary("<", binary("+", call("tl.abs", product), call("tl.abs", total)), INFINITY)
-        is_wild = call("tl.max", call("tl.where", wild, literal(0), literal(1)))
-        scope.body.append(If(binary("!=", is_wild, literal(0)), self._by_step(state, after, factor, added, before)))
+        # of a product or total that is not finite, nothing finite is made; with `total` beside it ptxas spills nothing
+        is_wild = self._is_any_beyond((total, after), INFINITY)
+        scope.body.append(If(is_wild, self._by_step(state, after, factor, added, before)))
         return after
+
+    def _is_any_beyond(self, values: Sequence[Expr], limit: Expr) -> Expr:
+        """Whether the magnitudes add up to the limit or more in any lane, or to no number."""
+        beyond = call("tl.where", binary("<", magnitude(values), limit), literal(0), literal(1))
+        return binary("!=", call("tl.max", beyond), literal(0))
 
     def _by_step(self, state: LoopState, after: Expr, factor: Expr, added: Expr, before: Expr) -> list[Statement]:
         names, block = self.context.names, self.emitter.tile.block(self.time)

@@ -3,45 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
-from ...kernel import Kernel, Target
+from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
 from ...program.axes import Axis
 from ...program.sizes import Hints
 from ...program.terms import TermTable
+from ...schedule.loops.phases import (
+    Phases,
+    chunks_at,
+    phases_of,
+    programs_of,
+    tile_of_chunks,
+    tile_of_joined,
+    wanted_chunks,
+    why_whole,
+)
 from ...schedule.loops.recurrences import recurrences_of
 from ...schedule.loops.roles import LoopProgram
-from ...schedule.loops.tiles import chunked_tile_of, in_chunks, schedule_of, tile_of
+from ...schedule.loops.tiles import LoopTile, chunked_tile_of, in_chunks, schedule_of, tile_of
 from ...schedule.schedule import Schedule
 from ...schedule.workload import Workload
 from ..emit import Emitter, assemble
 from ..names import Names
 from .chunks import ChunkedLoop
+from .phases import ChunkEnds, JoinedChunks, PartOfTime
 from .steps import Loop
 
 
-def kernel_of_loop(table: TermTable, program: LoopProgram, target: Target, hints: Hints, label: str) -> Kernel:
-    """One kernel for a loop and what is made of its results."""
+def kernels_of_loop(
+    table: TermTable, program: LoopProgram, target: Target, hints: Hints, label: str, first: int
+) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:  # fmt: skip
+    """The kernels of a loop and what is made of its results, and the temporaries between them, from number `first` on.
+
+    One; or three, where few elements go through much time: then it is in chunks.
+    """
     workload = Workload(program, target, hints)
     linear = recurrences_of(table, program) if in_chunks(workload, program) else None
-    chunk = None if linear is None else chunked_tile_of(workload, program)
-    tile = chunk or tile_of(workload, program, hints)
+    tile = None if linear is None else chunked_tile_of(workload, program)
+    if linear is None or tile is None:
+        tile = tile_of(workload, program, hints)
+        return (_made(Loop(_emitter(program, tile, target, hints, label), program)),), ()
+    wanted = wanted_chunks(workload, program, tile, linear)
+    parts = chunks_at(wanted, workload)
+    steps, block, units = program.time.size, tile.blocks[program.time], target.units
+    course = Course(steps, block, programs_of(tile), units, parts, why_whole(linear))
+    if parts > 1:
+        phases = phases_of(table, program, linear, workload.order, parts, first)
+        kernels = _kernels_of_phases(phases, program, tile, target, hints, label)
+        buffers = phases.buffers
+    else:
+        kernels = [_made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear))]
+        buffers = ()
+    kernels[0] = replace(kernels[0], splits=parts, wanted=wanted, course=course)
+    return tuple(kernels), buffers
+
+
+def _kernels_of_phases(
+    phases: Phases, program: LoopProgram, tile: LoopTile, target: Target, hints: Hints, label: str
+) -> list[Kernel]:  # fmt: skip
+    """What each chunk makes of a state; the states before chunks; the steps of each."""
+    time, axis = program.time, phases.axis
+    of_chunks, joined = tile_of_chunks(tile, axis), tile_of_joined(tile, time, axis)
+    emitter = _emitter(phases.chunks, of_chunks, target, hints, f"{label}{CHUNKS}", axis)
+    kernels = [_made(ChunkEnds(emitter, phases.chunks, phases.ends, axis))]
+    emitter = _emitter(phases.joined, joined, target, hints, f"{label}{JOINED}", axis)
+    joining = JoinedChunks(emitter, phases.joined, phases.joins, phases.steps, time, tile.blocks[time])
+    kernels.append(_made(joining))
+    if phases.again is not None:
+        emitter = _emitter(phases.again, of_chunks, target, hints, label, axis)
+        kernels.append(_made(PartOfTime(emitter, phases.again, phases.linear, axis)))
+    return kernels
+
+
+def _emitter(
+    program: LoopProgram, tile: LoopTile, target: Target, hints: Hints, label: str, chunk: Axis | None = None
+) -> Emitter:  # fmt: skip
     sizes = {**tile.blocks, **tile.depths}
-    emitter = Emitter(program, schedule_of(program, tile), target, hints, label, name_axes, sizes)
-    loop = Loop(emitter, program) if linear is None or chunk is None else ChunkedLoop(emitter, program, linear)
+    naming = partial(name_axes, chunk=chunk)
+    return Emitter(program, schedule_of(program, tile), target, hints, label, naming, sizes)
+
+
+def _made(loop: Loop) -> Kernel:
+    """The kernel of a loop."""
     loop.set_coordinates()
     loop.begin()
     loop.emit()
     loop.finish()
-    return assemble(emitter, emitter.traffic())
+    return assemble(loop.emitter, loop.emitter.traffic())
 
 
-def name_axes(plan: Schedule, names: Names) -> Mapping[Axis, str]:
-    """t over T, col over N, row over M; then c over C, d over D .."""
-    spare = iter("CDEFGHIJKLOPQRSUVWXYZ")
+def name_axes(plan: Schedule, names: Names, chunk: Axis | None = None) -> Mapping[Axis, str]:
+    """t over T, col over N, row over M, chunk over C; then d over D, e over E .."""
+    spare = iter("DEFGHIJKLOPQRSUVWXYZ" if chunk else "CDEFGHIJKLOPQRSUVWXYZ")
     words = iter((("col", "N"), ("row", "M")))
     letters: dict[Axis, str] = {}
     for axis in reversed(plan.order):
-        word, letter = ("t", "T") if axis.turn else next(words, ("", ""))
+        own = ("t", "T") if axis.turn else ("chunk", "C") if axis is chunk else None
+        word, letter = own or next(words, ("", ""))
         letters[axis] = letter = letter or next(spare, "X")
         axis.name = word or letter.lower()
         names.fresh(letter), names.fresh(axis.name)

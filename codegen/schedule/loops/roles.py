@@ -41,12 +41,24 @@ class LoopState:
 
 
 class LoopProgram(Program):
-    """The sinks of a kernel with a loop: its stores are `sinks`, its states are beside them."""
+    """The sinks of a kernel with a loop: its stores are `sinks`, its states are beside them.
 
-    def __init__(self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis) -> None:
-        super().__init__([*sinks, *(s for state in states for s in (state.initial, state.update))])
+    `unlikely`: what it reads only where numbers leave their range; it is not counted.
+    """
+
+    def __init__(
+        self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis, unlikely: Sequence[Sink] = ()
+    ) -> None:
+        likely = [*sinks, *(s for state in states for s in (state.initial, state.update))]
+        super().__init__([*likely, *unlikely])
+        self._likely = terms_below(t for s in likely for t in s.terms)
         self.sinks, self.states, self.time = tuple(sinks), tuple(states), time
         self.axes = tuple(sorted({*self.axes, time}, key=lambda a: a.order))
+
+    @property
+    def counted(self) -> tuple[Term, ...]:
+        """The terms that are needed as long as numbers stay in their range."""
+        return self._likely
 
     @property
     def in_loop(self) -> list[Sink]:

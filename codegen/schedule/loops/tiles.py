@@ -107,7 +107,7 @@ def _lanes(w: Workload, grid: tuple[Axis, ...], tall: int) -> int:
 def schedule_of(program: LoopProgram, tile: LoopTile) -> Schedule:
     """The tile as a schedule."""
     scalars = (a for a in (*tile.grid, *tile.whole) if a not in tile.blocks)
-    by_step = () if program.time in tile.blocks else (program.time,)
+    by_step = tuple(a for a in program.axes if a.turn and a not in tile.blocks)
     return Schedule(
         row=tile.whole, chunked=False, walk=(), grid=tile.grid, tile=dict(tile.blocks), inner=frozenset(), final=(),
         after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps, stages=tile.stages,

@@ -8,7 +8,7 @@ it is not of primitives alone, autograd does it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ from ...execution.aten import reference
 from ...execution.graph_to_kernels import graph_of, optimize
 from ...settings.config import KERNEL_BACKENDS
 from ...specialize.linearity import CoarsestEps, IgnoreDetach, NonLinearBackward, not_transposed, probe_tensor
-from ...values.sizes import BoundSizes
+from ...values.sizes import BoundSizes, numbers
 from ..batching.ir_rules import Lowered
 from ..graphs import GraphCache, present
 from ..transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
@@ -95,9 +95,17 @@ class TransposedBackward(TransformableGraph):
         if id(entry) not in self.transposed:
             with plain_tensors(), torch.no_grad(), capture_lock:
                 self._transpose(args, entry)
-        if self.transposed[id(entry)] is None or not all(t.is_contiguous() for t in (*tangents, *outputs)):
+        graph = self.transposed[id(entry)]
+        if graph is None or not all(t.is_contiguous() for t in (*tangents, *outputs)):
             return None
-        return entry if entry.admits(BoundSizes(sizes)) else None
+        is_right = entry.admits(BoundSizes(sizes)) and self._are_as_gradients(graph, tangents, sizes)
+        return entry if is_right else None
+
+    def _are_as_gradients(self, graph: Lowered, tangents: Sequence[Tensor], sizes: Mapping[Any, int]) -> bool:
+        """The tangents are as long as the gradients that backward returns."""
+        first = len(present_residuals(self.spec.captured)) + len(self.spec.captured.forward.tensor_outputs)
+        shapes = [v.shape for v in graph.graph.inputs[first : first + len(tangents)]]
+        return all(tuple(t.shape) == numbers(s, sizes) for t, s in zip(tangents, shapes, strict=True))
 
     def _transpose(self, args: Sequence[Any], entry: BackwardEntry) -> None:
         if id(entry) in self.transposed:  # another thread was first

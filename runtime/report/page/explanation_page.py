@@ -100,10 +100,10 @@ def _launches(explained: Explained) -> str:
 
 
 def _walks(explained: Explained) -> str:
-    """What is never in memory: how each kernel walks it, what is made again, and what decided."""
+    """How kernels walk time and what is never in memory, what is made again, and what decided."""
     rows = [(k.name, k.walk) for k in explained.kernels if k.walk]
     lines = [line for d, r in explained.directions.items() for line in (*r.products, *explained.made_again(d))]
-    walks = _table(("launch", "walks a matrix that is never in memory"), rows) if rows else ""
+    walks = _table(("launch", "walks time, or a matrix that is never in memory"), rows) if rows else ""
     return walks + "".join(map(note, lines))
 
 
