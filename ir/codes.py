@@ -468,6 +468,13 @@ CODES = (
         (r".* goes through torch at some sizes",),
     ),
     Code(
+        "FG107", "its operations run as they were traced, with eager's bits: backward makes `d` again and compares it "
+        "with `far`, which forward hands over",
+        "Kernels of forward and of backward add in two orders, and the largest of a row would be none of its elements.",
+        "Save the index or the mask of the extreme in forward, and backward has nothing to compare.",
+        (r"its operations run as they were traced",),
+    ),
+    Code(
         "FG106", "a loop is traced step by step: its steps are not the same ones each time",
         "A loop over a size of an argument was not recognised as one: its graph holds all steps, for one length, and "
         "another length is traced anew.",

@@ -16,6 +16,7 @@ from ..capture.outputs import from_flat_outputs
 from ..compiled.backward import backward_is_captured
 from ..fallback.answer import UNDER_FUNC
 from ..fallback.records import NotCaptured
+from ..specialize.comparisons import backend_apart
 from ..values.bitwise import made_up_data
 from .placeholders import example, readable
 from .rules.functorch_function import functorch_function_of
@@ -68,7 +69,8 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         place = method_place(compiler.user.method("forward"))
         compiler.ledger.refuse("torch.func", CaptureError(reason=why, where=place))
         return compiler.user.run(*args)
-    function = functorch_function_of(compiler, specialization, compiler.options.backend_for(plain))
+    backend = backend_apart(specialization, compiler.options.backend_for(plain))
+    function = functorch_function_of(compiler, specialization, backend)
     tensors = [a if isinstance(a, Tensor) else None for a in flat_args]  # the rest is a constant of the specialisation
     outputs = custom_function_call(function, *tensors) if transforms_active() else function.apply(*tensors)
     captured = specialization.captured
