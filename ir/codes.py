@@ -468,19 +468,19 @@ CODES = (
         (r".* goes through torch at some sizes",),
     ),
     Code(
-        "FG107", "its operations run as they were traced, with eager's bits: backward makes `d` again and compares it "
-        "with `far`, which forward hands over",
-        "Kernels of forward and of backward add in two orders, and the largest of a row would be none of its elements.",
-        "Save the index or the mask of the extreme in forward, and backward has nothing to compare.",
-        (r"its operations run as they were traced",),
-    ),
-    Code(
         "FG106", "a loop is traced step by step: its steps are not the same ones each time",
         "A loop over a size of an argument was not recognised as one: its graph holds all steps, for one length, and "
         "another length is traced anew.",
         "The text behind it says what is in the way: a number that is another one in each step, a list of all steps "
         "that is kept, a step that does something else than the others.",
         (r"a loop is traced step by step",),
+    ),
+    Code(
+        "FG107", "its operations run as they were traced, with eager's bits: backward makes `d` again and compares it "
+        "with `far`, which forward hands over",
+        "Kernels of forward and of backward add in two orders, and the largest of a row would be none of its elements.",
+        "Save the index or the mask of the extreme in forward, and backward has nothing to compare.",
+        (r"its operations run as they were traced",),
     ),
     Code(
         "FG110", "fusion break: a matmul is a library call",

@@ -81,8 +81,8 @@ def prepare(
                 spec.decide(for_a_call(spec, choose_residuals(spec, sizes, partial(target_of, spec, backend))))
                 spec.captured.guard = spec.captured.current_guard()  # what backward assumed is in both graphs
         residual_plan = spec.residual_plan
-    # Without, forward and backward are compiled apart: what backward compares with forward's results has to be the same.
-    if residual_plan is None:
+    # Without, forward and backward are compiled apart: what backward compares with forward's results has to be theirs.
+    if residual_plan is None and any(spec.captured.forward.needs_input_grad):
         backend = backend_apart(spec, backend)
     # Groups are fused, kernels generated and proved; where opaque nodes come between, their results tell the sizes.
     executable = spec.executable(backend, residual_plan)

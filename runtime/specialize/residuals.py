@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import sympy
 import torch
@@ -17,7 +17,7 @@ import torch
 from ...codegen import Target
 from ...ir import Graph
 from ...ir.errors import LoweringError
-from ...ir.passes.programs.compared import hands_over_selected
+from ...ir.passes.programs.compared import hands_over_selected, pairs_of
 from ...ir.passes.programs.overlap import Overlap, overlap
 from ...ir.passes.programs.recompute import Recompute, apply_choice, present, value_at
 from ...ir.program import Program, ValueRef
@@ -81,11 +81,13 @@ def _chosen(
     if not watch_allows(_pass_of(captured), captured.name):
         return None
     if captured.is_plain:
-        found = overlap(program, mask_of(predicted_kinds(captured)), sizes)
-        return None if found is None else DerivedResidualPlan(found)
+        mask = mask_of(predicted_kinds(captured))
+        found = overlap(program, mask, sizes)
+        return None if found is None or pairs_of(found.both(mask)) else DerivedResidualPlan(found)
     new = Recompute(sizes)(program)
-    if is_on("streams") or is_on("slabs"):
-        new = streamed_program(program, new, sizes, target) or new
+    streams = streamed_program(program, new, sizes, target) if is_on("streams") or is_on("slabs") else None
+    # What backward compares with a residual is no value to make again: it would have other bits.
+    new = next((p for p in (streams, new) if p is not None and not pairs_of(p)), program)
     return None if new is program or program.forward.mutations else ResidualPlan.of(program, new)
 
 
@@ -133,7 +135,7 @@ class ResidualPlan:
         self._programs, self._rebuild = programs, rebuild
 
     @classmethod
-    def of(cls, captured: Program, program: Program) -> ResidualPlan:
+    def of(cls, captured: Program, program: Program) -> Self:
         """The residuals of `program` in the place of those of `captured`."""
         rebuild = apply_choice(program, (), _identity(captured))  # now: where backward fails it is the way back
         return cls(captured.residuals, program.residuals, (captured, program), rebuild)

@@ -6,12 +6,14 @@ Kernels add in two orders, and no score that is made again would be the largest 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -107,15 +109,93 @@ class TopFew(Function):
         return TopFew.weights(s, s.topk(3, dim=-1).values[..., -1:]) @ v
 
 
+class OtherSpelling(Function):
+    """Scores that backward spells otherwise, in operations of the same bits."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        best = (torch.einsum("bqd,bkd->bqk", q, k) / 4).max(-1, keepdim=True).values
+        ctx.save_for_backward(q, k, v, best)
+        return best * v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, best = ctx.saved_tensors
+        hit = torch.bmm(q, k.transpose(1, 2)).div(4) == best
+        ds = hit.to(q.dtype) * (g * v).sum(-1, keepdim=True) / 4
+        return ds @ k, ds.mT @ q, g * best
+
+    plain = Pooled.plain
+
+
+class KeptScores(Function):
+    """The scores themselves are kept, though they could be made again for less."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        s = q @ k.mT / 4
+        best = s.amax(-1, keepdim=True)
+        ctx.save_for_backward(q, k, v, s, best)
+        return best * v + torch.exp(s - best).sum(-1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, s, best = ctx.saved_tensors
+        hit, p = (s == best).to(q.dtype), torch.exp(s - best)
+        rest = g.sum(-1, keepdim=True)
+        ds = (hit * ((g * v).sum(-1, keepdim=True) - p.sum(-1, keepdim=True) * rest) + p * rest) / 4
+        return ds @ k, ds.mT @ q, g * best
+
+    @staticmethod
+    def plain(q, k, v):
+        s = q @ k.mT / 4
+        best = s.amax(-1, keepdim=True)
+        return best * v + torch.exp(s - best).sum(-1, keepdim=True)
+
+
+class ByItsOwnJvp(Function):
+    """backward has the place of the best score, the class's own jvp asks for it."""
+
+    @staticmethod
+    def forward(q, k, v):
+        s = q @ k.mT / 4
+        best = s.amax(-1, keepdim=True)
+        return best * v, best, s.argmax(-1, keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, *output[1:])
+        ctx.save_for_forward(*inputs, output[1])
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        q, k, v, best, place = ctx.saved_tensors
+        ds = torch.zeros_like(q @ k.mT).scatter(-1, place, (g * v).sum(-1, keepdim=True) / 4)
+        return ds @ k, ds.mT @ q, g * best
+
+    @staticmethod
+    def jvp(ctx, tq, tk, tv):
+        q, k, v, best = ctx.saved_tensors
+        hit = (q @ k.mT / 4 == best).to(q.dtype)
+        return (hit * (tq @ k.mT + q @ tk.mT) / 4).sum(-1, keepdim=True) * v + best * tv, None, None
+
+    plain = Pooled.plain
+
+
 def tensors(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     random = torch.Generator().manual_seed(5)
     return tuple(torch.randn(s, generator=random).requires_grad_() for s in shapes)
 
 
+def queries_and_keys() -> tuple[Tensor, ...]:
+    return tensors((2, 45, 16), (2, 70, 16), (2, 45, 8))
+
+
 FUNCTIONS = {
     Furthest: lambda: tensors((2, 45, 16), (2, 70, 16), (2,)),
-    Pooled: lambda: tensors((2, 45, 16), (2, 70, 16), (2, 45, 8)),
     TopFew: lambda: tensors((2, 45, 16), (2, 70, 16), (2, 70, 8)),
+    **dict.fromkeys((Pooled, OtherSpelling, KeptScores, ByItsOwnJvp), queries_and_keys),
 }
 
 
@@ -230,3 +310,80 @@ def off(cls: Any, fast: Any, composition: Call, make: Call) -> float:
 def test_beside_eager(cls: Any, composition: str) -> None:
     fast = fusegrad.compile(cls, backend="interpret")
     assert off(cls, fast, COMPOSITIONS[composition], FUNCTIONS[cls]) < DIGITS
+
+
+# ------------------------------------------------------------------------------------------------- what is reported
+AS_TRACED = r"its operations run as they were traced, with eager's bits: "
+
+
+def products(cls: Any, direction: str) -> list[str]:
+    with torch.device("meta"):
+        arguments = [torch.randn(s).requires_grad_() for s in ((4, 4096, 64), (4, 4096, 64), (4, 4096, 64))]
+    return fusegrad.explain(fusegrad.compile(cls), *arguments, target="cuda:90").directions[direction].products
+
+
+def test_what_is_compared_is_handed_over_and_reported() -> None:
+    (line,) = [line for line in products(Pooled, "backward") if line.startswith("compared ")]
+    assert line.startswith("compared s: with best, bit for bit, and handed over")
+
+
+def test_what_was_kept_to_be_compared_is_not_made_again() -> None:
+    lines = [*products(KeptScores, "forward"), *products(KeptScores, "backward")]
+    assert any("in memory, `s` is returned or saved" in line for line in lines)
+    assert not any("never in memory" in line for line in lines)
+
+
+@pytest.mark.parametrize("composition", ["grad", "vmap of grad", "torch.compile", "hooks"])
+def test_what_is_compiled_apart_is_reported(composition: str) -> None:
+    fast = fusegrad.compile(Pooled, backend="interpret")
+    with pytest.warns(fusegrad.FallbackWarning, match=AS_TRACED + "backward makes `s` again and compares it"):
+        COMPOSITIONS[composition](fast.apply, *queries_and_keys())
+    assert AS_TRACED in str(fusegrad.explain(fast, *queries_and_keys()))
+
+
+# ------------------------------------------------------------------------------------- where one method is not traced
+class OpaqueBackward(Function):
+    forward = Pooled.forward
+
+    @staticmethod
+    def backward(ctx, g):
+        assert g.numpy().size
+        return Pooled.backward(ctx, g)
+
+
+def test_backward_that_falls_back_to_eager_compares_eagers_bits() -> None:
+    fast = fusegrad.compile(OpaqueBackward, backend="interpret", traceable={"backward": False})
+    assert off(Pooled, fast, plain_autograd, queries_and_keys) < DIGITS
+
+
+@pytest.mark.parametrize("composition", ["plain", "double backward", "checkpoint"])
+def test_forward_that_falls_back_to_eager_hands_over_eagers_bits(composition: str) -> None:
+    fast = fusegrad.compile(Pooled, backend="interpret", traceable={"forward": False})
+    with pytest.warns(fusegrad.FallbackWarning, match=AS_TRACED):
+        assert off(Pooled, fast, COMPOSITIONS[composition], queries_and_keys) < DIGITS
+
+
+class Gated(Function):
+    """Its backward asks where a sum is positive, of which there are no bits to hand over."""
+
+    @staticmethod
+    def forward(ctx, x, w, b):
+        ctx.save_for_backward(x, w, b)
+        return torch.relu(x @ w.mT + b[:, None, :1])
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, b = ctx.saved_tensors
+        ds = torch.where(x @ w.mT + b[:, None, :1] > 0, g, 0.0)
+        return ds @ w, ds.mT @ x, F.pad(ds.sum((1, 2))[:, None], (0, b.shape[1] - 1))
+
+
+@pytest.mark.parametrize("traceable", [None, {"forward": False}], ids=["traced", "opaque forward"])
+def test_what_only_jumps_elsewhere_stays_in_kernels(traceable: Any) -> None:
+    fast = fusegrad.compile(Gated, backend="interpret", **({} if traceable is None else {"traceable": traceable}))
+    arguments = tensors((2, 45, 16), (2, 70, 16), (2, 3))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", AS_TRACED)
+        found = torch.autograd.grad(fast.apply(*arguments).sum(), arguments)
+    exact = torch.autograd.grad(Gated.apply(*arguments).sum(), arguments)
+    assert all(error(f, e.double()) < DIGITS for f, e in zip(found, exact, strict=True))

@@ -8,7 +8,7 @@ of all that adds: products, sums, running sums. What is made of these element by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,8 +47,10 @@ class Compared:
 
     def __call__(self, program: Program) -> Program:
         users, captured = saved_by_user(program), hidden_values(program)
-        found = dict.fromkeys(pair.made for pair in pairs_of(program) if pair.made.id not in users)
-        if not set(found) - set(captured):
+        pairs = pairs_of(program)
+        found = dict.fromkeys(pair.made for pair in pairs if pair.made.id not in users)
+        is_known = all(pair.made.graph is program.forward for pair in pairs)  # spelt as in forward
+        if not (is_known and set(found) - set(captured)):
             return program
         saved = tuple(dict.fromkeys([*captured, *found]))
         return with_choice(program, Choice(program, saved, rows=tuple(found)))
@@ -56,8 +58,12 @@ class Compared:
 
 def pairs_of(program: Program) -> list[Pair]:
     """What the backwards of a program make again, and compare with what they are handed."""
-    added = added_in(program.forward)
-    return [pair for b in program.backward.values() for pair in _Handed(program, b, added).pairs()]
+    return [pair for b in program.backward.values() for pair in _OfProgram(program, b).pairs()]
+
+
+def pairs_alone(backward: Graph, given: int) -> list[Pair]:
+    """The same of a backward whose forward runs as it was written. given: how many inputs are no gradients."""
+    return list(_Alone(backward, given).pairs())
 
 
 def added_in(graph: Graph) -> frozenset[int]:
@@ -88,41 +94,104 @@ def _selects(value: Value, added: Collection[int]) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------- in a backward
-class _Handed:
-    """A backward, by what it is handed and what it makes again. added: values of forward, by their ids."""
+class _Backward:
+    """A backward: what of it is made without its gradients, and of what sums. given: its inputs before gradients."""
 
-    def __init__(self, program: Program, backward: Graph, added: Collection[int]) -> None:
-        self.backward, self.added = backward, added
-        self.values = made_in_forward(program, backward)
-        inputs = {v.id for v in backward.inputs if self._is_added(v)}
-        self.inputs, self.handed = inputs, made_of(backward, inputs)
+    def __init__(self, backward: Graph, given: Sequence[Value]) -> None:
+        self.backward, self.sums = backward, added_in(backward)
+        self.free = _made_of_alone(backward, {v.id for v in given})
+
+    def _is_sum(self, value: Value) -> bool:
+        return value.id in self.free and value.id in self.sums
 
     def pairs(self) -> Iterator[Pair]:
         for value in self.backward.order():
-            if value.prim in STEPS and value.id in self.handed:
-                made, handed = self._ends(value)
-                if made and handed and jumps(value, {v.id for v in made}, {v.id for v in handed}):
-                    yield from (Pair(self.values[m.id], self.values[h.id]) for m in made for h in handed)
+            if value.prim in STEPS:
+                made, handed = self._ends(value.args)
+                if made and handed and self._may_decide(value, made, handed):
+                    yield from (Pair(self._named(m), self._named(h)) for m in made for h in handed)
 
-    def _ends(self, value: Value) -> tuple[list[Value], list[Value]]:
-        """What an element of a value is made of: values made again, and values that are handed over."""
+    def _may_decide(self, step: Value, made: Sequence[Value], handed: Sequence[Value]) -> bool:
+        """True where the last digit of what is made again may decide a step."""
+        return jumps(step, {v.id for v in made}, {v.id for v in handed})
+
+    def _ends(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+        """What an element of some values is made of: values made again, and values that are handed over."""
         made, handed = dict[Value, None](), dict[Value, None]()
-        todo = list(value.args)
+        todo = list(values)
         while todo:
             operand = todo.pop()
-            if operand.id not in self.handed and self._is_added(operand):
-                made[_below_layout(operand)] = None
-            elif operand.id in self.inputs:
+            if (again := self._made(operand)) is not None:
+                made[again] = None
+            elif self._is_handed(operand):
                 handed[operand] = None
             elif _is_by_element(operand):
                 todo += operand.args
-            elif operand.id in self.handed and self._is_added(operand):  # selected of what is handed over, say
-                handed[operand] = None
-        return [v for v in made if self._is_added(v)], list(handed)
+        return list(made), list(handed)
+
+    def _named(self, value: Value) -> Value:
+        return value
+
+    def _made(self, value: Value) -> Value | None:
+        """The value that is made again, where it ends at this operand."""
+        raise NotImplementedError
+
+    def _is_handed(self, value: Value) -> bool:
+        raise NotImplementedError
+
+
+class _OfProgram(_Backward):
+    """A backward beside its forward: known is what was selected or made of sums, and what is made again as it was."""
+
+    def __init__(self, program: Program, backward: Graph) -> None:
+        super().__init__(backward, backward.inputs[: len(present(program))])
+        self.values, self.added = made_in_forward(program, backward), added_in(program.forward)
+        self.inputs = {v.id for v in backward.inputs if self._is_added(v)}
+        self.of_inputs = made_of(backward, self.inputs)
 
     def _is_added(self, value: Value) -> bool:
         known = self.values.get(value.id)
-        return known is not None and known.id in self.added
+        return self._is_sum(value) if known is None else known.id in self.added
+
+    def _made(self, value: Value) -> Value | None:
+        below = _below_layout(value)
+        return below if value.id not in self.of_inputs and self._is_added(value) and self._is_added(below) else None
+
+    def _is_handed(self, value: Value) -> bool:
+        """What it is given, or has selected of that."""
+        is_end = value.id in self.inputs or not _is_by_element(value)
+        return is_end and value.id in self.of_inputs and self._is_added(value)
+
+    def _named(self, value: Value) -> Value:
+        return self.values.get(value.id, value)
+
+
+class _Alone(_Backward):
+    """A backward whose forward is not known: whatever it is given may have been selected among what it makes again."""
+
+    def __init__(self, backward: Graph, given: int) -> None:
+        super().__init__(backward, backward.inputs[:given])
+        self.given = {v.id for v in backward.inputs[:given] if v.aval.is_float}
+
+    def _made(self, value: Value) -> Value | None:
+        return value if not _is_by_element(value) and self._is_sum(value) else None
+
+    def _is_handed(self, value: Value) -> bool:
+        return value.id in self.given
+
+    def _may_decide(self, step: Value, made: Sequence[Value], handed: Sequence[Value]) -> bool:
+        """The same, or where the two sides may be equal by what forward did: x @ y / 4 == largest."""
+        sides = [self._ends([a]) for a in step.args] if step.prim in COMPARE else []
+        opposite = any(x[0] and y[1] for x, y in zip(sides, sides[::-1], strict=True))
+        return opposite or super()._may_decide(step, made, handed)
+
+
+def _made_of_alone(graph: Graph, values: Collection[int]) -> frozenset[int]:
+    """Ids of some values, and of all that is made of nothing else."""
+    made = set(values)
+    for value in graph.order():
+        made |= {value.id} if value.prim != "input" and all(a.id in made for a in value.args) else set()
+    return frozenset(made)
 
 
 def _is_by_element(value: Value) -> bool:

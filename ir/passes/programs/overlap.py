@@ -57,6 +57,10 @@ class Overlap:
         """The program with what was chosen as its hidden outputs."""
         return self._handing_over(self.saved)
 
+    def both(self, mask: tuple[bool, ...]) -> Program:
+        """The same with its backward for these gradients."""
+        return replace(self.program_now(), backward={mask: self.backward(self.program.backward[mask])})
+
     def backward(self, backward: Graph) -> Graph:
         """backward on the arguments, made to start from what was chosen besides."""
         return self._received(backward, self.saved)
