@@ -298,9 +298,14 @@ COMPOSITIONS = {
 }  # fmt: skip
 
 
-def off(cls: Any, fast: Any, composition: Call, make: Call) -> float:
+PARTIAL = {(KeptScores, "double backward")}
+"""Where a class keeps an intermediate: plain autograd does not differentiate along it, in eager either."""
+
+
+def off(call: Call, fast: Any, composition: Call, make: Call) -> float:
+    """The error of a compiled class beside a call in float64."""
     found = tree_leaves(composition(fast.apply, *make()))
-    exact = tree_leaves(composition(cls.plain, *(a.detach().double().requires_grad_() for a in make())))
+    exact = tree_leaves(composition(call, *(a.detach().double().requires_grad_() for a in make())))
     assert len(found) == len(exact)
     return max(error(f, e.detach()) for f, e in zip(found, exact, strict=True))
 
@@ -309,7 +314,8 @@ def off(cls: Any, fast: Any, composition: Call, make: Call) -> float:
 @pytest.mark.parametrize("cls", FUNCTIONS, ids=lambda c: c.__name__)
 def test_beside_eager(cls: Any, composition: str) -> None:
     fast = fusegrad.compile(cls, backend="interpret")
-    assert off(cls, fast, COMPOSITIONS[composition], FUNCTIONS[cls]) < DIGITS
+    exact = cls.apply if (cls, composition) in PARTIAL else cls.plain
+    assert off(exact, fast, COMPOSITIONS[composition], FUNCTIONS[cls]) < DIGITS
 
 
 # ------------------------------------------------------------------------------------------------- what is reported
@@ -353,14 +359,14 @@ class OpaqueBackward(Function):
 
 def test_backward_that_falls_back_to_eager_compares_eagers_bits() -> None:
     fast = fusegrad.compile(OpaqueBackward, backend="interpret", traceable={"backward": False})
-    assert off(Pooled, fast, plain_autograd, queries_and_keys) < DIGITS
+    assert off(Pooled.plain, fast, plain_autograd, queries_and_keys) < DIGITS
 
 
 @pytest.mark.parametrize("composition", ["plain", "double backward", "checkpoint"])
 def test_forward_that_falls_back_to_eager_hands_over_eagers_bits(composition: str) -> None:
     fast = fusegrad.compile(Pooled, backend="interpret", traceable={"forward": False})
     with pytest.warns(fusegrad.FallbackWarning, match=AS_TRACED):
-        assert off(Pooled, fast, COMPOSITIONS[composition], queries_and_keys) < DIGITS
+        assert off(Pooled.plain, fast, COMPOSITIONS[composition], queries_and_keys) < DIGITS
 
 
 class Gated(Function):
