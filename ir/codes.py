@@ -484,6 +484,13 @@ CODES = (
         (r"its loop is at ", r"its loop cannot be compared"),
     ),
     Code(
+        "FG108", "its operations run as they were traced, with eager's bits: backward makes `d` again and compares it "
+        "with `far`, which forward hands over",
+        "Kernels of forward and of backward add in two orders, and the largest of a row would be none of its elements.",
+        "Save the index or the mask of the extreme in forward, and backward has nothing to compare.",
+        (r"its operations run as they were traced",),
+    ),
+    Code(
         "FG110", "fusion break: a matmul is a library call",
         "Products whose arithmetic takes longer than their bytes go to cuBLAS or rocBLAS; what is before and behind "
         "becomes kernels of its own.",

@@ -55,6 +55,12 @@ def _node(value: Value, operands: list[Any], sizes: Mapping[sympy.Symbol, int], 
     return extern(value, operands, sizes)
 
 
+def element(value: Value, operands: Sequence[Any]) -> Array:
+    """One element of an elementwise node, of single numbers."""
+    with np.errstate(all="ignore"):
+        return np.asarray(_node(value, [np.asarray(x) for x in operands], {}, None))
+
+
 class _Node:
     """A node's parameters, with sizes as numbers."""
 

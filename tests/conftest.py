@@ -69,6 +69,7 @@ ONE_IN = {
     "streams/test_many_styles.py": 40,
     "streams/test_stream_programs.py": 8,
     "streams/test_stream_compositions.py": 4,
+    "streams/test_comparisons.py": 12,
     "suite/test_derived.py": 2,
     "suite/test_suite.py": 2,
     "suite/test_targets.py": 3,

@@ -20,6 +20,7 @@ from ..fallback.records import Record, warn
 from ..functorch.backward_unit import BackwardUnit
 from ..settings.config import taken_over
 from ..settings.counters import count
+from ..specialize.comparisons import backend_apart
 from ..specialize.compiled_backward import BackwardCall, is_apart
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
@@ -92,7 +93,7 @@ def _derivative(compiler: Compiled, spec: Specialization, call: BackwardCall, in
         return as_written(compiler, spec, followed)
     if not (transforms_active() or _is_captured(compiler, spec, call)):
         return as_written(compiler, spec, followed)
-    unit = BackwardUnit.of(compiler, spec, call.backend)
+    unit = BackwardUnit.of(compiler, spec, backend_apart(spec, call.backend))
     return unit.differentiable(followed.residuals, call.sizes, call.gradients)
 
 

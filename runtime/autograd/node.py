@@ -199,6 +199,6 @@ def _add_node(
 ) -> None:
     if key in specialization.nodes:  # another thread was first
         return
-    chosen = compiler.prepare(specialization, key, specialization.captured.sizes(args))
-    node = make_node(compiler, specialization, key[0], chosen, key[2])
+    backend, chosen = compiler.prepare(specialization, key, specialization.captured.sizes(args))
+    node = make_node(compiler, specialization, backend, chosen, key[2])
     specialization.nodes[key] = with_effects_noted(direct_apply(node), specialization.captured)

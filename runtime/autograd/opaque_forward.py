@@ -43,6 +43,8 @@ from ..functorch.graphs import present
 from ..functorch.results import ran, without_idle
 from ..functorch.rules.user_jvp import ComparedGraphs
 from ..functorch.unit import TransformableGraph
+from ..settings.config import AS_TRACED, KERNEL_BACKENDS
+from ..specialize.comparisons import why_alone_as_traced
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -207,8 +209,19 @@ class OpaqueForward:
             key = self._key(shape, len(saved), backend)
             if key not in self.units:
                 self.require_room()
-                self.units[key] = OpaqueBackward(self, left, len(saved), shape[1], backend)
+                self.units[key] = self._new_unit(left, shape, saved, gradients, backend)
             return self.units[key]
+
+    def _new_unit(
+        self, left: _Left, shape: Any, saved: Sequence[Any], gradients: Sequence[Any], backend: str
+    ) -> OpaqueBackward:
+        """On the backend, or as it was traced where it compares what it makes with what forward kept: eager's bits."""
+        unit = OpaqueBackward(self, left, len(saved), shape[1], backend)
+        given = [*saved, *left.tensors.values()]
+        if backend not in KERNEL_BACKENDS or not (why := unit.why_as_traced(given, gradients)):
+            return unit
+        self.compiler.ledger.report_once("backward", why)
+        return OpaqueBackward(self, left, len(saved), shape[1], AS_TRACED)
 
     def _key(self, shape: Any, saved: int, backend: str) -> Any:
         return (shape, saved, backend, global_state(), self.reads.version, self.reads.facts())
@@ -304,6 +317,11 @@ class OpaqueBackward(TransformableGraph):
         results = self.owner.method(ctx, *args[middle:])
         _require_unchanged(before, ctx)
         return [_gradient(r) for r in as_tuple(results)]
+
+    def why_as_traced(self, given: Sequence[Any], gradients: Sequence[Any]) -> str:
+        """The reason why kernels would not have the bits that it compares; "" where it compares none."""
+        executable, _ = self.captured([*given, *gradients])
+        return why_alone_as_traced(executable.trace, self.name, len(present(given)))
 
     def differentiable(self, args: Sequence[Any]) -> Sequence[Any]:
         """Gradients that can be differentiated again, along what they depend on."""

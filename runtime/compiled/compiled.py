@@ -200,8 +200,13 @@ class Compiled:
         own = self.user.methods.is_opaque("backward") or specialization.backward.failed
         return backend, hooks_are_active(), own
 
-    def prepare(self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any) -> ResidualPlan | None:
-        """The rest of the pipeline, at the sizes of a node's first call; the residuals, None for the user's own."""
+    def prepare(
+        self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any
+    ) -> tuple[str, ResidualPlan | None]:
+        """The rest of the pipeline, at the sizes of a node's first call: the backend that serves, and the residuals.
+
+        None for the user's own residuals.
+        """
         backend, is_observed, is_own_backward = key
         keeps_own = backward_method(self.user.cls) is None or is_observed or is_own_backward
         with use_switch_state(specialization.captured.switches):

@@ -46,6 +46,7 @@ from ..fallback.records import Record
 from ..functorch.rules.function import function_of
 from ..functorch.rules.transformable import why_not_transformable
 from ..settings.config import settings
+from ..specialize.comparisons import backend_apart
 from ..values.sizes import BoundSizes
 from .forward_operator import OperatorRules, UnknownSize, example
 
@@ -177,7 +178,8 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
     tensors = spec.captured.tensors_of(flat_args)
     if spec.captured.writes_inputs and share_memory(tensors):
         raise Refused("it writes to an argument that shares memory with another one", spec.captured.forward_place())
-    forward = OperatorRules.of(compiler, spec, compiler.options.backend_for(flat_args), tensors, alone)
+    backend = backend_apart(spec, compiler.options.backend_for(flat_args))
+    forward = OperatorRules.of(compiler, spec, backend, tensors, alone)
     arguments = [a if isinstance(a, Tensor) else None for a in flat_args]
     if records_above_autograd() or not (spec.captured.skip or transforms_active()):
         outputs = forward.operator(*tensors)

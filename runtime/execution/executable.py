@@ -15,7 +15,7 @@ from ...ir.switches import should_run, switch_state, use_switch_state, watch_all
 from ...tracer.capture.capture import assumptions_of, capture_lock
 from ...tracer.sizes import hint_of
 from ...tracer.trace import Trace
-from ..settings.config import KERNEL_BACKENDS, settings
+from ..settings.config import AS_TRACED, KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..settings.internal_errors import or_fall_back
 from ..values.sizes import Binder, Sizes, numbers, sizes_key
@@ -111,6 +111,8 @@ class Executable:
     def _choose(self) -> Run:
         if self.backend in KERNEL_BACKENDS:
             return self._kernels()
+        if self.backend == AS_TRACED:
+            return self._replay
         count("compiles")
         if self.backend == "inductor":
             from .inductor import compile_by_inductor
@@ -181,6 +183,11 @@ class Executable:
             plan = KernelPlan(self.graph, self.name, self.backend, device, self.report, assumed=assumed)
             plan.cut(sizes)
         return plan
+
+
+def may_differ_from_eager(trace: Trace) -> bool:
+    """True where torch may add in another order than eager at some sizes: by matmuls that save memory."""
+    return has_outer_product(trace) or calls_any(trace, PRODUCTS)
 
 
 def through_torch(graph: Graph, binder: Binder) -> Run:

@@ -135,9 +135,9 @@ class EntryCall:
     def __init__(self, compiler: Compiled, spec: Specialization, key: Any, arguments: Sequence[Any]) -> None:
         captured = spec.captured
         self.compiler, self.spec, self.key, self.arguments = compiler, spec, key, arguments
-        self.backend, self.observed, self.own = key
+        _, self.observed, self.own = key
         self.sizes = captured.sizes(arguments)
-        self.residual_plan = compiler.prepare(spec, key, self.sizes)
+        self.backend, self.residual_plan = compiler.prepare(spec, key, self.sizes)
         self.executable = spec.executable(self.backend, self.residual_plan)
         self.saved = captured.forward.saved if self.residual_plan is None else self.residual_plan.places
         self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)

@@ -10,12 +10,13 @@ import torch
 from ...tracer.capture.capture import DataReadError, OpaqueCallError
 from ...tracer.containers import open_containers
 from ...tracer.methods import method_place
-from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
+from ...tracer.torch_private import custom_function_call, forward_mode_is_active, plain_tensors, transforms_active
 from ...tracer.trace import CaptureError
 from ..capture.outputs import from_flat_outputs
 from ..compiled.backward import backward_is_captured
 from ..fallback.answer import UNDER_FUNC
 from ..fallback.records import NotCaptured
+from ..specialize.comparisons import backend_apart
 from ..values.bitwise import made_up_data
 from .placeholders import example, readable
 from .rules.functorch_function import functorch_function_of
@@ -68,7 +69,9 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         place = method_place(compiler.user.method("forward"))
         compiler.ledger.refuse("torch.func", CaptureError(reason=why, where=place))
         return compiler.user.run(*args)
-    function = functorch_function_of(compiler, specialization, compiler.options.backend_for(plain))
+    own_jvp = forward_mode_is_active() and compiler.user.overrides("jvp")
+    backend = backend_apart(specialization, compiler.options.backend_for(plain), own_jvp)
+    function = functorch_function_of(compiler, specialization, backend)
     tensors = [a if isinstance(a, Tensor) else None for a in flat_args]  # the rest is a constant of the specialisation
     outputs = custom_function_call(function, *tensors) if transforms_active() else function.apply(*tensors)
     captured = specialization.captured

@@ -139,6 +139,8 @@ def kinds_text(kinds: tuple[Any, ...]) -> str:
 def forward_document(spec: Specialization, backend: str, device: torch.device) -> Doc:
     """forward on one backend. Raises NotKept."""
     residual_plan = spec.residual_plan
+    if spec.why_as_traced:
+        raise NotKept(spec.why_as_traced)
     executable = spec.executables[executable_key(backend, residual_plan)]
     guard: Any = spec.captured.current_guard()
     conditions = list(guard.conditions)
@@ -159,7 +161,7 @@ def _lengths(longest: LongestLoops) -> dict[str, int]:
 
 def _choice(residual_plan: ResidualPlan) -> Doc:
     if type(residual_plan) is not ResidualPlan:
-        raise NotKept("its backward is derived")
+        raise NotKept("its backward is derived, or compares what it makes again")
     return {
         "places": places_document(residual_plan.places),
         "residuals": places_document(residual_plan.residuals),
@@ -206,6 +208,7 @@ class Stored:
         self._complete(data["guard"])
         self.captured.longest = self._longest(data["longest"])
         self.spec = Specialization(self.captured)
+        self.spec.why_as_traced = ""  # of no other one a document is made
         self.then = self._present()
         self._add_forward(data, next(a.device for a in args if isinstance(a, Tensor)))
 

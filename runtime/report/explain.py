@@ -30,6 +30,7 @@ from ..fallback.records import OpaqueCall, Record
 from ..functorch.graphs import CachedGraph
 from ..functorch.unit import TransformableGraph
 from ..settings.config import numerics
+from ..specialize.comparisons import ComparedPlan, for_a_call, why_as_traced
 from ..specialize.compiled_backward import known_kinds, opaque_hints
 from ..specialize.linearity import NonLinearJvp
 from ..specialize.pipeline import choose_residuals, require_equal
@@ -277,6 +278,11 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     captured = spec.captured
     target = named_target(explanation.device, explanation.numerics)
     plan = choose_residuals(spec, sizes, lambda: target) if has_backward else None
+    if has_backward and for_a_call(spec, plan) is None and (why := why_as_traced(spec, "triton")):
+        _on_cpu(explanation, spec, sizes, has_backward)
+        for report in explanation.directions.values():
+            report.reasons.append(why)
+        return
     explanation.kept = residual_rows(spec, plan, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)
     # Forward with the residuals as hidden outputs; backward reads them, so it comes second.
@@ -290,6 +296,8 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
         explanation.directions["forward"] = kernels_report(forward, "forward", sizes, target)
         if has_backward:
             explanation.directions["backward"] = kernels_report(_backward_graph(spec, plan), "backward", sizes, target)
+        if isinstance(plan, ComparedPlan):
+            explanation.directions["backward"].products.append(plan.line)
         _add_eager_costs(explanation, spec, sizes)
         # Kernels of slabs compute with the number of all rows, and the place of the first one.
         walks = [s.walk for report in explanation.directions.values() for s in report.slabs.values()]

@@ -23,6 +23,8 @@ KERNEL_BACKENDS = (*FAST, *FAST.values())
 """The backends that run generated Triton text."""
 ROLLED_BACKENDS = ("reference", *KERNEL_BACKENDS)
 """The backends that run a loop over a size as a loop; to the others all its steps are given, one by one."""
+AS_TRACED = "as traced"
+"""What a call's backend is where nothing but the captured operations, one by one, has the bits that it needs."""
 
 
 class ConfigError(FusegradError, ValueError):

@@ -28,7 +28,7 @@ from ..capture.opaque_replay import running_with_tape
 from ..capture.outputs import view_like
 from ..execution.executable import Executable
 from ..fallback.effects import drawing_again
-from ..settings.config import KERNEL_BACKENDS
+from ..settings.config import AS_TRACED, KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
 from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
@@ -283,7 +283,7 @@ def run_entry(
     captured = backward.captured
     symbols = [sizes[s] for s in captured.backward_symbols]
     inputs = [v for v in (*call.residuals, *symbols, *given) if v is not None]
-    by_torch = executable.backend == "reference"
+    by_torch = executable.backend in ("reference", AS_TRACED)
     for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
         if not (by_torch and entry.takes_gaps[i]):
             inputs[i] = canonical_layout(inputs[i])

@@ -18,6 +18,7 @@ from ..execution.executable import device_of
 from ..execution.targets import target_for
 from ..settings.config import KERNEL_BACKENDS, ROLLED_BACKENDS
 from ..values.sizes import BoundSizes
+from .comparisons import backend_apart, compared_plan, for_a_call
 from .randomness import require_none as require_no_draws
 from .residuals import ResidualPlan, choose
 from .specialization import Specialization, predicted_backward
@@ -65,8 +66,10 @@ def specialize(
 
 def prepare(
     spec: Specialization, backend: str, sizes: BoundSizes, keeps_own_residuals: bool = False
-) -> ResidualPlan | None:
+) -> tuple[str, ResidualPlan | None]:
     """The steps that depend on sizes and device, before the first run on `backend`: kernels, and what backward gets.
+
+    Returns the backend that serves, which is another one where kernels would not do, and the residuals.
 
     keeps_own_residuals: those of the user, where something looks at them, or their own backward runs.
     """
@@ -75,14 +78,17 @@ def prepare(
         # The commonest backward is captured first: what forward hands over is chosen for both together, once.
         with capture_lock:
             if not spec.is_decided:
-                spec.decide(choose_residuals(spec, sizes, partial(target_of, spec, backend)))
+                spec.decide(for_a_call(spec, choose_residuals(spec, sizes, partial(target_of, spec, backend))))
                 spec.captured.guard = spec.captured.current_guard()  # what backward assumed is in both graphs
         residual_plan = spec.residual_plan
+    # Without, forward and backward are compiled apart: what backward compares with forward's results has to be theirs.
+    if residual_plan is None and any(spec.captured.forward.needs_input_grad):
+        backend = backend_apart(spec, backend)
     # Groups are fused, kernels generated and proved; where opaque nodes come between, their results tell the sizes.
     executable = spec.executable(backend, residual_plan)
     if not spec.captured.opaque:
         executable.prepare(sizes)
-    return residual_plan
+    return backend, residual_plan
 
 
 def target_of(spec: Specialization, backend: str) -> Target:
@@ -93,9 +99,11 @@ def target_of(spec: Specialization, backend: str) -> Target:
 def choose_residuals(
     spec: Specialization, sizes: Mapping[Any, int], target: Callable[[], Target]
 ) -> ResidualPlan | None:
-    """Cheaper residuals for the commonest backward; None where the user's own are kept."""
+    """Other residuals for the commonest backward, cheaper or the same bits; None where the user's own are kept."""
     backward = predicted_backward(spec, sizes)
-    return None if backward is None else choose(spec.captured, backward, sizes, target)
+    if backward is None:
+        return None
+    return compared_plan(spec.captured, backward) or choose(spec.captured, backward, sizes, target)
 
 
 def require_equal(spec: Specialization, args: Sequence[Any], tape: Tape | None = None) -> None:

@@ -7,8 +7,9 @@ and outputs, their version checks) stays as the class declares it, and under sav
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import sympy
 import torch
@@ -16,6 +17,7 @@ import torch
 from ...codegen import Target
 from ...ir import Graph, Value
 from ...ir.errors import LoweringError
+from ...ir.passes.programs.compared import hands_over_selected, pairs_of
 from ...ir.passes.programs.overlap import Overlap, overlap_of
 from ...ir.passes.programs.recompute import CHOICE, Recompute, apply_choice, present, value_at
 from ...ir.program import Program, ValueRef
@@ -34,14 +36,22 @@ Tensor = torch.Tensor
 def may_be_exchanged(captured: CapturedFunction, sizes: Mapping[sympy.Symbol, int]) -> bool:
     """True if forward keeps anything for backward that autograd cannot observe, so that cheaper values may be kept;
 
-    or might, because backward would sum again what forward has summed and kernels never have in memory.
+    or might, because backward would sum again what forward has summed and kernels never have in memory, or compares.
     """
     forward = captured.forward
     if forward.tensor_attributes or forward.saved_for_forward:
         return False
-    if not (forward.hidden_count or captured.is_plain or sums_virtual_values(captured, sizes)):
+    keeps = forward.hidden_count or captured.is_plain or sums_virtual_values(captured, sizes) or may_compare(captured)
+    if not keeps:
         return False
     return not forward.returns_hidden and not captured.returns_input_memory and is_on(_pass_of(captured))
+
+
+def may_compare(captured: CapturedFunction) -> bool:
+    """True where forward hands over what it selects among sums: backward may compare it with what it makes again."""
+    with suppress(LoweringError):
+        return hands_over_selected(forward_program(captured))
+    return False
 
 
 def choose(
@@ -67,14 +77,15 @@ def _chosen(
     captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int],
     target: Callable[[], Target],
 ) -> ResidualPlan | None:
-    program = _program(captured, backward)
+    program = program_of(captured, backward)
     if not watch_allows(_pass_of(captured), captured.name):
         return None
     if captured.is_plain:
         return _beside_arguments(program, mask_of(predicted_kinds(captured)), sizes, target)
     new = Recompute(sizes)(program)
-    if is_on("streams") or is_on("slabs"):
-        new = streamed_program(program, new, sizes, target) or new
+    streams = streamed_program(program, new, sizes, target) if is_on("streams") or is_on("slabs") else None
+    # What backward compares with a residual is no value to make again: it would have other bits.
+    new = next((p for p in (streams, new) if p is not None and not pairs_of(p)), program)
     return None if new is program or program.forward.mutations else ResidualPlan.of(program, new)
 
 
@@ -85,24 +96,29 @@ def _beside_arguments(
     if (found := overlap_of(program)) is None:
         return None
     has_saved = found.choose(mask, sizes)
+    now = found.program_now() if has_saved and not pairs_of(found.program_now()) else program
     if is_on("streams") or is_on("slabs"):
-        usual = found.program_now() if has_saved else program
-        streamed = streamed_program(found.offered(mask), usual, sizes, target)
-        if streamed is not None and found.may_make(streamed.attributes[CHOICE].saved):
+        streamed = streamed_program(found.offered(mask), now, sizes, target)
+        if streamed is not None and not pairs_of(streamed) and found.may_make(streamed.attributes[CHOICE].saved):
             return StreamedDerivedPlan(found, streamed)
-    return DerivedResidualPlan(found, found.program_now()) if has_saved else None
+    return DerivedResidualPlan(found, now) if now is not program else None
 
 
-def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
+def program_of(captured: CapturedFunction, backward: BackwardEntry) -> Program:
+    """forward and a backward of it. Raises CaptureError where what backward is given has to be the user's own."""
     if backward.written_inputs:  # which has to be the memory that the user saved
         raise CaptureError(reason="its backward writes to what it is given", where=captured.backward_place())
     if backward.opaque:
         raise CaptureError(reason="its backward has opaque nodes", where=backward.opaque[0].where)
-    name, forward = captured.name, captured.forward
-    graph = graph_of(forward.trace, f"{name}_forward")
-    program = Program(name, graph, tuple(captured.residual_places), len(forward.fake_outputs))
-    program.backward[mask_of(predicted_kinds(captured))] = graph_of(backward.trace, f"{name}_backward")
+    program = forward_program(captured)
+    program.backward[mask_of(predicted_kinds(captured))] = graph_of(backward.trace, f"{captured.name}_backward")
     return program
+
+
+def forward_program(captured: CapturedFunction) -> Program:
+    """The same without a backward."""
+    graph, results = graph_of(captured.forward.trace, f"{captured.name}_forward"), len(captured.forward.fake_outputs)
+    return Program(captured.name, graph, tuple(captured.residual_places), results)
 
 
 def executable_key(backend: str, chosen: ResidualPlan | None) -> str:
@@ -132,7 +148,7 @@ class ResidualPlan:
         self._programs, self._rebuild = programs, rebuild
 
     @classmethod
-    def of(cls, captured: Program, program: Program) -> ResidualPlan:
+    def of(cls, captured: Program, program: Program) -> Self:
         """The residuals of `program` in the place of those of `captured`."""
         rebuild = apply_choice(program, (), _identity(captured))  # now: where backward fails it is the way back
         return cls(captured.residuals, program.residuals, (captured, program), rebuild)

@@ -43,6 +43,8 @@ class Specialization:
         self.is_decided = False
         self.proved: set[Any] = set()  # of what backward is derived from
         self.keeper: Any = None  # where it is kept on disk
+        self.why_as_traced: str | None = None  # what kernels made apart would compare; None until that is asked
+        self.told_as_traced = False
 
     def executable(self, backend: str, residual_plan: ResidualPlan | None = None) -> Executable:
         """forward on `backend`, lowered once: with the user's residuals as its hidden outputs, or with the plan's."""

@@ -18,7 +18,6 @@ from ...ir import Graph
 from ...ir.errors import LoweringError
 from ...ir.passes.cost import estimate
 from ...ir.passes.fuse import Fuse
-from ...ir.passes.programs.compared import Compared
 from ...ir.passes.programs.recompute import hidden_values
 from ...ir.passes.programs.streamed import Streamed
 from ...ir.passes.streaming.streams import StreamDecision, Streams
@@ -38,9 +37,6 @@ def streamed_program(
 
     usual: with what is saved otherwise. Where that would take more than a slab may hold, memory decides.
     """
-    compared = Compared(sizes)(captured)
-    if compared is not captured:  # the same bits in both methods, whatever that takes
-        return compared
     limit = _limit()
     streamed = Streamed(sizes, limit)(captured)
     if streamed is captured:

@@ -375,6 +375,33 @@ class SupervisedContrast(Function):
         return (d + d.T) @ z, None, None
 
 
+@style(lambda b, h, n, d: (rand(2 * n, d), 0.2), 2, 3, usual=(1, 1, 4096, 64))
+class TwoViews(Function):
+    """Each row and its other view, half the rows further on; the row itself is written over by fill_diagonal_."""
+
+    @staticmethod
+    def scores(z, temperature):
+        return (z @ z.T / temperature).fill_diagonal_(-INF)
+
+    @staticmethod
+    def other(z):
+        return torch.roll(torch.arange(z.shape[0], device=z.device), z.shape[0] // 2)
+
+    @staticmethod
+    def forward(ctx, z, temperature):
+        ctx.save_for_backward(z)
+        ctx.temperature = temperature
+        return F.cross_entropy(TwoViews.scores(z, temperature), TwoViews.other(z))
+
+    @staticmethod
+    def backward(ctx, g):
+        (z,) = ctx.saved_tensors
+        p = TwoViews.scores(z, ctx.temperature).softmax(1)
+        hot = TwoViews.other(z)[:, None] == torch.arange(z.shape[0], device=z.device)
+        d = (p - hot.to(z.dtype)) * (g / z.shape[0] / ctx.temperature)
+        return d @ z + d.T @ z, None
+
+
 def vocabulary(b: int, h: int, n: int, d: int) -> tuple[Tensor, ...]:
     return rand(b, n, d), rand(3 * n, d) / 4, torch.randint(0, 3 * n, (b, n)), torch.rand(b, n) > 0.3
 

@@ -352,6 +352,10 @@ layout = [
     Program("tril", lambda a: (a.tril(), a.triu(1), a.tril(-1)), lambda: [x(2, 4, 5)]),
     Program("diagonal", lambda a: (a.diagonal(), a.diagonal(1), a.diagonal(-1), torch.trace(a)), lambda: [x(4, 6)]),
     Program("diagonal_swapped", lambda a: (a.diagonal(1, 2, 0), a.diagonal(-1, 0, 2)), lambda: [x(4, 3, 6)]),
+    Program(
+        "fill_diagonal", lambda a: ((a * 2).fill_diagonal_(3), (a.t() + 1).contiguous().fill_diagonal_(-9.5)),
+        lambda: [x(4, 6)],
+    ),
     Program("diag_embed", lambda a: torch.diag_embed(a), lambda: [x(2, 3)]),
     Program(
         "repeat", lambda a: (a.repeat(2, 3), a.repeat(2, 1, 1), a.tile(2), a.repeat_interleave(3, 1)), lambda: [x(2, 3)]

@@ -8,6 +8,7 @@ from typing import Any
 from ...ir import Size, Value, emit
 from ...ir.errors import LoweringError
 from ...ir.infer import drop_axes, same_shape, sizes_equal
+from ...ir.rewrite import number_of
 from ...ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplify_size
 from .rules import (
     Call,
@@ -280,6 +281,21 @@ def _is_whole_memory(call: Call, x: Value) -> bool:
     if layout != contiguous_strides(x.shape) or fake.storage_offset() != 0:
         return False
     return sizes_equal(call.sizes(fake.untyped_storage().nbytes()), x.aval.nbytes)
+
+
+@rule("as_strided_scatter")
+def _as_strided_scatter(
+    call: Call, x: Value, source: Value, size: Sequence[Size], stride: Sequence[Size], offset: Any = None
+) -> Result:
+    """One number along the diagonal of a matrix, as `fill_diagonal_` writes it: a choice by rows and columns."""
+    number = number_of(source)
+    is_line = x.ndim == 2 and len(size) == 1 and not offset and _is_whole_memory(call, x)
+    if number is None or not is_line or not sizes_equal(stride[0], x.shape[1] + 1):
+        return None
+    if not any(sizes_equal(size[0], n) for n in x.shape):
+        return None
+    rows, columns = (broadcast(iota(n), x.shape, (axis,)) for axis, n in enumerate(x.shape))
+    return emit("where", emit("eq", rows, columns), full(number, x.aval), x)
 
 
 @rule("unfold")
