@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ....ir.errors import Unfusible
@@ -107,7 +107,7 @@ def is_state(term: Term) -> bool:
 def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     """The program of one loop. Raises Unfusible where a step reads a state that another lane has."""
     updates = _of_kind(sinks, STATE)
-    (time,) = {a for s in updates.values() for a in s.axes if a.turn}
+    time = _only_time(updates.values(), sinks)
     _check_order(sinks, time)
     sinks = with_products(table, sinks)
     new: dict[Term, Term] = {}
@@ -116,6 +116,15 @@ def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     updates, initial = _of_kind(sinks, STATE), _of_kind(sinks, INITIAL)
     states = [_state(table, n, initial[n].of_terms(new), updates[n].of_terms(new), time) for n in sorted(updates)]
     return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in (STATE, INITIAL)], states, time)
+
+
+def _only_time(updates: Iterable[Sink], sinks: Sequence[Sink]) -> Axis:
+    """The steps of the loop. What waits for several loops reads from memory what each of them leaves."""
+    time, *others = {a for s in updates for a in s.axes if a.turn}
+    if others:
+        below = terms_below(t for s in sinks for t in s.terms)
+        raise Materialize([t.node for t in below if t.op == "last" and t.node is not None])
+    return time
 
 
 def _of_kind(sinks: Sequence[Sink], kind: str) -> dict[int, Sink]:
