@@ -67,7 +67,8 @@ def _saved_row(spec: Specialization, place: ValueRef, sizes: Sizes) -> ResidualR
 def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
     """The values in between that the user had saved, and those that are saved now."""
     if isinstance(plan, DerivedResidualPlan):
-        yield from (_value_row(v, sizes, BESIDES) for v in plan.found.saved)
+        kept: Choice | None = plan.program.attributes.get(CHOICE)
+        yield from (_value_row(v, sizes, BESIDES, kept.type_of(v) if kept else None) for v in plan.saved)
         return
     choice: Choice = plan.program.attributes[CHOICE]
     users = hidden_values(plan.captured)

@@ -14,10 +14,10 @@ import sympy
 import torch
 
 from ...codegen import Target
-from ...ir import Graph
+from ...ir import Graph, Value
 from ...ir.errors import LoweringError
-from ...ir.passes.programs.overlap import Overlap, overlap
-from ...ir.passes.programs.recompute import Recompute, apply_choice, present, value_at
+from ...ir.passes.programs.overlap import Overlap, overlap_of
+from ...ir.passes.programs.recompute import CHOICE, Recompute, apply_choice, present, value_at
 from ...ir.program import Program, ValueRef
 from ...ir.switches import is_on, watch_allows
 from ...tracer.trace import CaptureError
@@ -71,12 +71,26 @@ def _chosen(
     if not watch_allows(_pass_of(captured), captured.name):
         return None
     if captured.is_plain:
-        found = overlap(program, mask_of(predicted_kinds(captured)), sizes)
-        return None if found is None else DerivedResidualPlan(found)
+        return _beside_arguments(program, mask_of(predicted_kinds(captured)), sizes, target)
     new = Recompute(sizes)(program)
     if is_on("streams") or is_on("slabs"):
         new = streamed_program(program, new, sizes, target) or new
     return None if new is program or program.forward.mutations else ResidualPlan.of(program, new)
+
+
+def _beside_arguments(
+    program: Program, mask: tuple[bool, ...], sizes: Mapping[sympy.Symbol, int], target: Callable[[], Target]
+) -> ResidualPlan | None:
+    """What forward hands over to a backward that was derived of it, which is given its arguments."""
+    if (found := overlap_of(program)) is None:
+        return None
+    has_saved = found.choose(mask, sizes)
+    if is_on("streams") or is_on("slabs"):
+        usual = found.program_now() if has_saved else program
+        streamed = streamed_program(found.offered(mask), usual, sizes, target)
+        if streamed is not None and found.may_make(streamed.attributes[CHOICE].saved):
+            return StreamedDerivedPlan(found, streamed)
+    return DerivedResidualPlan(found, found.program_now()) if has_saved else None
 
 
 def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
@@ -179,10 +193,14 @@ def _identity(captured: Program) -> Graph:
 class DerivedResidualPlan(ResidualPlan):
     """The residuals besides the arguments, for a backward that is derived of forward."""
 
-    def __init__(self, found: Overlap) -> None:
-        now = found.program_now()
+    def __init__(self, found: Overlap, now: Program) -> None:
         super().__init__(found.program.residuals, now.residuals, (found.program, now), None)
         self.found = found
+
+    @property
+    def saved(self) -> Sequence[Value]:
+        """The values of forward that are handed over."""
+        return self.found.saved
 
     def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, without what forward has done already."""
@@ -191,3 +209,16 @@ class DerivedResidualPlan(ResidualPlan):
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The arguments, which were kept as they are."""
         return list(residuals[: len(self.residuals)])
+
+
+class StreamedDerivedPlan(DerivedResidualPlan):
+    """The same where kernels have products that are never in memory."""
+
+    @property
+    def saved(self) -> Sequence[Value]:
+        return tuple(self.program.attributes[CHOICE].saved)
+
+    def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
+        """backward for these gradients, with what is virtual made again."""
+        offered = self.found.on_offered(graph_of(entry.trace, name))
+        return optimize(apply_choice(self.program, mask_of(kinds), offered))

@@ -125,3 +125,13 @@ def test_results_share_memory_as_in_eager(method: Callable[..., Any]) -> None:
 
 def test_results_that_share_what_a_step_made_are_traced_step_by_step() -> None:
     assert captures_at(views_of_its_own, (14, 19)) == [1, 1]
+
+
+def every_other(ctx: ANY, x: Tensor) -> ANY:
+    for t in range(0, x.shape[0], 16):
+        last = x[t]
+    return last
+
+
+def test_a_loop_that_is_too_short_to_repeat_is_traced_at_each_length() -> None:
+    assert captures_at(every_other, (14, 19, 40)) == [1, 1, 1]

@@ -127,7 +127,7 @@ def test_memory_is_linear_in_the_rows_by_explain() -> None:
 
 
 def measured(cls: Any, n: int) -> tuple[int, int]:
-    q, k, v = (torch.randn(1, 2, n, 16).requires_grad_() for _ in range(3))
+    q, k, v = (torch.randn(1, 1, n, 16).requires_grad_() for _ in range(3))
     device = torch.device("cpu")
     cls.apply(q, k, v, 0.25, True).sum().backward()  # the first call is compared with eager
     forward = peak_bytes(lambda: cls.apply(q, k, v, 0.25, True), device)
@@ -139,6 +139,6 @@ def test_memory_is_linear_in_the_rows_by_measurement() -> None:
     """By torch's allocator, of kernels that the interpreter runs, at sizes where the matrices are most of eager's."""
     own = fusegrad.compile(Attention._fusegrad.user.original, backend="interpret")
     plain = Attention._fusegrad.user.original
-    for ours, again, eager, more in zip(*(measured(c, n) for c in (own, plain) for n in (256, 512)), strict=True):
+    for ours, again, eager, more in zip(*(measured(c, n) for c in (own, plain) for n in (192, 384)), strict=True):
         assert again <= 2.2 * ours and more >= 3.5 * eager
         assert again < more / 4

@@ -38,6 +38,8 @@ class Lengths(ShapeEnv):
     """A ShapeEnv in which a loop over a size can be looked at: `watching` for one, then at `small` lengths of it.
 
     asked: at small lengths, the user's own questions about them, with their answers.
+    counted: the sizes that the user's own source took as numbers, such as `range` does, and not only an operation of
+    torch that makes one tensor for each step.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -46,6 +48,7 @@ class Lengths(ShapeEnv):
         self.unrolled: set[sympy.Symbol] = set()
         self.small: dict[sympy.Symbol, int] = {}
         self.asked: dict[sympy.Basic, bool] = {}
+        self.counted: set[sympy.Symbol] = set()
         super().__init__(**options)
 
     def hints(self) -> Any:
@@ -110,8 +113,10 @@ class Lengths(ShapeEnv):
 
     def _answer(self, expr: Any) -> Any:
         value = self._value(expr)
-        if not isinstance(expr, sympy.Expr) and asked_by_the_user():
+        if not isinstance(expr, sympy.Expr) and asked_by_the_user("__bool__"):
             self.asked.setdefault(expr, bool(value))
+        if isinstance(expr, sympy.Expr) and asked_by_the_user("__index__", "__int__"):
+            self.counted |= expr.free_symbols
         return value
 
     def _forget_hints(self) -> None:
@@ -124,14 +129,14 @@ def _nothing() -> None:
     pass
 
 
-def asked_by_the_user() -> bool:
-    """True if Python is told the truth of a comparison of sizes, and not an operation of torch that runs on fakes."""
+def asked_by_the_user(*methods: str) -> bool:
+    """True if it is Python that is told what these methods of a size say, and not an operation of torch on fakes."""
     frame, told = sys._getframe(2), False
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         code = frame.f_code
         if code.co_filename.startswith(_FAKES):
             return False
-        told = told or (code.co_name == "__bool__" and code.co_filename == _NUMBERS)
+        told = told or (code.co_name in methods and code.co_filename == _NUMBERS)
         frame = frame.f_back  # type: ignore[assignment]
     return told
 

@@ -16,7 +16,7 @@ from ...prims import PRIMS
 from ...program import Program, ValueRef
 from ...rewrite import copy_into, nodes_between, rebuild, unique_names
 from ..cost import Hints
-from .recompute import AGAIN, cheapest, present, showing, value_at, with_hidden
+from .recompute import AGAIN, Mask, cheapest, present, showing, with_hidden
 
 
 class Overlap:
@@ -25,6 +25,7 @@ class Overlap:
     def __init__(self, program: Program) -> None:
         self.program, self.joint = program, rebuild(program.forward, {})
         self.own = self.joint.live()
+        self.candidates: list[Value] = []
         self.saved: list[Value] = []
 
     def values_of(self, backward: Graph) -> dict[int, Value]:
@@ -38,24 +39,39 @@ class Overlap:
                         values[node.id] = emit(node.prim, *(values[a.id] for a in node.args), **node.params)
         return values
 
-    def choose(self, backward: Graph, hints: Hints) -> bool:
-        """Decide what forward hands over; False where that is nothing."""
-        # candidates: what the part of backward that depends on gradients reads of the part that does not
+    def offered(self, mask: Mask) -> Program:
+        """The program as if forward handed over all that the part of backward that gradients reach reads of the other.
+
+        Its forward has the very nodes of the joint graph.
+        """
+        backward = self.program.backward[mask]
         values = self.values_of(backward)
         ends = {a.id for v in backward.order() if v.id not in values for a in v.args} | {v.id for v in backward.results}
-        candidates = dict.fromkeys(v for i, v in values.items() if i in ends and _is_worth_it(v))
-        # the cut is chosen as if all of them were handed over, and names values of the joint graph itself
-        everything = self._handing_over(list(candidates), showing)
-        everything.backward[()] = self._received(backward, list(candidates))
-        saved = cheapest(everything, hints)
-        # forward may compute a little more than its own, but neither products nor reductions
-        more = [v for v in nodes_between(saved, [i.id for i in self.joint.inputs]) if v.id not in self.own]
-        self.saved = saved if all(PRIMS[v.prim].family in AGAIN for v in more) else []
+        self.candidates = list(dict.fromkeys(v for i, v in values.items() if i in ends and _is_worth_it(v)))
+        offered = self._handing_over(self.candidates, showing)
+        offered.backward[mask] = self.on_offered(backward)
+        return offered
+
+    def on_offered(self, backward: Graph) -> Graph:
+        """backward on the arguments, made to start from all that was offered."""
+        return self._received(backward, self.candidates)
+
+    def choose(self, mask: Mask, hints: Hints) -> bool:
+        """Decide what forward hands over; False where that is nothing."""
+        saved = cheapest(self.offered(mask), hints)
+        self.saved = saved if self.may_make(saved) else []
         return bool(self.saved)
+
+    def may_make(self, values: Sequence[Value]) -> bool:
+        """forward may compute a little more than its own for backward, but neither products nor reductions."""
+        more = [v for v in nodes_between(values, [i.id for i in self.joint.inputs]) if v.id not in self.own]
+        return all(PRIMS[v.prim].family in AGAIN for v in more)
 
     def program_now(self) -> Program:
         """The program with what was chosen as its hidden outputs."""
-        return self._handing_over(self.saved)
+        now = self._handing_over(self.saved)
+        now.backward.update({mask: self.backward(b) for mask, b in self.program.backward.items()})
+        return now
 
     def backward(self, backward: Graph) -> Graph:
         """backward on the arguments, made to start from what was chosen besides."""
@@ -83,11 +99,8 @@ def _is_worth_it(value: Value) -> bool:
     return value.prim != "input" and PRIMS[value.prim].family != "source" and len(value.avals) == 1
 
 
-def overlap(program: Program, mask: tuple[bool, ...], hints: Hints) -> Overlap | None:
-    """The values to hand over to a derived backward; None where the arguments are best, or no value can be compared."""
-    places = [value_at(program, p) for p in present(program) if p.kind == "input"]
-    backward = program.backward[mask]
-    if len(places) != len(present(program)) or program.forward.mutations or backward.mutations:
-        return None
-    choice = Overlap(program)
-    return choice if choice.choose(backward, hints) else None
+def overlap_of(program: Program) -> Overlap | None:
+    """None where backward is given more than arguments, or a method writes to them."""
+    others = [p for p in present(program) if p.kind != "input"]
+    writes = any(g.mutations for g in (program.forward, *program.backward.values()))
+    return None if others or writes else Overlap(program)

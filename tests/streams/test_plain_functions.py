@@ -1,0 +1,99 @@
+"""Plain functions that stream: their derived backward is given rows instead of matrices, as a written one is."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
+
+import fusegrad
+
+sys.path.insert(0, str(Path(__file__).parent))
+from beside_eager import differences, error
+from test_stream_compositions import COMPOSITIONS, DIGITS
+
+Tensor = torch.Tensor
+Call = Callable[..., Any]
+FIRST = (37, 16)
+"""Rows, and how deep each is."""
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT) * 0.25
+    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    return torch.softmax(scores.masked_fill(later, -torch.inf), -1, dtype=torch.float32).to(q.dtype) @ v
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = 5 * torch.tanh(q @ k.mT / 5)
+    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores.float(), -1)
+
+
+def sigmoid(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.sigmoid(q @ k.mT - 2.0) @ v
+
+
+def contrastive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    logits = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT / 0.1
+    return torch.logsumexp(logits, -1).mean() - logits.diagonal(dim1=-2, dim2=-1).mean() + (v * 0).sum()
+
+
+PLAIN = {f.__name__: f for f in (attention, causal, capped, sigmoid, contrastive)}
+LAUNCHES = {"attention": (1, 3), "causal": (1, 3), "capped": (1, 3), "sigmoid": (1, 2)}
+"""The most launches, forward and backward."""
+each = pytest.mark.parametrize("name", PLAIN)
+
+
+def heads(n: int, d: int, dtype: torch.dtype = torch.float32, asked: Sequence[bool] = (True,) * 3) -> list[Tensor]:
+    random = torch.Generator().manual_seed(n + d)
+    return [torch.randn(2, 3, n, d, generator=random).to(dtype).requires_grad_(a) for a in asked]
+
+
+def compiled(name: str) -> Call:
+    return fusegrad.compile(PLAIN[name], backend="interpret", fullgraph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each
+def test_beside_eager(name: str, dtype: torch.dtype) -> None:
+    assert not differences(compiled(name), PLAIN[name], heads(*FIRST, dtype))
+
+
+@pytest.mark.parametrize("asked", [(True, False, False), (False, True, True)], ids=str)
+@each
+def test_gradients_of_some_arguments(name: str, asked: Sequence[bool]) -> None:
+    """The residuals are chosen for those that the first call asks for, and serve the others as well."""
+    fast = compiled(name)
+    for now in (asked, (True, True, True)):
+        assert not differences(fast, PLAIN[name], heads(*FIRST, asked=now))
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_no_matrix_is_in_memory(name: str) -> None:
+    found = fusegrad.explain(fusegrad.compile(PLAIN[name]), *["bf16[2,8,1024,64]"] * 3)
+    matrix = 2 * 8 * 1024 * 1024 * 2
+    for direction, most in zip(("forward", "backward"), LAUNCHES[name], strict=True):
+        report = found.directions[direction]
+        assert len(report.launches) <= most and {launch.kind for launch in report.launches} == {"triton"}
+    assert found.saved_bytes < matrix
+
+
+@pytest.mark.parametrize("composition", [c for c in COMPOSITIONS if c != "torch.compile"])
+def test_composition(composition: str) -> None:
+    arguments = [a.detach()[0].requires_grad_() for a in heads(33, 8)]
+    run = COMPOSITIONS[composition]
+    found = tree_leaves(run(compiled("attention"), *arguments))
+    exact = tree_leaves(run(attention, *(a.detach().double().requires_grad_() for a in arguments)))
+    assert len(found) == len(exact)
+    assert all(error(f, e.detach()) < DIGITS for f, e in zip(found, exact, strict=True))
