@@ -35,7 +35,7 @@ from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
 from .kernel import Buffer, Kernel, Kernels, Leaning, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
-from .program.concatenations import stored_pieces
+from .program.concatenations import parts_to_store
 from .program.loops import STATE
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
@@ -211,8 +211,8 @@ def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
 # ---------------------------------------------------------------------- the search for kernels
 def _add_goals(goals: dict[int, list[Goal]], whole: Goal, ready: Mapping[int, int], stage: int) -> None:
     """A value in its stage; of a concatenation of many, each piece in the stage in which it is computed."""
-    parts = stored_pieces(whole.node) if ready else []
-    for piece, part in zip(whole.node.args, parts, strict=False):
+    parts = parts_to_store(whole.node) if ready else []
+    for piece, part in parts:
         goals[ready[piece.id]].append(replace(whole, part=part))
     if not parts:
         goals[stage].append(whole)

@@ -40,6 +40,16 @@ def stored_pieces(value: Value) -> list[Part]:
     return parts if all(same(p.size, parts[0].size) for p in parts) else []
 
 
+def parts_to_store(value: Value) -> list[tuple[Value, Part]]:
+    """The pieces of a value that is stored piece by piece, with their places in it: a concatenation, or one permuted."""
+    dims = list(range(len(value.shape)))  # of the value, by dimension of what is looked at
+    while value.prim == "permute":
+        dims = [dims[value.params["perm"].index(d)] for d in range(len(dims))]
+        (value,) = value.args
+    parts = [part._replace(dim=dims[part.dim]) for part in stored_pieces(value)]
+    return list(zip(value.args, parts, strict=True)) if parts else []
+
+
 def _is_of_loop(value: Value) -> bool:
     while PRIMS[value.prim].family == "layout" and len(value.args) == 1:
         (value,) = value.args
