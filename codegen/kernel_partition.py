@@ -365,22 +365,25 @@ class _Group:
 
     def _in_order(self, parts: Sequence[Sequence[Goal]]) -> list[list[Goal]]:
         """Each part behind those that make what it reads; one that is on both sides of another is divided."""
-        part_of = {g.node.id: n for n, goals in enumerate(parts) for g in goals}
-        level: dict[int, int] = {}
+        # the pieces of one concatenation may be in several
+        parts_of: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        for n, goal in ((n, goal) for n, goals in enumerate(parts) for goal in goals):
+            parts_of[goal.node.id][n] = None
+        level: dict[tuple[int, int], int] = {}
         below: dict[int, dict[int, int]] = {}
         for v in self.order:
             reached: dict[int, int] = {}
             for part, n in (pair for a in v.args for pair in below.get(a.id, {}).items()):
                 reached[part] = max(n, reached.get(part, 0))
-            if (mine := part_of.get(v.id)) is not None:
-                level[v.id] = max((n + (part != mine) for part, n in reached.items()), default=0)
-                reached[mine] = level[v.id]
-            below[v.id] = reached
+            own = {mine: max((n + (p != mine) for p, n in reached.items()), default=0) for mine in parts_of.get(v.id, ())}
+            level |= {(v.id, mine): n for mine, n in own.items()}
+            below[v.id] = reached | own
         divided: defaultdict[tuple[int, int], list[Goal]] = defaultdict(list)
-        for goal in (g for goals in parts for g in goals):
-            divided[level.get(goal.node.id, 0), part_of[goal.node.id]].append(goal)
+        for n, goal in ((n, goal) for n, goals in enumerate(parts) for goal in goals):
+            divided[level.get((goal.node.id, n), 0), n].append(goal)
         return [divided[key] for key in sorted(divided)]
 
+    # ------------------------------------------------------------------ one kernel
     def _kernel(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], label: str
     ) -> tuple[Kernel, ...] | list[list[Goal]]:

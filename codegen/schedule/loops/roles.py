@@ -70,8 +70,8 @@ class LoopProgram(Program):
 
     @property
     def whole(self) -> frozenset[Axis]:
-        """The axes that steps reduce along, or move what is carried along, and the columns of products."""
-        reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS) for a in t.param}
+        """The axes that steps reduce along, or move or turn what is carried along, and the columns of products."""
+        reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS, "crossed") for a in t.param}
         reduced |= {t.param[0] for t in self.terms if t.op == "moved"}
         return frozenset(reduced.union(*(t.args[1].axes - {t.param} for t in self.products)))
 
@@ -149,15 +149,28 @@ def _with_states(
 
 
 def _carried(table: TermTable, load: Term, sink: Sink, time: Axis) -> Term:
-    """What is carried at the place of a load: at its own, or as far along one axis as another element is."""
+    """What is carried at the place of a load: at its own, as far along one axis as another element is, or along
+    another axis."""
     axes = tuple(a for a in sink.axes if a is not time)
     own = table.make("carried", dtype=load.dtype, param=Carried(sink.ref.index, (time, *axes)), node=load.node)
     if load.param.place == sink.place:
         return own
-    moved = _moved_along(load, sink)
-    if moved is None or load.param.indirect:
-        raise Unfusible(sink.node, "a step reads what another element carries")
-    return table.make("moved", own, dtype=load.dtype, param=moved, node=load.node)
+    ways = () if load.param.indirect else (("moved", _moved_along(load, sink)), ("crossed", _across(load, sink)))
+    for op, param in ways:
+        if param is not None:
+            return table.make(op, own, dtype=load.dtype, param=param, node=load.node)
+    raise Unfusible(sink.node, "a step reads what another element carries")
+
+
+def _across(load: Term, sink: Sink) -> tuple[Axis, Axis] | None:
+    """(axis of the state, the axis along which a load reads it)"""
+    own, place = dict(sink.place.terms), dict(load.param.place.terms)
+    left, new = [a for a in own if a not in place], [a for a in place if a not in own]
+    if len(left) != 1 or len(new) != 1 or load.param.place.offset != sink.place.offset:
+        return None
+    ((mine, other),) = zip(left, new, strict=True)
+    is_same = same(mine.size, other.size) and same(own[mine], place[other]) and not other.turn
+    return (mine, other) if is_same and all(own[a] == c for a, c in place.items() if a in own) else None
 
 
 def _moved_along(load: Term, sink: Sink) -> tuple[Axis, Index] | None:
