@@ -209,7 +209,7 @@ class Access:
 class Sink:
     """A store of `value` to element `place` of a buffer, for every point of `axes`; "add" is an atomic addition.
 
-    goal: the number of the goal that it is a part of; -1 where it is of none.
+    goal: the number of the goal that it is a part of; -1 where it is of none. within: conditions under which it is.
     """
 
     ref: Ref
@@ -220,15 +220,17 @@ class Sink:
     mode: Literal["store", "set", "add"]
     node: Value
     goal: int = -1
+    within: tuple[Term, ...] = ()
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        return (self.value, *(v for v, _ in self.place.values))
+        return (self.value, *(v for v, _ in self.place.values), *self.within)
 
     def of_terms(self, new: Mapping[Term, Term]) -> Sink:
         """The sink of other terms."""
         values = tuple((new[v], c) for v, c in self.place.values)
-        return replace(self, value=new[self.value], place=replace(self.place, values=values))
+        within = tuple(new[t] for t in self.within)
+        return replace(self, value=new[self.value], place=replace(self.place, values=values), within=within)
 
 
 @dataclass(frozen=True, slots=True)
