@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ....ir.errors import Unfusible
+from ....ir.types import Size
 from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Materialize, Program, Sink, Term, terms_below
 from ...program.loops import INITIAL, STATE
 from ...program.sizes import divide, same, tidy
@@ -136,16 +137,39 @@ def _with_states(
 ) -> Term:
     """The term with loads of states as what is carried."""
     if term.op == "last":
-        load = term.args[0]
-        sink = updates[load.param.ref.index]
-        if load.param.place != sink.place:
-            raise Materialize([n for n in [term.node] if n is not None])
-        param = Carried(sink.ref.index, tuple(a for a in sink.axes if a is not time))
-        return table.make("last", dtype=term.dtype, param=param, node=term.node)
+        return _last(table, term, updates[term.args[0].param.ref.index], time)
+    if is_state(term) and term.param.ref.kind == INITIAL:
+        return term  # what it is when the loop is over: `last` says where
     if is_state(term):
         return _carried(table, term, updates[term.param.ref.index], time)
     args = tuple(new[a] for a in term.args)
     return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
+
+
+def _last(table: TermTable, term: Term, sink: Sink, time: Axis) -> Term:
+    """What is carried once the loop is over, at its own place, or one element of it."""
+    (load,) = term.args
+    param = Carried(sink.ref.index, tuple(a for a in sink.axes if a is not time))
+    last = table.make("last", dtype=term.dtype, param=param, node=term.node)
+    if load.param.place == sink.place:
+        return last
+    picked = _picked(load, sink)
+    if picked is None:
+        raise Materialize([n for n in [term.node] if n is not None])
+    axis, number = picked
+    is_there = table.test("eq", table.index(Index.over(axis)), table.const(number, "i64"))
+    alone = table.make("where", is_there, last, table.const(0, term.dtype), dtype=term.dtype, node=term.node)
+    return table.make("sum", alone, dtype=term.dtype, param=(axis,), node=term.node)
+
+
+def _picked(load: Term, sink: Sink) -> tuple[Axis, Size] | None:
+    """(axis, place along it): the only axis of the state along which a load is at one element."""
+    own, place = dict(sink.place.terms), dict(load.param.place.terms)
+    (axis, *others) = [a for a in own if a not in place] or [None]
+    if axis is None or others or load.dtype == "b1" or load.param.indirect or any(own.get(a) != c for a, c in place.items()):
+        return None
+    number = divide(tidy(load.param.place.offset - sink.place.offset), own[axis])
+    return None if number is None else (axis, number)
 
 
 def _carried(table: TermTable, load: Term, sink: Sink, time: Axis) -> Term:
