@@ -365,7 +365,7 @@ class _Group:
 
     def _in_order(self, parts: Sequence[Sequence[Goal]]) -> list[list[Goal]]:
         """Each part behind those that make what it reads; one that is on both sides of another is divided."""
-        # the pieces of one concatenation may be in several
+        # pieces of one concatenation may be in several
         parts_of: defaultdict[int, dict[int, None]] = defaultdict(dict)
         for n, goal in ((n, goal) for n, goals in enumerate(parts) for goal in goals):
             parts_of[goal.node.id][n] = None
@@ -373,10 +373,11 @@ class _Group:
         below: dict[int, dict[int, int]] = {}
         for v in self.order:
             reached: dict[int, int] = {}
-            for part, n in (pair for a in v.args for pair in below.get(a.id, {}).items()):
-                reached[part] = max(n, reached.get(part, 0))
-            own = {mine: max((n + (p != mine) for p, n in reached.items()), default=0) for mine in parts_of.get(v.id, ())}
-            level |= {(v.id, mine): n for mine, n in own.items()}
+            for p, n in (pair for a in v.args for pair in below.get(a.id, {}).items()):
+                reached[p] = max(n, reached.get(p, 0))
+            mine = parts_of.get(v.id, ())
+            own = {part: max((n + (p != part) for p, n in reached.items()), default=0) for part in mine}
+            level |= {(v.id, part): n for part, n in own.items()}
             below[v.id] = reached | own
         divided: defaultdict[tuple[int, int], list[Goal]] = defaultdict(list)
         for n, goal in ((n, goal) for n, goals in enumerate(parts) for goal in goals):
@@ -402,13 +403,13 @@ class _Group:
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
-            return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
+            return [[goals[at] for at in sorted({s.goal for s in group})] for group in groups]
         workload = self._workload(terms, sinks, self.target)
         try:
             plan = schedule_of(workload)
         except Separate as request:
-            refs = {s.ref for s in request.sinks}
-            return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
+            apart = {s.goal for s in request.sinks}
+            return [[g for at, g in enumerate(goals) if (at in apart) is side] for side in (False, True)]
         # a row that stays in registers has a constant length: build again with the values of its symbols
         free = symbols(a.size for a in plan.pinned)
         if free and not self.bounded:

@@ -64,8 +64,8 @@ class Unrolling:
 class Builder:
     """One pass over the goals of a kernel.
 
-    goal: the number of the one whose values are built; stores_steps: it is what a loop gives, moved about at most; path:
-    the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
+    goal: the number of the one whose values are built; stores_steps: it is what a loop gives, moved about at most;
+    path: the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
     """
 
     def __init__(

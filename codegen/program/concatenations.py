@@ -41,7 +41,7 @@ def stored_pieces(value: Value) -> list[Part]:
 
 
 def parts_to_store(value: Value) -> list[tuple[Value, Part]]:
-    """The pieces of a value that is stored piece by piece, with their places in it: a concatenation, or one permuted."""
+    """The pieces of a concatenation, or of one permuted, that is stored piece by piece, with their places in it."""
     dims = list(range(len(value.shape)))  # of the value, by dimension of what is looked at
     while value.prim == "permute":
         dims = [dims[value.params["perm"].index(d)] for d in range(len(dims))]

@@ -76,13 +76,26 @@ def _stored(goal: Goal) -> Value:
     return next(piece for piece, part in parts_to_store(goal.node) if same(part.start, goal.part.start))
 
 
+def _piece(goal: Goal, part: Part, index: Place) -> tuple[Value, Place]:
+    """The piece that is stored, and the place in it."""
+    inside = [place + tidy(-part.start) if d == part.dim else place for d, place in enumerate(index)]
+    node = goal.node
+    while node.prim == "permute":
+        at = dict(zip(node.params["perm"], inside, strict=True))
+        inside, (node,) = [at[d] for d in range(len(at))], node.args
+    return _stored(goal), tuple(inside)
+
+
 def _store(builder: Builder, goal: Goal, index: Place) -> Sink:
     node, memory = goal.node, goal.memory
     place = Index.linear(index, memory.strides)
     is_own = node.id in builder.memory and builder.memory[node.id].ref == memory.ref
     axes = builder.axes.walked(index)
     # the store that materialises a value computes it; every other use of the value loads it
-    value = builder.computed(node, index) if is_own else builder.at(node, index)
+    if goal.part is not None:
+        value = builder.at(*_piece(goal, goal.part, index))
+    else:
+        value = builder.computed(node, index) if is_own else builder.at(node, index)
     within = tuple(_conditions(builder, goal, index))
     return Sink(memory.ref, value, builder.axes.settled(place), axes, memory.dtype, "store", node, within=within)
 

@@ -1,4 +1,4 @@
-"""Each loop Function of the suite beside eager and float64: calls, derived backwards, transforms, second derivatives."""
+"""Each loop Function of the suite beside eager and float64: calls, derived backwards, transforms, twice backward."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..sizes import hint_of
-from .affine import ONE
+from .affine import ONE, Number
 from .program import MARK, Program, Ref, Step, refs_in
 
 aten = torch.ops.aten
@@ -185,10 +185,14 @@ WHOLE = (0, 0, sys.maxsize, 1)
 
 
 def _slice_of(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """The same of a slice by these; where one is no number, it ends at once."""
-    given = [leaf.get(ONE, 0) if isinstance(leaf, Mapping) and leaf.keys() <= {ONE} else None for leaf in leaves]
-    given = [n if isinstance(leaf, Mapping) else default for n, leaf, default in zip(given, leaves, WHOLE, strict=False)]
-    return tuple(0 if n is None else n for n in (*given, *WHOLE[len(given) :]))
+    """The same of a slice by these; where one is a symbol, it ends at once."""
+    pairs = zip(leaves, WHOLE, strict=False)
+    given = [_plain(leaf) if isinstance(leaf, Mapping) else default for leaf, default in pairs]
+    return (*given, *WHOLE[len(given) :])
+
+
+def _plain(number: Number) -> int:
+    return number.get(ONE, 0) if number.keys() <= {ONE} else 0
 
 
 def _selected(step: Step, buffer: Ref, dim: int, index: int) -> Step:

@@ -165,9 +165,11 @@ def _last(table: TermTable, term: Term, sink: Sink, time: Axis) -> Term:
 def _picked(load: Term, sink: Sink) -> tuple[Axis, Size] | None:
     """(axis, place along it): the only axis of the state along which a load is at one element."""
     own, place = dict(sink.place.terms), dict(load.param.place.terms)
-    (axis, *others) = [a for a in own if a not in place] or [None]
-    if axis is None or others or load.dtype == "b1" or load.param.indirect or any(own.get(a) != c for a, c in place.items()):
+    missing = [a for a in own if a not in place]
+    is_alike = all(own.get(a) == c for a, c in place.items()) and not load.param.indirect
+    if len(missing) != 1 or not is_alike or load.dtype == "b1":
         return None
+    (axis,) = missing
     number = divide(tidy(load.param.place.offset - sink.place.offset), own[axis])
     return None if number is None else (axis, number)
 

@@ -152,7 +152,7 @@ class SoftDTW(Function):
     @staticmethod
     def forward(ctx: ANY, distance: Tensor, gamma: float) -> Tensor:
         d = slanted(distance, 1e8)
-        batch, n, diagonals = d.shape
+        _, n, diagonals = d.shape
         first = torch.full_like(d[:, :, 0], 1e8)
         one, two = first, torch.where(torch.arange(n, device=d.device) == -1, 0.0, first)
         rows = []
@@ -174,7 +174,7 @@ class SoftDTW(Function):
     def backward(ctx: ANY, g: Tensor) -> ANY:
         d, r = ctx.saved_tensors
         gamma = ctx.gamma
-        batch, n, diagonals = d.shape
+        _, n, diagonals = d.shape
         e = torch.where(torch.arange(n, device=d.device) == n - 1, g[:, None], 0.0)
         zero = torch.zeros_like(e)
         far, grads = zero, [e]
