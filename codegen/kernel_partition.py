@@ -35,7 +35,7 @@ from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
 from .kernel import CHUNKS, JOINED, MERGED, Buffer, Kernel, Kernels, Leaning, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
-from .program.concatenations import stored_pieces
+from .program.concatenations import parts_to_store
 from .program.loops import STATE
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
@@ -209,8 +209,8 @@ def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
 # ---------------------------------------------------------------------- the search for kernels
 def _add_goals(goals: dict[int, list[Goal]], whole: Goal, ready: Mapping[int, int], stage: int) -> None:
     """A value in its stage; of a concatenation of many, each piece in the stage in which it is computed."""
-    parts = stored_pieces(whole.node) if ready else []
-    for piece, part in zip(whole.node.args, parts, strict=False):
+    parts = parts_to_store(whole.node) if ready else []
+    for piece, part in parts:
         goals[ready[piece.id]].append(replace(whole, part=part))
     if not parts:
         goals[stage].append(whole)
@@ -366,20 +366,23 @@ class _Group:
         """Each part behind those that make what it reads; one that is on both sides of another is divided."""
         if len(parts) == 1:
             return [list(goals) for goals in parts]
-        part_of = {g.node.id: n for n, goals in enumerate(parts) for g in goals}
-        level: dict[int, int] = {}
+        # pieces of one concatenation may be in several
+        parts_of: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        for n, goal in ((n, goal) for n, goals in enumerate(parts) for goal in goals):
+            parts_of[goal.node.id][n] = None
+        level: dict[tuple[int, int], int] = {}
         below: dict[int, dict[int, int]] = {}
         for v in self.order:
             reached: dict[int, int] = {}
-            for part, n in (pair for a in v.args for pair in below.get(a.id, {}).items()):
-                reached[part] = max(n, reached.get(part, 0))
-            if (mine := part_of.get(v.id)) is not None:
-                level[v.id] = max((n + (part != mine) for part, n in reached.items()), default=0)
-                reached[mine] = level[v.id]
-            below[v.id] = reached
+            for p, n in (pair for a in v.args for pair in below.get(a.id, {}).items()):
+                reached[p] = max(n, reached.get(p, 0))
+            mine = parts_of.get(v.id, ())
+            own = {part: max((n + (p != part) for p, n in reached.items()), default=0) for part in mine}
+            level |= {(v.id, part): n for part, n in own.items()}
+            below[v.id] = reached | own
         divided: defaultdict[tuple[int, int], list[Goal]] = defaultdict(list)
-        for goal in (g for goals in parts for g in goals):
-            divided[level.get(goal.node.id, 0), part_of[goal.node.id]].append(goal)
+        for n, goal in ((n, goal) for n, goals in enumerate(parts) for goal in goals):
+            divided[level.get((goal.node.id, n), 0), n].append(goal)
         return [divided[key] for key in sorted(divided)]
 
     def _with_pins(self, pins: Mapping[sympy.Symbol, int]) -> Graph:
@@ -389,6 +392,7 @@ class _Group:
             self.pinned_graphs[key] = _substituted(self.graph, pins) if pins else self.graph
         return self.pinned_graphs[key]
 
+    # ------------------------------------------------------------------ one kernel
     def _kernel(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], label: str
     ) -> tuple[Kernel, ...] | list[list[Goal]]:
@@ -407,14 +411,13 @@ class _Group:
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
-            parts = [{s.ref for s in group} for group in groups]
-            return [[g for g in goals if g.memory.ref in refs] for refs in parts]
+            return [[goals[at] for at in sorted({s.goal for s in group})] for group in groups]
         workload = self._workload(terms, sinks, self.target)
         try:
             plan = schedule_of(workload)
         except Separate as request:
-            refs = {s.ref for s in request.sinks}
-            return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
+            apart = {s.goal for s in request.sinks}
+            return [[g for at, g in enumerate(goals) if (at in apart) is side] for side in (False, True)]
         # a row that stays in registers has a constant length: build again with the values of its symbols
         free = symbols(a.size for a in plan.pinned)
         if free and not self.bounded:

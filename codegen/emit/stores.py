@@ -10,7 +10,7 @@ from .access.coordinates import Coordinates, Groups
 from .access.levels import Levels
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes
-from .context import Context
+from .context import Context, as_tensor
 from .mathematics import FLOATING
 from .statements import Expr, If, Scope, Store, binary, call, total, unary
 from .values import Values
@@ -52,7 +52,7 @@ class Stores:
         # Each lane adds its own, even where all have the same value
         if is_atomic and self.tile.lanes(sink.axes):
             value = self.tile.broadcast(value, sink.axes)
-        masks = self.coords.masks(sink.axes, summed=True)
+        masks = [*self._conditions(sink, scope), *self.coords.masks(sink.axes, summed=True)]
         comment = self.context.comment(sink)
         # The text says where a result may differ from run to run
         if is_atomic and sink.dtype in FLOATING:
@@ -62,6 +62,9 @@ class Stores:
         else:
             inside = groups.stored or masks[0]
             self._store_groups(pointer, self.context.let(scope, "out", value), groups, inside, scope, comment)
+
+    def _conditions(self, sink: Sink, scope: Scope) -> list[Expr]:
+        return [as_tensor(term, self.values.value(term, scope)) for term in sink.within]
 
     def _store_groups(
         self, pointer: Expr, value: Expr, groups: Groups, inside: Expr, scope: Scope, comment: str

@@ -163,6 +163,7 @@ class Term:
            check_index                            args: an index, the size that it is below, then the guards
        matmul  param the summed axis          args: tiles [rows, its lanes] and [the axis, columns]
        moved   param (axis, place along it)    the argument's other lanes: element `place` for the element at the axis
+       crossed param (axis, another)          the argument along another axis of that size
        carried param reduction, or state      what it was before the turn of the loop that takes more in
        last    param state                    what it is when the loop is over
            any elementwise primitive
@@ -188,6 +189,8 @@ def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
         return below | {a for a, _ in param.place.terms}
     if op == "matmul":
         return below - {param}
+    if op == "crossed":
+        return below - {param[0]} | {param[1]}
     if op in ("carried", "last") and param is not None:
         return frozenset(param.axes)
     return below | {a for a, _ in param.terms} if op == "index" else below
@@ -206,7 +209,7 @@ class Access:
 class Sink:
     """A store of `value` to element `place` of a buffer, for every point of `axes`; "add" is an atomic addition.
 
-    goal: the number of the goal that it is a part of; -1 where it is of none.
+    goal: the number of the goal that it is a part of; -1 where it is of none. within: conditions under which it is.
     """
 
     ref: Ref
@@ -217,15 +220,17 @@ class Sink:
     mode: Literal["store", "set", "add"]
     node: Value
     goal: int = -1
+    within: tuple[Term, ...] = ()
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        return (self.value, *(v for v, _ in self.place.values))
+        return (self.value, *(v for v, _ in self.place.values), *self.within)
 
     def of_terms(self, new: Mapping[Term, Term]) -> Sink:
         """The sink of other terms."""
         values = tuple((new[v], c) for v, c in self.place.values)
-        return replace(self, value=new[self.value], place=replace(self.place, values=values))
+        within = tuple(new[t] for t in self.within)
+        return replace(self, value=new[self.value], place=replace(self.place, values=values), within=within)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def stored_pieces(value: Value) -> list[Part]:
     Alike, so that one kernel walks them all; and computed: of what is only read a choice reads no more. What a loop
     gives step by step is stored as it comes, whatever is beside it.
     """
-    if value.prim == "cat" and any(_is_of_loop(x) for x in value.args):
+    if value.prim == "cat" and any(is_of_loop(x) for x in value.args):
         return pieces(value)
     if value.prim != "cat" or len(value.args) <= MAX_PIECES or all(_is_moved(x) for x in value.args):
         return []
@@ -40,7 +40,18 @@ def stored_pieces(value: Value) -> list[Part]:
     return parts if all(same(p.size, parts[0].size) for p in parts) else []
 
 
-def _is_of_loop(value: Value) -> bool:
+def parts_to_store(value: Value) -> list[tuple[Value, Part]]:
+    """The pieces of a concatenation, or of one permuted, that is stored piece by piece, with their places in it."""
+    dims = list(range(len(value.shape)))  # of the value, by dimension of what is looked at
+    while value.prim == "permute":
+        dims = [dims[value.params["perm"].index(d)] for d in range(len(dims))]
+        (value,) = value.args
+    parts = [part._replace(dim=dims[part.dim]) for part in stored_pieces(value)]
+    return list(zip(value.args, parts, strict=True)) if parts else []
+
+
+def is_of_loop(value: Value) -> bool:
+    """True for what a loop gives, moved about at most."""
     while PRIMS[value.prim].family == "layout" and len(value.args) == 1:
         (value,) = value.args
     return value.prim in ("scan", "pick")

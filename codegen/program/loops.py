@@ -90,8 +90,10 @@ class Loops:
         if len(index.terms) == 1 and not index.values and own == Index.over(time):
             ((axis, sign),) = index.terms
             covers = same(axis.size, time.size) and same(index.offset, 0 if sign == 1 else tidy(time.size - 1))
-            if covers and sign in (1, -1) and axes.is_of_goal(axis, self._builder.goal):
-                axes.replace(axis, own if sign == 1 else own * -1 + index.offset)
+            # what has fewer places than there are steps is stored in some of them
+            is_stored = covers or self._builder.stores_steps
+            if is_stored and sign in (1, -1) and axes.is_of_goal(axis, self._builder.goal):
+                axes.replace(axis, own * sign + tidy(-index.offset * sign))
             # the steps of another loop in the same direction: both are one
             if covers and sign == 1 and axis.turn == time.turn:
                 axes.replace(time, index)

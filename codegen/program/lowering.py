@@ -115,7 +115,9 @@ def _cat_chain(b: Builder, node: Value, index: Place, guards: Guards, parts: Seq
         low = b.terms.test("ge", b.terms.index(number), b.terms.const(bounds[k], "i64"))
         high = b.terms.test("lt", b.terms.index(number), b.terms.const(bounds[k + 1], "i64"))
         tests = ((low,) if k else ()) + ((high,) if k < len(parts) - 1 else ())
-        place = (*index[:dim], index[dim] + tidy(-starts[k]), *index[dim + 1 :])
+        # where its guards hold, a piece that is one long is read at its only place
+        inside = Index() if parts[k].size == 1 else index[dim] + tidy(-starts[k])
+        place = (*index[:dim], inside, *index[dim + 1 :])
         piece = b.at(node.args[k], place, (*guards, *tests))
         value = piece if value is None else b.terms.make("where", high, piece, value, dtype=node.dtype, node=node)
     assert value is not None

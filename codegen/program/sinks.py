@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from ...ir import Value
 from ..kernel import Ref
-from .axes import Goal, Index, Materialize, Memory, Part, Sink
+from .axes import Goal, Index, Materialize, Memory, Part, Sink, Term
 from .builder import Builder, Place, Unrolling
+from .concatenations import is_of_loop, parts_to_store
 from .loops import Loops
 from .lowering import indirect_index, rule_of
+from .sizes import nonnegative, same, tidy
 from .terms import Restart, TermTable
 
 MAX_PASSES = 200
@@ -44,7 +46,7 @@ def _numbers(goals: Sequence[Goal]) -> list[int]:
 
 
 def _sinks_of(builder: Builder, number: int, goal: Goal) -> list[Sink]:
-    builder.goal = number
+    builder.goal, builder.stores_steps = number, is_of_loop(_stored(goal))
     return [_scatter(builder, goal)] if goal.scatter else [_store(builder, goal, p) for p in _parts(builder, goal)]
 
 
@@ -67,14 +69,50 @@ def _index(builder: Builder, node: Value, part: Part | None = None) -> Place:
     return tuple(place)
 
 
+def _stored(goal: Goal) -> Value:
+    """The value that is stored, or the piece of it."""
+    if goal.part is None:
+        return goal.node
+    return next(piece for piece, part in parts_to_store(goal.node) if same(part.start, goal.part.start))
+
+
+def _piece(goal: Goal, part: Part, index: Place) -> tuple[Value, Place]:
+    """The piece that is stored, and the place in it."""
+    inside = [place + tidy(-part.start) if d == part.dim else place for d, place in enumerate(index)]
+    node = goal.node
+    while node.prim == "permute":
+        at = dict(zip(node.params["perm"], inside, strict=True))
+        inside, (node,) = [at[d] for d in range(len(at))], node.args
+    return _stored(goal), tuple(inside)
+
+
 def _store(builder: Builder, goal: Goal, index: Place) -> Sink:
     node, memory = goal.node, goal.memory
     place = Index.linear(index, memory.strides)
     is_own = node.id in builder.memory and builder.memory[node.id].ref == memory.ref
     axes = builder.axes.walked(index)
     # the store that materialises a value computes it; every other use of the value loads it
-    value = builder.computed(node, index) if is_own else builder.at(node, index)
-    return Sink(memory.ref, value, builder.axes.settled(place), axes, memory.dtype, "store", node)
+    if goal.part is not None:
+        value = builder.at(*_piece(goal, goal.part, index))
+    else:
+        value = builder.computed(node, index) if is_own else builder.at(node, index)
+    within = tuple(_conditions(builder, goal, index))
+    return Sink(memory.ref, value, builder.axes.settled(place), axes, memory.dtype, "store", node, within=within)
+
+
+def _conditions(builder: Builder, goal: Goal, index: Place) -> Iterator[Term]:
+    """What says that a step of a loop has a place in what is stored, where not all of them have."""
+    terms = builder.terms
+    for dim, (place, size) in enumerate(zip(map(builder.axes.settled, index), goal.node.shape, strict=True)):
+        if goal.part is not None and dim == goal.part.dim:
+            place, size = place + tidy(-goal.part.start), goal.part.size
+        if not any(a.turn for a in place.walked) or place.is_within(size):
+            continue
+        bounds = place.bounds() or (-1, size)
+        if not nonnegative(bounds[0]):
+            yield terms.test("ge", terms.index(place), terms.const(0, "i64"))
+        if not nonnegative(tidy(size - 1 - bounds[1])):
+            yield terms.test("lt", terms.index(place), terms.const(size, "i64"))
 
 
 def _scatter(builder: Builder, goal: Goal) -> Sink:

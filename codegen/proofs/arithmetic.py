@@ -145,6 +145,8 @@ class Arithmetic:
         )
         self.world.bound_above(number.top, step, length - self._common_block(length, step))
         self._turns.append((number.top, length, step))
+        if isinstance(n := length.number, int) and isinstance(each := step.number, int):
+            self.world.bound_above(number.top, ONE, Poly.of((n - 1) // each))
         if step != ONE and (turns := self._known_ceiling(length, step)) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)
         return number

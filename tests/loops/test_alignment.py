@@ -23,12 +23,16 @@ from fusegrad.tracer.loops.alignment import Region, repeated_regions
     ],
 )
 def test_repetitions_are_found(short: str, long: str, regions: list[Region]) -> None:
-    assert repeated_regions(short, long) == regions
+    assert next(repeated_regions(short, long)) == regions
 
 
 @pytest.mark.parametrize(("short", "long"), [("abc", "abcd"), ("abbc", "abbd"), ("abc", "abbc"), ("ab", "ba")])
 def test_other_differences_are_none(short: str, long: str) -> None:
-    assert repeated_regions(short, long) is None
+    assert not list(repeated_regions(short, long))
+
+
+def test_two_steps_more_are_two_steps_or_one_that_is_both() -> None:
+    assert list(repeated_regions("xaaaay", "xaaaaaay")) == [[Region(1, 2, 2)], [Region(1, 1, 4, 2)]]
 
 
 def test_an_affine_function_is_found_from_two_lengths() -> None:

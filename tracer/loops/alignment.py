@@ -1,9 +1,12 @@
-"""Where two lists differ by repetitions: the loops of two traces whose lengths differ by one."""
+"""Where two lists differ by repetitions: the loops of two traces whose lengths differ by one.
+
+`range(2 * n - 1)` has two steps more where n is one more: `more` of a region.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 LEAST = 2
 """Repetitions in the shorter list that are a loop."""
@@ -11,11 +14,12 @@ LEAST = 2
 
 @dataclass(frozen=True)
 class Region:
-    """`count` repetitions of `period` entries each, from `start` on, in the shorter list; the longer has one more."""
+    """`count` repetitions of `period` entries each, from `start` on, in the shorter list; the longer has `more`."""
 
     start: int
     period: int
     count: int
+    more: int = 1
 
     @property
     def stop(self) -> int:
@@ -23,29 +27,46 @@ class Region:
 
     def without(self, first: int, last: int) -> Region:
         """The rest where some repetitions stand apart."""
-        return Region(self.start + first * self.period, self.period, self.count - first - last)
+        return replace(self, start=self.start + first * self.period, count=self.count - first - last)
 
 
-def repeated_regions(short: Sequence[Hashable], long: Sequence[Hashable]) -> list[Region] | None:
-    """a b b c, a b b b c  ->  b twice, from 1 on. None where the lists differ in another way."""
-    return _regions(short, long, 0, 0, 0)
+MOST = 4
+"""Steps that a loop has more where its length is one more."""
 
 
-def _regions(short: Sequence[Hashable], long: Sequence[Hashable], i: int, j: int, floor: int) -> list[Region] | None:
+def repeated_regions(short: Sequence[Hashable], long: Sequence[Hashable]) -> Iterator[list[Region]]:
+    """a b b c, a b b b c  ->  b twice, from 1 on; nothing where the lists differ in another way.
+
+    Where there are several ways, that with one step more comes first.
+    """
+    found = [_regions(short, long, (0, 0), 0, most) for most in (1, MOST)]
+    yield from (r for i, r in enumerate(found) if r is not None and r not in found[:i])
+
+
+def _regions(
+    short: Sequence[Hashable], long: Sequence[Hashable], at: tuple[int, int], floor: int, most: int
+) -> list[Region] | None:
+    i, j = at
     while i < len(short) and j < len(long) and short[i] == long[j]:
         i, j = i + 1, j + 1
     excess = (len(long) - j) - (len(short) - i)
     if j == len(long):
         return [] if i == len(short) else None
     for period in range(1, min(excess, i - floor) + 1):
-        if short[i - period : i] != long[j : j + period]:
-            continue
         start = _begin_of_run(short, i, period, floor)
         count = (i - start) // period
-        rest = _regions(short, long, i, j + period, i) if count >= LEAST else None
-        if rest is not None:
-            return [Region(start, period, count), *rest]
+        for more in range(1, _repetitions(short[i - period : i], long, j, most) + 1) if count >= LEAST else ():
+            rest = _regions(short, long, (i, j + more * period), i, most)
+            if rest is not None:
+                return [Region(start, period, count, more), *rest]
     return None
+
+
+def _repetitions(entries: Sequence[Hashable], long: Sequence[Hashable], at: int, most: int) -> int:
+    """How often these entries follow, at most so many times."""
+    period = len(entries)
+    starts = range(at, at + most * period, period)
+    return next((n for n, s in enumerate(starts) if long[s : s + period] != entries), most)
 
 
 def _begin_of_run(entries: Sequence[Hashable], stop: int, period: int, floor: int) -> int:

@@ -38,8 +38,16 @@ def wanted_of(rolled: Rolled, located: Located) -> Wanted:
     for read in (r for operand in operands for r in reads_in(operand)):
         if not (isinstance(read, Read) and not read.index.step and is_view(rolled, located, read.source)):
             _note(wanted, rolled, read)
-    wanted.finals -= wanted.stacked
+    wanted.finals -= wanted.stacked - _carried_or_returned(rolled)
     return wanted
+
+
+def _carried_or_returned(rolled: Rolled) -> set[Any]:
+    """What is handed on has its last value without a stack; what is returned is no part of one."""
+    returned = {r.source for operand in rolled.results for r in reads_in(operand) if isinstance(r, Read)}
+    operands = ((loop, o) for loop, body in enumerate(rolled.bodies) for step in body for o in step)
+    reads = ((loop, r) for loop, o in operands for r in reads_in(o) if isinstance(r, Carried))
+    return returned | {Each(loop, r.step, r.port) for loop, r in reads}
 
 
 def is_view(rolled: Rolled, located: Located, source: Any) -> bool:
@@ -163,7 +171,7 @@ class Body:
     def require_stable(self) -> None:
         """Raises NotRolled where a step hands on another kind of value than it was given."""
         for carry, node, result in zip(self.carries, self.carry_nodes, self.outputs, strict=False):
-            if carry.first is not None and _kind(self.fakes[node]) != _kind(self.fakes[result]):
+            if carry.first is not None and not _is_same_kind(self.fakes[node], self.fakes[result]):
                 raise NotRolled("what a step hands on to the next has another shape or dtype than at first")
 
     def add(self, step: Step, leaves: Sequence[Any]) -> fx.Node:
@@ -287,6 +295,12 @@ def _kind(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.device, tuple(str(n) for n in value.shape)
     return [_kind(v) for v in value] if isinstance(value, list | tuple) else None
+
+
+def _is_same_kind(given: Tensor, result: Tensor) -> bool:
+    """Whether one may stand for the other; sizes under other names that are equal now are assumed to stay so."""
+    is_alike = (given.dtype, given.device, given.dim()) == (result.dtype, result.device, result.dim())
+    return is_alike and all(bool(n == m) for n, m in zip(given.shape, result.shape, strict=True))
 
 
 def _require_same(first: dict[fx.Node, Any], last: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> None:

@@ -7,14 +7,15 @@ A loop that handed a whole buffer on from step to step would copy it each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..sizes import hint_of
-from .affine import ONE
+from .affine import ONE, Number
 from .program import MARK, Program, Ref, Step, refs_in
 
 aten = torch.ops.aten
@@ -85,6 +86,25 @@ class _Rewriting:
             buffer = write.buffer
         return self.add(replace(step, leaves=[self.put_together(buffer), *step.leaves[1:]]))
 
+    def alias(self, step: Step) -> Ref | None:
+        """A filled buffer under another name."""
+        buffer = self.named(step.leaves[0])
+        return buffer if buffer in self.writes else None
+
+    def all_of(self, step: Step) -> Ref | None:
+        """A slice from end to end is what it is taken of, where that is written to: `out[:, t] = h`."""
+        return self.named(step.leaves[0]) if self.covers(step, 0) else None
+
+    def all_scattered(self, step: Step) -> Ref | None:
+        """What is written from end to end is what there is from then on."""
+        source, value = self.named(step.leaves[0]), self.named(step.leaves[1])
+        return value if self.covers(step, 1) and self.kind(source) == self.kind(value) else None
+
+    def covers(self, step: Step, tensors: int) -> bool:
+        """Whether a slice has all places of its axis."""
+        dim, start, stop, stride = _slice_of(step.leaves[tensors + 1 :])
+        return (start, stride) == (0, 1) and stop >= hint_of(self.source_value(step.leaves[0]).shape[dim])
+
     def copy(self, step: Step) -> Ref | None:
         """A copy to a place of the same kind is what is copied."""
         place, value = self.named(step.leaves[0]), self.whole(step.leaves[1])
@@ -143,6 +163,9 @@ RULES: dict[Any, Any] = {
     aten.select.int: _Rewriting.select,
     aten.copy.default: _Rewriting.copy,
     aten.select_scatter.default: _Rewriting.scatter,
+    aten.detach.default: _Rewriting.alias,
+    aten.slice.Tensor: _Rewriting.all_of,
+    aten.slice_scatter.default: _Rewriting.all_scattered,
 }
 
 
@@ -155,6 +178,21 @@ def _value(program: Program, ref: Ref) -> Any:
 
 def _number(n: int) -> dict[Any, int]:
     return {ONE: n} if n else {}
+
+
+WHOLE = (0, 0, sys.maxsize, 1)
+"""Axis, start, stop and stride of a slice of which nothing was said."""
+
+
+def _slice_of(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The same of a slice by these; where one is a symbol, it ends at once."""
+    pairs = zip(leaves, WHOLE, strict=False)
+    given = [_plain(leaf) if isinstance(leaf, Mapping) else default for leaf, default in pairs]
+    return (*given, *WHOLE[len(given) :])
+
+
+def _plain(number: Number) -> int:
+    return number.get(ONE, 0) if number.keys() <= {ONE} else 0
 
 
 def _selected(step: Step, buffer: Ref, dim: int, index: int) -> Step:

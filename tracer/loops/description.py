@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .affine import Affine, Fit
@@ -110,7 +110,7 @@ class Rolled:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the loops are in the program of length `length`; each step of the length is one more of theirs."""
+    """Where the loops are in the program of length `length`; with each step more of it, so many of theirs are more."""
 
     length: int
     regions: tuple[Region, ...]
@@ -119,13 +119,15 @@ class Layout:
         """The regions in the program of another length."""
         more, moved, found = length - self.length, 0, list[Region]()
         for region in self.regions:
-            found.append(Region(region.start + moved, region.period, region.count + more))
-            moved += more * region.period
+            count = region.count + more * region.more
+            found.append(replace(region, start=region.start + moved, count=count))
+            moved += more * region.more * region.period
         return tuple(found)
 
     def counts(self, loop: int) -> Affine:
         """How often a loop's body runs."""
-        return Affine(0, 1, self.regions[loop].count - self.length)
+        region = self.regions[loop]
+        return Affine(0, region.more, region.count - region.more * self.length)
 
     def places(self, program: Program) -> list[Place]:
         """The place of each step of a program."""

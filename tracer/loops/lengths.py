@@ -78,7 +78,8 @@ class Lengths(ShapeEnv):
         if len(symbols) != 1 or len(expr.free_symbols) != 1 or not expr.is_integer or not is_in_loop():
             return
         (symbol,) = symbols
-        if (steps := int(self.hints()[symbol])) >= FEW:
+        # what is asked for may be another number that is made of the size: that of the parts of `chunk`
+        if (steps := int(self.hints()[symbol])) >= FEW and int(self._value(expr)) >= FEW:
             self.met = LoopMet(symbol, steps)
             raise self.met
 

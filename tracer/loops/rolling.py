@@ -38,9 +38,17 @@ APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
 
 def roll(short: Program, long: Program) -> Rolled:
     """The rolled form of programs whose lengths differ by one. Raises NotRolled."""
-    regions = repeated_regions([s.token for s in short.steps], [s.token for s in long.steps])
-    if regions is None:
-        raise NotRolled("its steps are not the same ones each time")
+    why = NotRolled("its steps are not the same ones each time")
+    for regions in repeated_regions([s.token for s in short.steps], [s.token for s in long.steps]):
+        try:
+            return _rolled(short, long, regions)
+        except NotRolled as refusal:
+            why = refusal
+    raise why
+
+
+def _rolled(short: Program, long: Program, regions: Sequence[Region]) -> Rolled:
+    """The same, where the loops are these; steps that are unlike the others stand apart."""
     chosen = [0] * len(regions)
     while True:
         apart = [APART[c] for c in chosen]

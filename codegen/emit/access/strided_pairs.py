@@ -38,7 +38,7 @@ class StridedPairs:
         plan = context.plan
         self._vector = plan.order[-1] if plan.order and is_on("pairs") else None
         plain = [t for t in context.program.terms if t.op == "load" and not t.args]
-        sinks = [s for s in context.program.sinks if s.mode == "store" and not s.place.values]
+        sinks = [s for s in context.program.sinks if s.mode == "store" and not s.place.values and not s.within]
         self._loads_of = _find_pairs(plain, self._vector, lambda t: t.param.place, lambda t: t.param.ref)
         self._sinks_of = _find_pairs(
             sinks, self._vector, lambda s: s.place, lambda s: (s.ref, s.axes, _store_phase(s, plan))

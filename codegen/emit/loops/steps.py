@@ -88,6 +88,8 @@ class Loop:
                 self._multiply(term, scope)
             elif term.op == "moved":
                 self._move(term, scope)
+            elif term.op == "crossed":
+                self._cross(term, scope)
         for sink in self.program.in_loop:
             self.emitter.stores.store(sink, scope)
         self._carry_on(scope)
@@ -139,6 +141,17 @@ class Loop:
         dim = literal(tile.dims.index(axis))
         gathered = call("tl.gather", self.values.value(state, scope), index, dim)
         self.values.accumulated[term] = self.context.let(scope, "neighbour", gathered)
+        self.emitter.levels.fix(term, scope.level)
+
+    def _cross(self, term: Term, scope: Scope) -> None:
+        """tl.permute of a tile: its lanes along another axis, which is as long."""
+        (state,) = term.args
+        dims = self.emitter.tile.dims
+        swapped = dict(zip(term.param, reversed(term.param), strict=True))
+        order = [dims.index(swapped.get(axis, axis)) for axis in dims]
+        value = as_tensor(state, self.values.value(state, scope))
+        across = call("tl.permute", value, literal(repr(tuple(order))))
+        self.values.accumulated[term] = self.context.let(scope, "across", across)
         self.emitter.levels.fix(term, scope.level)
 
     @contextmanager

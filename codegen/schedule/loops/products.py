@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....ir import Value
-from ....ir.errors import Unfusible
 from ...program.axes import Axis, Index, Sink, Term, terms_below
 from ...program.loops import STATE
 from ...program.sizes import same
@@ -47,11 +45,13 @@ def _product(table: TermTable, term: Term, places: Mapping[int, Index]) -> Term 
     if not across:
         return None
     if len(across) == 2:
-        raise Unfusible(_node(term), "a product of what is carried with itself")
+        return None
     ((tile, column),) = across
     matrix = next(f for f, axis in sides if axis is None)
-    if column not in matrix.axes or not matrix.axes <= {depth, column, *_steps(matrix)}:
-        raise Unfusible(_node(term), "a product of what is carried with more than a matrix")
+    is_matrix = column in matrix.axes and matrix.axes <= {depth, column, *_steps(matrix)}
+    # without rows, or with more than a matrix, it is a sum over a tile in which what is carried is turned
+    if not is_matrix or tile.axes <= {depth, column, *_steps(tile)}:
+        return None
     own = table.moved(tile, {depth: Index.over(column)})
     return table.make("matmul", own, matrix, dtype=term.dtype, param=depth, node=term.node)
 
@@ -69,8 +69,3 @@ def _other_axis(factor: Term, depth: Axis, places: Mapping[int, Index]) -> Axis 
         if depth in strides and depth not in own.walked:
             found |= {a for a, c in own.terms if same(c, strides[depth]) and same(a.size, depth.size)}
     return found.pop() if len(found) == 1 else None
-
-
-def _node(term: Term) -> Value:
-    assert term.node is not None
-    return term.node

@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ....ir.errors import Unfusible
+from ....ir.types import Size
 from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Materialize, Program, Sink, Term, terms_below
 from ...program.loops import INITIAL, STATE
 from ...program.sizes import divide, same, tidy
@@ -82,8 +83,8 @@ class LoopProgram(Program):
 
     @property
     def whole(self) -> frozenset[Axis]:
-        """The axes that steps reduce along, or move what is carried along, and the columns of products."""
-        reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS) for a in t.param}
+        """The axes that steps reduce along, or move or turn what is carried along, and the columns of products."""
+        reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS, "crossed") for a in t.param}
         reduced |= {t.param[0] for t in self.terms if t.op == "moved"}
         return frozenset(reduced.union(*(t.args[1].axes - {t.param} for t in self.products)))
 
@@ -119,7 +120,7 @@ def is_state(term: Term) -> bool:
 def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     """The program of one loop. Raises Unfusible where a step reads a state that another lane has."""
     updates = _of_kind(sinks, STATE)
-    (time,) = {a for s in updates.values() for a in s.axes if a.turn}
+    time = _only_time(updates.values(), sinks)
     _check_order(sinks, time)
     sinks = with_products(table, sinks)
     new: dict[Term, Term] = {}
@@ -128,6 +129,15 @@ def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     updates, initial = _of_kind(sinks, STATE), _of_kind(sinks, INITIAL)
     states = [_state(table, n, initial[n].of_terms(new), updates[n].of_terms(new), time) for n in sorted(updates)]
     return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in (STATE, INITIAL)], states, time)
+
+
+def _only_time(updates: Iterable[Sink], sinks: Sequence[Sink]) -> Axis:
+    """The steps of the loop. What waits for several loops reads from memory what each of them leaves."""
+    time, *others = {a for s in updates for a in s.axes if a.turn}
+    if others:
+        below = terms_below(t for s in sinks for t in s.terms)
+        raise Materialize([t.node for t in below if t.op == "last" and t.node is not None])
+    return time
 
 
 def _of_kind(sinks: Sequence[Sink], kind: str) -> dict[int, Sink]:
@@ -139,28 +149,66 @@ def _with_states(
 ) -> Term:
     """The term with loads of states as what is carried."""
     if term.op == "last":
-        load = term.args[0]
-        sink = updates[load.param.ref.index]
-        if load.param.place != sink.place:
-            raise Materialize([n for n in [term.node] if n is not None])
-        param = Carried(sink.ref.index, tuple(a for a in sink.axes if a is not time))
-        return table.make("last", dtype=term.dtype, param=param, node=term.node)
+        return _last(table, term, updates[term.args[0].param.ref.index], time)
+    if is_state(term) and term.param.ref.kind == INITIAL:
+        return term  # what it is when the loop is over: `last` says where
     if is_state(term):
         return _carried(table, term, updates[term.param.ref.index], time)
     args = tuple(new[a] for a in term.args)
     return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
 
 
+def _last(table: TermTable, term: Term, sink: Sink, time: Axis) -> Term:
+    """What is carried once the loop is over, at its own place, or one element of it."""
+    (load,) = term.args
+    param = Carried(sink.ref.index, tuple(a for a in sink.axes if a is not time))
+    last = table.make("last", dtype=term.dtype, param=param, node=term.node)
+    if load.param.place == sink.place:
+        return last
+    picked = _picked(load, sink)
+    if picked is None:
+        raise Materialize([n for n in [term.node] if n is not None])
+    axis, number = picked
+    is_there = table.test("eq", table.index(Index.over(axis)), table.const(number, "i64"))
+    alone = table.make("where", is_there, last, table.const(0, term.dtype), dtype=term.dtype, node=term.node)
+    return table.make("sum", alone, dtype=term.dtype, param=(axis,), node=term.node)
+
+
+def _picked(load: Term, sink: Sink) -> tuple[Axis, Size] | None:
+    """(axis, place along it): the only axis of the state along which a load is at one element."""
+    own, place = dict(sink.place.terms), dict(load.param.place.terms)
+    missing = [a for a in own if a not in place]
+    is_alike = all(own.get(a) == c for a, c in place.items()) and not load.param.indirect
+    if len(missing) != 1 or not is_alike or load.dtype == "b1":
+        return None
+    (axis,) = missing
+    number = divide(tidy(load.param.place.offset - sink.place.offset), own[axis])
+    return None if number is None else (axis, number)
+
+
 def _carried(table: TermTable, load: Term, sink: Sink, time: Axis) -> Term:
-    """What is carried at the place of a load: at its own, or as far along one axis as another element is."""
+    """What is carried at the place of a load: at its own, as far along one axis as another element is, or along
+    another axis."""
     axes = tuple(a for a in sink.axes if a is not time)
     own = table.make("carried", dtype=load.dtype, param=Carried(sink.ref.index, (time, *axes)), node=load.node)
     if load.param.place == sink.place:
         return own
-    moved = _moved_along(load, sink)
-    if moved is None or load.param.indirect:
-        raise Unfusible(sink.node, "a step reads what another element carries")
-    return table.make("moved", own, dtype=load.dtype, param=moved, node=load.node)
+    ways = () if load.param.indirect else (("moved", _moved_along(load, sink)), ("crossed", _across(load, sink)))
+    for op, param in ways:
+        if param is not None:
+            return table.make(op, own, dtype=load.dtype, param=param, node=load.node)
+    raise Unfusible(sink.node, "a step reads what another element carries")
+
+
+def _across(load: Term, sink: Sink) -> tuple[Axis, Axis] | None:
+    """(axis of the state, the axis along which a load reads it)"""
+    own, place = dict(sink.place.terms), dict(load.param.place.terms)
+    left, new = [a for a in own if a not in place], [a for a in place if a not in own]
+    if len(left) != 1 or len(new) != 1 or load.param.place.offset != sink.place.offset:
+        return None
+    ((mine, other),) = zip(left, new, strict=True)
+    is_same = same(mine.size, other.size) and same(own[mine], place[other]) and not other.turn
+    return (mine, other) if is_same and all(own[a] == c for a, c in place.items() if a in own) else None
 
 
 def _moved_along(load: Term, sink: Sink) -> tuple[Axis, Index] | None:

@@ -1,0 +1,113 @@
+"""Launches and bytes of each loop Function of the suite, as `explain` counts them; its kernels compiled for targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from loops.suite import FUNCTIONS, LoopFunction
+
+import fusegrad
+
+LENGTHS, WIDTH = (1, 2, 100, 4096), 32
+TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
+ALLOWED = 1.10
+"""Bytes beside the least possible."""
+LAUNCHES = (0, 1, 3)
+"""Of a direction: what is a view needs none, a loop in chunks of time three."""
+Figures = dict[str, tuple[int, float]]
+
+LENGTHS_OF = {"SoftDTW": (12,), "Sinkhorn": (1, 2)}
+"""Where another length takes minutes: each step is several launches, or a number of iterations is unrolled."""
+MISSES: dict[tuple[str, int], Figures] = {
+    ("Advantages", 100): {"backward": (2, 2.0)},
+    ("Advantages", 4096): {"backward": (2, 2.0)},
+    ("CRF", 2): {"forward": (3, 2.27), "backward": (3, 2.0)},
+    ("CRF", 100): {"backward": (2, 1.65)},
+    ("CRF", 4096): {"backward": (2, 1.67)},
+    ("CTC", 100): {"forward": (2, 1.34), "backward": (4, 3.09)},
+    ("CTC", 4096): {"forward": (2, 1.33), "backward": (4, 3.09)},
+    ("DeltaRule", 1): {"backward": (3, 3.13)},
+    ("DeltaRule", 2): {"backward": (6, 4.12)},
+    ("HoltWinters", 100): {"backward": (3, 2.5)},
+    ("HoltWinters", 4096): {"backward": (3, 2.5)},
+    ("LeakyPool", 1): {"backward": (1, 1.25)},
+    ("LeakyPool", 2): {"backward": (1, 1.25)},
+    ("LeakyPool", 100): {"backward": (4, 1.05)},
+    ("LeakyPool", 4096): {"backward": (4, 1.0)},
+    ("LinearAttention", 1): {"forward": (1, 1.97), "backward": (1, 1.28)},
+    ("LinearAttention", 2): {"forward": (1, 1.97), "backward": (1, 1.28)},
+    ("LinearAttention", 100): {"backward": (2, 1.43)},
+    ("LinearAttention", 4096): {"backward": (2, 1.43)},
+    ("MinGRU", 2): {"backward": (2, 1.31)},
+    ("Oscillators", 1): {"backward": (1, 1.17)},
+    ("Oscillators", 2): {"backward": (1, 1.17)},
+    ("Retention", 1): {"forward": (2, 17.0), "backward": (5, 24.29)},
+    ("Retention", 2): {"forward": (4, 17.5), "backward": (9, 24.86)},
+    ("Retention", 100): {"forward": (3, 1.94), "backward": (3, 2.67)},
+    ("Retention", 4096): {"forward": (3, 1.94), "backward": (3, 2.67)},
+    ("SelectiveScan", 1): {"backward": (5, 2.62)},
+    ("SelectiveScan", 2): {"forward": (1, 1.12), "backward": (5, 3.29)},
+    ("SelectiveScan", 100): {"backward": (2, 1.05)},
+    ("SelectiveScan", 4096): {"backward": (2, 1.05)},
+    ("Sinkhorn", 1): {"forward": (5, 2.56), "backward": (3, 2.44)},
+    ("Sinkhorn", 2): {"forward": (8, 3.71), "backward": (5, 3.94)},
+    ("SoftDTW", 12): {"forward": (74, 10.11), "backward": (3, 3.14)},
+    ("Viterbi", 2): {"backward": (1, 1.76)},
+    ("Viterbi", 100): {"backward": (1, 1.63)},
+    ("Viterbi", 4096): {"backward": (1, 1.67)},
+    ("WKV", 1): {"backward": (1, 1.13)},
+    ("WKV", 100): {"backward": (2, 2.83)},
+    ("WKV", 4096): {"backward": (2, 2.83)},
+}
+"""What is not within these, by class and steps: launches and ratio of each direction that is not."""
+
+SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
+    ("DeltaRule", 64): {("DeltaRule_backward", target) for target in TARGETS[:3]},
+    ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
+    ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
+}
+"""Kernels that do not fit into registers yet, by class and width, and on which target."""
+
+
+def in_meta(case: LoopFunction, steps: int, width: int) -> list[Any]:
+    """The arguments of a call without their numbers."""
+    given = case.arguments(steps, width)
+    return [
+        torch.empty_like(a, device="meta").requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a
+        for a in given
+    ]
+
+
+def misses(case: LoopFunction, fast: Any, steps: int) -> Figures:
+    """Of each direction that has more launches or bytes than it should, both."""
+    found = fusegrad.explain(fast, *in_meta(case, steps, WIDTH), target="cuda:90").directions
+    assert set(found) == {"forward", "backward"}
+    rows = {name: (r.launch_count, round(r.moved / r.minimal, 2)) for name, r in found.items()}
+    return {name: row for name, row in rows.items() if row[0] not in LAUNCHES or row[1] > ALLOWED}
+
+
+@pytest.mark.parametrize("case", [c for c in FUNCTIONS if not c.product], ids=lambda c: c.name)
+def test_a_loop_is_one_launch_that_moves_what_it_must(case: LoopFunction) -> None:
+    """Where it is not, it is in the table with the figures that it has: better ones have to leave it."""
+    fast = fusegrad.compile(case.cls)
+    for steps in (n for n in LENGTHS_OF.get(case.name, LENGTHS) if n >= case.shortest):
+        assert misses(case, fast, steps) == MISSES.get((case.name, steps), {}), steps
+
+
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda c: c.name)
+def test_kernels_compile_without_spills_but_those_that_are_known(case: LoopFunction, width: int) -> None:
+    fast, args = fusegrad.compile(case.cls), in_meta(case, 96, width)
+    found = fusegrad.explain(fast, *args, target="cuda:90").binaries(*TARGETS[:3])
+    amd = fusegrad.explain(fast, *args, target="hip:gfx942").binaries("hip:gfx942")
+    rows = [(kernel, target, b) for by in (found, amd) for kernel, each in by.items() for target, b in each.items()]
+    assert rows and not [(k, t, b.error) for k, t, b in rows if b.error]
+    assert {(k, t) for k, t, b in rows if b.spills not in (0, -1)} == SPILLS.get((case.name, width), set())
+
+
+def test_misses_are_of_lengths_that_are_asked() -> None:
+    names = {c.name for c in FUNCTIONS}
+    lengths = {name: LENGTHS_OF.get(name, LENGTHS) for name in names}
+    assert all(name in names and steps in lengths[name] and row for (name, steps), row in MISSES.items())
