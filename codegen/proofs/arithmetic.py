@@ -145,9 +145,15 @@ class Arithmetic:
         )
         self.world.bound_above(number.top, step, length - self._common_block(length, step))
         self._turns.append((number.top, length, step))
-        if step != ONE and (turns := self._ceilings.get((length, step))) is not None:
+        if step != ONE and (turns := self._turns_of(length, step)) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)
         return number
+
+    def _turns_of(self, length: Poly, step: Poly) -> Poly | None:
+        """How many turns there are, where that is a number, or an atom already."""
+        if isinstance(whole := length.number, int) and isinstance(by := step.number, int):
+            return Poly.of(-(-whole // by))
+        return self._ceilings.get((length, step))
 
     def _common_block(self, length: Poly, step: Poly) -> int:
         """A number that both are multiples of: the step's largest, or half of it .."""
