@@ -21,7 +21,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
@@ -31,6 +31,8 @@ from typing import Any
 from ..__main__ import Parser
 from . import cpu, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
 from . import stream_kernels as products
+from .loop_functions import LOOPS
+from .loop_kernels import loops
 from .peer_instructions import peer_instructions
 from .stream_functions import STREAMS, WIDTHS
 from .suite import CASES, Case, chosen
@@ -69,9 +71,13 @@ def _latencies(quick: bool) -> Rows:
 def _streams(options: argparse.Namespace) -> Rows:
     """Ours, then those of the file that `--peer` names."""
     few = len(STREAMS) // len(WIDTHS) if options.quick else None
-    names = [name for name in list(STREAMS)[:few] if options.match in name]
+    names = _named(list(STREAMS)[:few], options)
     yield from each(products.streams, names, options.jobs, kernels.one_compiler)
     yield from products.peers(options.peer) if options.peer else ()
+
+
+def _named(names: Iterable[str], options: argparse.Namespace) -> list[str]:
+    return [name for name in names if options.match in name]
 
 
 PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
@@ -85,6 +91,7 @@ PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "peers": lambda cases, options: each(peer_instructions, chosen(options.match, True),
                                          options.jobs, inductor.pretend_gpu),
     "streams": lambda cases, options: _streams(options),
+    "loops": lambda cases, options: each(loops, _named(LOOPS, options), options.jobs, kernels.one_compiler),
 }
 """What is timed comes first, while nothing else runs."""
 ALL = tuple(PARTS)
@@ -107,7 +114,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def file_of(part: str) -> str:
-    return "streams.json" if part == "streams" else "cpu.json"
+    return f"{part}.json" if part in ("streams", "loops") else "cpu.json"
 
 
 def read(folder: Path) -> dict[str, Any]:

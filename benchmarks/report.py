@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from . import stream_report
+from . import loop_report, stream_report
 from .goals import GOALS, issued_over, joined, keeps_time, modelled
 from .kernels import TARGETS
 from .plans import DIRECTIONS, TARGET
@@ -301,11 +301,13 @@ SECTIONS = (
     ("The goals of time and instructions, by Function", KEPT_HEAD, kept_rows, ("instructions",)),
     ("What misses them", CAUSES_HEAD, cause_rows, ("instructions",)),
     *stream_report.SECTIONS,
+    *loop_report.SECTIONS,
     ("A model of an H100", MODEL_HEAD, model_rows, ("instructions",)),
     ("The cases", CASES_HEAD, case_rows, ("plans", "inductor", "kernels")),
 )
 NOTES = {
     **stream_report.NOTES,
+    **loop_report.NOTES,
     "The goals that need no GPU": "Where a limit is missed, `worst` says by how much and where.",
     "Host time": "An RMSNorm on 8x16 numbers, one thread. The least of many rounds, in brackets the middle half.",
     "Ways of writing and calling": "Functions on 8x16 numbers (`benchmarks/styles.py`), one thread, the least "

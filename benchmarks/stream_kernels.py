@@ -40,10 +40,11 @@ def streams(name: str, targets: Sequence[str] = TARGETS) -> dict[str, Any]:
     words, case, scores = STREAMS[name]
     found = {target: explain(case.function, *case.args, target=target) for target in {TARGET, *targets}}
     needs = {target: needs_of(found[target], target, scores) for target in targets}
-    return {"case": name, "what": words, "scores": scores, **_planned(found[TARGET]), "targets": needs}
+    return {"case": name, "what": words, "scores": scores, **planned(found[TARGET]), "targets": needs}
 
 
-def _planned(found: Explanation) -> dict[str, Any]:
+def planned(found: Explanation) -> dict[str, Any]:
+    """Launches, bytes, and what is saved; forward first."""
     facts = found.to_dict()
     return {
         "launches": [facts["launches"][d] for d in DIRECTIONS],

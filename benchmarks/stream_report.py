@@ -49,8 +49,13 @@ def plan_rows(results: Mapping[str, Any]) -> list[Row]:
 def _planned(row: Mapping[str, Any]) -> Iterator[str]:
     yield from (row["case"], row["what"])
     yield from (" + ".join(map(str, row[name])) for name in ("launches", "library"))
-    yield from ("  ".join(map(_over, row[moved], row["minimal"])) for moved in ("bytes", "eager"))
+    yield from moved_over_least(row)
     yield from (f"{n / 1e6:.1f}" for n in (2 * row["scores"], row["saved"], row["asked"]))
+
+
+def moved_over_least(row: Mapping[str, Any]) -> Iterator[str]:
+    """What the plan moves over the minimum, forward and backward; then the same of eager."""
+    return ("  ".join(map(_over, row[moved], row["minimal"])) for moved in ("bytes", "eager"))
 
 
 def _over(moved: int | None, minimal: int) -> str:

@@ -69,6 +69,7 @@ ONE_IN = {
     "slabs/test_slabs.py": 6,
     "slabs/test_slab_figures.py": 2,
     "streams/test_edges.py": 60,
+    "streams/test_registers.py": 7,
     "streams/test_many_styles.py": 40,
     "streams/test_stream_programs.py": 8,
     "streams/test_stream_compositions.py": 4,

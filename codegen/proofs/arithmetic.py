@@ -145,17 +145,15 @@ class Arithmetic:
         )
         self.world.bound_above(number.top, step, length - self._common_block(length, step))
         self._turns.append((number.top, length, step))
-        if isinstance(n := length.number, int) and isinstance(each := step.number, int):
-            self.world.bound_above(number.top, ONE, Poly.of((n - 1) // each))
-        if step != ONE and (turns := self._known_ceiling(length, step)) is not None:
+        if step != ONE and (turns := self._turns_of(length, step)) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)
         return number
 
-    def _known_ceiling(self, x: Poly, d: Poly) -> Poly | None:
-        """ceil(x / d), where it is a number or was asked for."""
-        n, m = x.number, d.number
-        are_numbers = isinstance(n, int) and isinstance(m, int) and m > 0
-        return self.ceiling(x, d) if are_numbers else self._ceilings.get((x, d))
+    def _turns_of(self, length: Poly, step: Poly) -> Poly | None:
+        """How many turns there are, where that is a number, or an atom already."""
+        if isinstance(whole := length.number, int) and isinstance(by := step.number, int):
+            return Poly.of(-(-whole // by))
+        return self._ceilings.get((length, step))
 
     def _common_block(self, length: Poly, step: Poly) -> int:
         """A number that both are multiples of: the step's largest, or half of it .."""

@@ -8,17 +8,17 @@ and forward and backward together take less time than with what would be saved o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import sympy
 
 from ...codegen import Target
 from ...codegen.schedule.rooflines import machine_of
-from ...ir import Graph
+from ...ir import Graph, Value
 from ...ir.errors import LoweringError
 from ...ir.passes.cost import estimate
 from ...ir.passes.fuse import Fuse
-from ...ir.passes.programs.recompute import hidden_values
+from ...ir.passes.programs.recompute import CHOICE, Choice, hidden_values
 from ...ir.passes.programs.streamed import Streamed
 from ...ir.passes.streaming.streams import StreamDecision, Streams
 from ...ir.passes.virtual import large_values, sums_of, virtual_values
@@ -39,7 +39,7 @@ def streamed_program(
     """
     limit = _limit()
     streamed = Streamed(sizes, limit)(captured)
-    if streamed is captured:
+    if streamed is captured or _keeps_more(streamed, captured, sizes):
         return None
     target = target_of_kernels()
     seconds = [_generated_seconds(g, sizes, target, limit) for g in _graphs(streamed)]
@@ -74,6 +74,18 @@ def _saved_bytes(program: Program, sizes: Hints, limit: int) -> int:
     """Bytes of what forward hands over that is virtual: no kernel, and no slab, has it as a whole."""
     virtual = virtual_values(program.forward, sizes) | large_values(program.forward, sizes, limit)
     return sum(estimate(v.aval.nbytes, sizes) for v in hidden_values(program) if v.id in virtual)
+
+
+def _keeps_more(streamed: Program, captured: Program, sizes: Hints) -> bool:
+    """What large values are made of takes more memory than what the class saves; rows and brackets aside."""
+    choice: Choice = streamed.attributes[CHOICE]
+    kept = [v for v in choice.saved if v not in (*choice.rows, *choice.brackets)]
+    own = hidden_values(captured)
+    return any(v not in own for v in kept) and _bytes(kept, sizes) > _bytes(own, sizes)
+
+
+def _bytes(values: Iterable[Value], sizes: Hints) -> int:
+    return sum(estimate(v.aval.nbytes, sizes) for v in values)
 
 
 def _graphs(program: Program) -> Iterator[Graph]:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ....ir.errors import Unfusible
 from ....ir.switches import is_on
+from ....ir.types import ITEMSIZE
 from ...kernel import Target
-from ...program.axes import Axis
+from ...program.axes import Axis, Term
 from ...program.sizes import Hints, power_of_two
 from ..schedule import Schedule
 from ..workload import Workload
@@ -25,7 +26,9 @@ HELD = 1 << 12
 PER_THREAD = 4
 """Elements of a tile for each thread, at least."""
 STAGES = 8
-"""Turns whose loads are in flight."""
+"""Turns whose loads are in flight, at most."""
+SHARED = 0.9
+"""Of the shared memory of a multiprocessor, for loads in flight and what products read."""
 
 
 class LoopTile(NamedTuple):
@@ -86,11 +89,25 @@ def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
     order = order if not program.products else [*grid, *whole]
     warps = power_of_two(max(1, min(8, tall * lanes // (32 * PER_THREAD))))
-    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, warps, _stages(w.target))
+    stages = _stages(program, {**blocks, **depths}, w.target)
+    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, warps, stages)
 
 
-def _stages(target: Target) -> int:
-    return STAGES if target.kind == "cuda" else 1
+def _stages(program: LoopProgram, blocks: dict[Axis, int], target: Target) -> int:
+    """Turns whose loads are in flight, as far as shared memory holds them; one by one on other devices."""
+    if target.kind != "cuda":
+        return 1
+    sides = [side for p in program.products for side in (p.args[0], p.args[1], p.args[1])]  # a matrix: as it is, turned
+    room = int(target.shared * SHARED) - sum(_bytes(t, blocks) for t in sides)
+    if room < 0:
+        raise Unfusible(program.states[0].update.node, "its matrix is more than shared memory holds")
+    turn = sum(_bytes(t, blocks) for t in program.terms if t.op == "load" and program.time in t.axes)
+    return max(1, min(STAGES, room // max(1, turn)))
+
+
+def _bytes(term: Term, blocks: dict[Axis, int]) -> int:
+    """Of a term's tile."""
+    return math.prod(blocks.get(a, 1) for a in term.axes) * ITEMSIZE[term.dtype]
 
 
 def _lanes(w: Workload, grid: tuple[Axis, ...], tall: int) -> int:

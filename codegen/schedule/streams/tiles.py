@@ -1,4 +1,7 @@
-"""Blocks of rows and of the stream, warps and stages: the largest whose sums and tiles fit the registers."""
+"""Blocks of rows and of the stream, warps and stages: the largest whose sums and tiles fit the registers.
+
+The rule is held beside what the compiler makes of it: `tests/streams/test_registers.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ...kernel import Target
 from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
 from ..schedule import Schedule
-from ..separation.algebra import is_tile_product
+from ..separation.algebra import is_tile_product, source_of
 from .accumulators import Accumulation, operands_of
 from .roles import Roles
 
@@ -24,7 +27,11 @@ OLD, MASKED = 24, 32
 """Fewer where products read operands from registers, and where loops with masks are beside those without."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
-
+SIDE, EXACT_WARPS, EXACT_DEPTH = 8, 4, 64
+"""Exact float32 without tensor cores: a thread reads both sides of its elements from end to end before it multiplies.
+More elements, warps or depth are spilled, by kilobytes (triton 3.7.1)."""
+DEEP = 256
+"""Above it fewer rows would fit than a group of warps multiplies, and wait for L2: each block of them reads all."""
 
 OPEN = 64
 """The fewest rows of a tile along a size that is no constant."""
@@ -68,11 +75,13 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
     shapes = FEW if isinstance(roles.row.size, int) and roles.row.size <= LEAST else SHAPES
 
     def fits(shape: Shape) -> bool:
-        return shape.rows <= shapes[0].rows and _fits(shape, roles, sums, depths, target, taken)
+        is_one = shape.rows <= shapes[0].rows and _suits(shape, sums, depths, target)
+        return is_one and _fits(shape, roles, sums, depths, target, taken)
 
     fitting = list(filter(fits, shapes))
     if not fitting:
-        raise Unfusible(sums.sinks[0].node, "no tile of it fits into the registers")
+        deepest = max(evaluate_size(a.size, hints) for a in roles.depth)
+        raise Unfusible(sums.sinks[0].node, f"no tile of it fits into the registers, with rows of {deepest}")
     shape = _leaning(fitting, _chosen(fitting, roles, target, hints), target, fits)
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
     return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target))
@@ -118,11 +127,28 @@ def _taken(target: Target, masked: bool) -> int:
     return (OLD if int(target.arch) < 90 else 0) + (MASKED if masked else 0)
 
 
+def _suits(shape: Shape, sums: Accumulation, depths: dict[Axis, int], target: Target) -> bool:
+    """Whether the target multiplies such tiles as fast as its products are taken to be."""
+    if target.kind != "cuda":
+        return True
+    deepest = max(depths.values(), default=0)
+    if _is_exact(sums):
+        few = shape.warps <= EXACT_WARPS and shape.rows * shape.stream <= SIDE * 32 * shape.warps
+        return few and deepest <= EXACT_DEPTH
+    return deepest <= DEEP or int(target.arch) < 90 or shape.rows >= OPEN
+
+
+def _is_exact(sums: Accumulation) -> bool:
+    """Some product is of float32: no tensor core multiplies that exactly."""
+    return any({source_of(a).dtype for a in t.args[0].args} == {"f32"} for t in tile_products(sums))
+
+
 def _fits(
     shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target, taken: int
 ) -> bool:  # fmt: skip
     room = next(room for warps, room in ROOM.items() if shape.warps >= warps) - taken
-    return _registers(shape, roles, sums, depths) <= room and _bytes(shape, sums, roles, depths) <= _shared(target)
+    needed = _registers(shape, roles, sums, depths) + _passing(shape, roles, sums, depths, target)
+    return needed <= room and _bytes(shape, sums, roles, depths) <= _shared(target)
 
 
 def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int]) -> int:
@@ -133,6 +159,13 @@ def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis
         columns = shape.stream * sum(a.kind == "sum" for a in sums.accumulators)
     tiles = 1 + len(tile_products(sums))
     return shape.rows * (columns + tiles * shape.stream) // threads
+
+
+def _passing(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target) -> int:
+    """Registers through which a turn's tiles pass on their way to shared memory, where no copies are in flight."""
+    if target.kind != "cuda" or int(target.arch) < 90 or _stages(shape, roles, sums, depths, target) > 1:
+        return 0
+    return _bytes(shape._replace(rows=0), sums, roles, depths) // (4 * 32 * shape.warps)
 
 
 def _columns(term: Term, depths: dict[Axis, int]) -> int:
