@@ -192,7 +192,7 @@ def _alive(program: Program) -> set[int]:
     alive = {ref.step for ref in refs_in(program.results)}
     for number in reversed(range(len(program.steps))):
         step = program.steps[number]
-        if number in alive or torch.Tag.nondeterministic_seeded in step.target.tags:
+        if number in alive or torch.Tag.nondeterministic_seeded in getattr(step.target, "tags", ()):
             alive |= {number, *(ref.step for ref in _read_by(step))}
     return {number for number in alive if number >= 0}
 

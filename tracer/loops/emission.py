@@ -16,11 +16,11 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ..arithmetic import compute_number
 from ..opaque.extension_calls import add_call_node, newest_node, nodes_after
 from .affine import ONE, Affine, Fit
-from .body import Body, is_view, wanted_of
+from .body import Body, called_with, is_view, wanted_of
 from .description import Each, Items, Outside, Parts, Place, Read, Rolled, Run, Same
 from .lengths import symbols_of
-from .node import loop_function
-from .program import UNBIND, Constant, Expression, Step, is_sliced, with_leaves
+from .node import fake_results, loop_function, loop_of
+from .program import UNBIND, Constant, Expression, Step, is_sliced
 from .reasons import NotRolled
 from .rolling import Located
 
@@ -237,10 +237,11 @@ class Slices:
 
 
 def called(step: Step, leaves: Sequence[Any]) -> Any:
-    """The operation of a step on these."""
-    supply = iter(leaves)
-    args, kwargs = with_leaves(step.form, lambda: next(supply))
-    return step.target(*args, **kwargs)
+    """The operation of a step on these; of a loop, its node."""
+    target, args, kwargs = called_with(step, leaves)
+    if (loop := loop_of(target)) is None:
+        return target(*args, **kwargs)
+    return add_call_node(target, args, {}, fake_results(loop, *args), "loop", step.meta.get("fusegrad_origin"))
 
 
 class marking:

@@ -56,7 +56,7 @@ class Lengths(ShapeEnv):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within the block a loop over a size ends the trace."""
-        before, self.is_watching, self.met = self.is_watching, self.rolls and not self.small, None
+        before, self.is_watching, self.met = self.is_watching, self.rolls, None
         try:
             yield
         finally:
@@ -71,7 +71,7 @@ class Lengths(ShapeEnv):
         return super().evaluate_expr(orig_expr, hint, *args, **kwargs)
 
     def _stop_at_loop(self, expr: sympy.Expr) -> None:
-        symbols = expr.free_symbols & self.hints().keys() - self.unrolled
+        symbols = expr.free_symbols & self.hints().keys() - self.unrolled - self.small.keys()
         if len(symbols) != 1 or len(expr.free_symbols) != 1 or not expr.is_integer or not is_in_loop():
             return
         (symbol,) = symbols
@@ -81,25 +81,36 @@ class Lengths(ShapeEnv):
 
     # ------------------------------------------------------------------ at small lengths
     def group_of(self, symbol: sympy.Symbol) -> dict[sympy.Symbol, int]:
-        """The sizes that are as long as this one, or nearly so, each with the difference."""
+        """The sizes that are as long as this one, or nearly so, each with the difference; none that is small now."""
         hints, length = self.hints(), int(self.hints()[symbol])
-        differences = {s: int(n) - length for s, n in hints.items() if s.is_integer and n.is_Integer}
+        numbers = {s: n for s, n in hints.items() if s.is_integer and n.is_Integer and s not in self.small}
+        differences = {s: int(n) - length for s, n in numbers.items()}
         return {s: d for s, d in differences.items() if abs(d) <= NEAR}
 
     @contextmanager
     def at(self, lengths: Mapping[sympy.Symbol, int]) -> Iterator[dict[sympy.Basic, bool]]:
-        """Within the block these sizes are as small as that, and nothing is learnt of them; what is asked of them."""
-        hints, self.asked = self.hints(), {}
+        """Within the block these sizes are as small as that, and nothing is learnt of them; what is asked of them.
+
+        Within another such block those of both are small: a loop in a loop.
+        """
+        hints, around = self.hints(), (self.small, self.asked)
         before = {s: hints[s] for s in lengths}
         hints.update({s: sympy.Integer(n) for s, n in lengths.items()})
-        self.small = dict(lengths)
+        self.small, self.asked = {**self.small, **lengths}, {}
         self._forget_hints()
         try:
             yield self.asked
         finally:
-            self.small = {}
+            self.small, self.asked = around
             hints.update(before)
             self._forget_hints()
+
+    def assume(self, question: sympy.Basic, answer: bool) -> bool:
+        """Whether the answer is true of the present sizes, which is a guard then; of small ones it is noted as asked."""
+        if self._is_small(question):
+            self.asked.setdefault(question, answer)
+            return True
+        return bool(self.evaluate_expr(question)) is answer
 
     def _is_small(self, expr: Any) -> bool:
         return bool(getattr(expr, "free_symbols", set()) & self.small.keys())

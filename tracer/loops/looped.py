@@ -4,7 +4,7 @@ as a symbol. What cannot be rolled is traced as it is, step by step, with the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,9 @@ from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
 from .buffers import without_buffers
+from .description import Rolled
 from .emission import Emission
 from .lengths import LoopMet, is_number
-from .node import has_loop
 from .program import Program, program_of
 from .proof import require_proved
 from .reasons import NotRolled
@@ -33,6 +33,8 @@ SHORT = ((5, 6, 8), (9, 10, 12))
 """The lengths of the short traces: two that are rolled, and one that proves it; longer ones where those are too short
 for what begins and ends a loop, and the loop is longer still."""
 Facts = dict[str, Any]
+HAD_WRITES = "fusegrad_had_writes"
+"""Among the meta data of a rolled trace: the method writes in place, which the trace does not."""
 RESULTS = "results"
 """Among the facts of a rolled trace: its results, fakes of the official session."""
 
@@ -79,59 +81,79 @@ class _Rolling:
 
     def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
-        try:
-            return self.traced(met.symbol, SHORT[0])
-        except NotRolled:
-            if met.steps < 2 * SHORT[1][-1]:
-                raise
-        return self.traced(met.symbol, SHORT[1])
+        *attempts, (lengths, sizes) = self.attempts(met)
+        for attempt in attempts:
+            with suppress(NotRolled):
+                return self.traced(met.symbol, *attempt)
+        return self.traced(met.symbol, lengths, sizes)
 
-    def traced(self, symbol: sympy.Symbol, lengths: Sequence[int]) -> Trace:
+    def attempts(self, met: LoopMet) -> Iterator[tuple[Sequence[int], Mapping[sympy.Symbol, int]]]:
+        """Lengths of short traces, and the sizes that have them: those that are as long, or this one alone.
+
+        A loop in a loop is looked for at the shortest lengths only: each of them is as many loops as the outer one has
+        steps.
+        """
+        env = self.session.env
+        groups = [env.group_of(met.symbol), {met.symbol: 0}]
+        groups = groups[: 1 if len(groups[0]) == 1 else 2]
+        is_long = met.steps >= 2 * SHORT[1][-1] and not env.small
+        yield from ((lengths, group) for lengths in SHORT[: 2 if is_long else 1] for group in groups)
+
+    def traced(self, symbol: sympy.Symbol, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Trace:
         """The same, from traces of these lengths."""
-        programs, told, asked = zip(*self.short_traces(symbol, lengths), strict=True)
+        shorts = self.short_traces(lengths, sizes)
+        first, second = next(shorts), next(shorts)
         with self.refusals():
-            rolled = roll(programs[0], programs[1])
+            rolled = roll(first[0], second[0])
+        programs, told, asked = zip(first, second, *shorts, strict=True)
+        with self.refusals():
             for program in programs:
                 require_proved(rolled, program)
         lifted = [p.trace.lifted for p in programs]
         if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
             raise NotRolled("it reads other tensors from outside at each length")
-        self.require_asked(asked)
-        results: list[Any] = []
-
-        def body(*inputs: Any) -> Any:
-            emission = Emission(rolled, symbol, [*inputs, *lifted[0]])
-            results[:] = emission.run()
-            return tuple(results)
-
-        with self.refusals():
-            trace = self.session.trace(body, self.fakes, self.reads, from_source=False)
-        if not has_loop(trace.graph_module):  # in `range(0, n, 16)` short lengths have one step each
+        if not rolled.bodies:  # in `range(0, n, 16)` short lengths have one step each
             raise NotRolled("nothing repeats at small lengths")
+        self.require_asked(asked)
+        trace, results = self.written(rolled, symbol, [*lifted[0]])
         if any(p.memory != shared_memory(trace.graph_module) for p in programs):
             raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
-        trace.inlines, trace.rolled = any(p.trace.inlines for p in programs), (symbol,)
+        trace.inlines = any(p.trace.inlines for p in programs)
+        trace.rolled = (symbol, *programs[0].trace.rolled)
+        trace.graph_module.meta[HAD_WRITES] = programs[0].had_writes
         self.settle(_Facts(self.session, symbol, lengths).of(told), results)
         return trace
 
+    def written(self, rolled: Rolled, symbol: sympy.Symbol, lifted: Sequence[Any]) -> tuple[Trace, Sequence[Any]]:
+        """The trace of the rolled form in this session, and fakes of its results."""
+        results: list[Any] = []
+
+        def body(*inputs: Any) -> Any:
+            results[:] = Emission(rolled, symbol, [*inputs, *lifted]).run()
+            return tuple(results)
+
+        with self.refusals():
+            return self.session.trace(body, self.fakes, self.reads, from_source=False), results
+
     def short_traces(
-        self, symbol: sympy.Symbol, lengths: Sequence[int]
+        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]
     ) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
         """At each short length the program, the facts that the method told, and the questions that it asked."""
-        group = self.session.env.group_of(symbol)
         for length in lengths:
-            with self.refusals(), self.session.at_lengths({s: length + d for s, d in group.items()}) as asked:
+            with self.refusals(), self.session.at_lengths({s: length + d for s, d in sizes.items()}) as asked:
                 fakes = [self.session.at_present(fake) for fake in self.fakes]
-                trace = self.session.trace(self.fn, fakes, self.reads, self.from_source)
+                trace = trace_with_loops(self.session, self.fn, fakes, self.reads, self.from_source, self.facts)
                 if trace.opaque:
                     raise NotRolled("it calls what runs in eager")
+                self.facts.pop(RESULTS, None)
                 yield self.program(trace, length), dict(self.facts), dict(asked)
 
     def program(self, trace: Trace, length: int) -> Program:
         """A short trace as steps, without its writes."""
         memory = shared_memory(trace.graph_module)
         if not writes(trace.graph_module):
-            return replace(program_of(trace, length), memory=memory)
+            had_writes = trace.graph_module.meta.get(HAD_WRITES, False)
+            return replace(program_of(trace, length), memory=memory, had_writes=had_writes)
         if written_placeholders(trace.graph_module, len(trace.fakes)):
             raise NotRolled("it writes to an argument")
         functional = without_writes(self.session, trace, ())
@@ -155,7 +177,7 @@ class _Rolling:
         for question, answer in asked[0].items():
             if any(others.get(question) is not answer for others in asked[1:]):
                 continue
-            if bool(self.session.env.evaluate_expr(question)) is not answer:
+            if not self.session.env.assume(question, answer):
                 raise NotRolled("it asks how long the loop is")
 
     def settle(self, told: Facts, results: Sequence[Any]) -> None:
