@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusegrad.tracer.loops.affine import Affine, fitted
-from fusegrad.tracer.loops.alignment import Region, repeated_regions
+from fusegrad.tracer.loops.alignment import Region, alignments
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,17 @@ from fusegrad.tracer.loops.alignment import Region, repeated_regions
     ],
 )
 def test_repetitions_are_found(short: str, long: str, regions: list[Region]) -> None:
-    assert repeated_regions(short, long) == regions
+    assert next(alignments(short, long)) == regions
+
+
+def test_loops_that_do_the_same_are_told_apart() -> None:
+    assert list(alignments("aaaa", "aaaaaa")) == [[Region(0, 2, 2)], [Region(0, 1, 2), Region(2, 1, 2)]]
+    assert [Region(1, 2, 2), Region(5, 2, 2)] in alignments("xababababy", "xababababababy")
 
 
 @pytest.mark.parametrize(("short", "long"), [("abc", "abcd"), ("abbc", "abbd"), ("abc", "abbc"), ("ab", "ba")])
 def test_other_differences_are_none(short: str, long: str) -> None:
-    assert repeated_regions(short, long) is None
+    assert list(alignments(short, long)) == []
 
 
 def test_an_affine_function_is_found_from_two_lengths() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST = 2
@@ -26,26 +26,41 @@ class Region:
         return Region(self.start + first * self.period, self.period, self.count - first - last)
 
 
-def repeated_regions(short: Sequence[Hashable], long: Sequence[Hashable]) -> list[Region] | None:
-    """a b b c, a b b b c  ->  b twice, from 1 on. None where the lists differ in another way."""
-    return _regions(short, long, 0, 0, 0)
+def alignments(short: Sequence[Hashable], long: Sequence[Hashable]) -> Iterator[list[Region]]:
+    """The ways in which the lists differ by repetitions alone, the likeliest first.
+
+    a b b c, a b b b c  ->  b twice, from 1 on
+    a a a a, a a a a a a  ->  (a a) twice; a twice, and again a twice
+    """
+    return _alignments(short, long, 0, 0, 0)
 
 
-def _regions(short: Sequence[Hashable], long: Sequence[Hashable], i: int, j: int, floor: int) -> list[Region] | None:
+def _alignments(
+    short: Sequence[Hashable], long: Sequence[Hashable], i: int, j: int, floor: int
+) -> Iterator[list[Region]]:
     while i < len(short) and j < len(long) and short[i] == long[j]:
         i, j = i + 1, j + 1
-    excess = (len(long) - j) - (len(short) - i)
     if j == len(long):
-        return [] if i == len(short) else None
-    for period in range(1, min(excess, i - floor) + 1):
-        if short[i - period : i] != long[j : j + period]:
-            continue
-        start = _begin_of_run(short, i, period, floor)
-        count = (i - start) // period
-        rest = _regions(short, long, i, j + period, i) if count >= LEAST else None
-        if rest is not None:
-            return [Region(start, period, count), *rest]
-    return None
+        yield from [[]] if i == len(short) else []
+        return
+    excess = (len(long) - j) - (len(short) - i)
+    periods = [p for p in range(1, min(excess, i - floor) + 1) if short[i - p : i] == long[j : j + p]]
+    runs = [(p, _begin_of_run(short, i, p, floor), _repetitions(short[i - p : i], long, j)) for p in periods]
+    for loops in range(1, max((more for *_, more in runs), default=0) + 1):
+        for period, start, more in runs:
+            count = (i - start) // (period * loops)
+            if loops <= more and count >= LEAST:
+                regions = [Region(start + n * count * period, period, count) for n in range(loops)]
+                rests = _alignments(short, long, i, j + loops * period, i)
+                yield from ([*regions, *rest] for rest in rests)
+
+
+def _repetitions(entries: Sequence[Hashable], long: Sequence[Hashable], at: int) -> int:
+    """How often entries are repeated from there on."""
+    period, found = len(entries), 0
+    while long[at + found * period : at + (found + 1) * period] == entries:
+        found += 1
+    return found
 
 
 def _begin_of_run(entries: Sequence[Hashable], stop: int, period: int, floor: int) -> int:

@@ -7,6 +7,7 @@ A loop that handed a whole buffer on from step to step would copy it each time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,8 @@ WRITES = 3
 """Writes to one buffer from which on they are a loop's."""
 UNWRITTEN = 4
 """The most places of a buffer that a loop leaves as they were."""
+WHOLE_AXIS: list[Any] = [{}, {ONE: sys.maxsize}]
+"""From where to where a slice is that is all there is."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,23 @@ class _Rewriting:
         return value if same else None
 
     def scatter(self, step: Step) -> Ref | None:
-        buffer, value = self.named(step.leaves[0]), self.whole(step.leaves[1])
+        buffer, value = self.named(step.leaves[0]), self.named(step.leaves[1])
         dim, index = self.axis_and_index(step, 1)
         made = self.add(replace(step, leaves=[buffer, value, *step.leaves[2:]]))
         self.writes[made] = Write(buffer, value, dim, index)
         return made
+
+    def slice(self, step: Step) -> Ref | None:
+        """`x[:]` is x."""
+        return self.named(step.leaves[0]) if step.leaves[2:] == WHOLE_AXIS else None
+
+    def detach(self, step: Step) -> Ref | None:
+        """A value of the method's own, detached, is that value."""
+        value = self.named(step.leaves[0])
+        return value if value.step >= 0 else None
+
+    def slice_scatter(self, step: Step) -> Ref | None:
+        return self.named(step.leaves[1]) if step.leaves[3:] == WHOLE_AXIS else None
 
     def axis_and_index(self, step: Step, tensors: int) -> tuple[int, int]:
         """The axis and the index of a slice, counted from the front."""
@@ -126,7 +141,7 @@ class _Rewriting:
         if len(missing) > UNWRITTEN:
             return buffer
         slices |= {i: self.add(_selected(step, below, dim, i)) for i in missing}
-        self.joined[buffer] = self.add(_stacked(step, [slices[i] for i in range(size)], dim))
+        self.joined[buffer] = self.add(_stacked(step, [self.put_together(slices[i]) for i in range(size)], dim))
         return self.joined[buffer]
 
     def slices_of(self, buffer: Ref) -> tuple[dict[int, Ref], Ref, int]:
@@ -143,6 +158,9 @@ RULES: dict[Any, Any] = {
     aten.select.int: _Rewriting.select,
     aten.copy.default: _Rewriting.copy,
     aten.select_scatter.default: _Rewriting.scatter,
+    aten.detach.default: _Rewriting.detach,
+    aten.slice.Tensor: _Rewriting.slice,
+    aten.slice_scatter.default: _Rewriting.slice_scatter,
 }
 
 

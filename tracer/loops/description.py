@@ -86,9 +86,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Parts:
-    """A list of tensors that is as long as a loop."""
+    """A list of tensors that is as long as a loop. (a run, a run): one value of each, the next one of each, .."""
 
-    parts: tuple[Read | Run, ...]
+    parts: tuple[Read | Run | tuple[Run, ...], ...]
 
 
 Operand = Read | Same | Carried | Parts | Fit | Constant | Expression | tuple[Any, ...]

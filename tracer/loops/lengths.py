@@ -16,11 +16,17 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..frames import TORCH, is_user_file
+from .reasons import NotRolled
 
-FEW = 9
-"""Steps that are traced one by one, and as fast as the short traces from which a loop is rolled."""
+FEW, FEWEST = 9, 2
+"""The fewest steps of loops that are rolled: shorter ones are traced step by step, as fast as the short traces from which
+a loop is rolled, until another short length shows that it varies."""
 NEAR = 2
 """The most by which the sizes of one loop differ: x[t + 1] of an x that is one longer."""
+LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms")
+"""What torch's ShapeEnv keeps of its assumptions."""
+CACHED = [name for name, method in vars(ShapeEnv).items() if hasattr(method, "cache_clear")]
+"""Its methods that keep what they answered: an answer that was an assumption has to be asked for again."""
 _FAKES = os.path.join(TORCH, "_subclasses", "")
 _NUMBERS = os.path.join(TORCH, "__init__.py")
 
@@ -37,11 +43,12 @@ class LoopMet(BaseException):
 class Lengths(ShapeEnv):
     """A ShapeEnv in which a loop over a size can be looked at: `watching` for one, then at `small` lengths of it.
 
+    rolls: the fewest steps of a loop that is one node; 0: none is. is_cut_short: a shorter one was met.
     asked: at small lengths, the user's own questions about them, with their answers.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.rolls, self.is_watching = False, False
+        self.rolls, self.is_watching, self.is_cut_short = 0, False, False
         self.met: LoopMet | None = None
         self.unrolled: set[sympy.Symbol] = set()
         self.small: dict[sympy.Symbol, int] = {}
@@ -56,7 +63,7 @@ class Lengths(ShapeEnv):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within the block a loop over a size ends the trace."""
-        before, self.is_watching, self.met = self.is_watching, self.rolls, None
+        before, self.is_watching, self.met = self.is_watching, self.rolls > 0, None
         try:
             yield
         finally:
@@ -75,9 +82,11 @@ class Lengths(ShapeEnv):
         if len(symbols) != 1 or len(expr.free_symbols) != 1 or not expr.is_integer or not is_in_loop():
             return
         (symbol,) = symbols
-        if (steps := int(self.hints()[symbol])) >= FEW:
-            self.met = LoopMet(symbol, steps)
-            raise self.met
+        if (steps := int(self.hints()[symbol])) < self.rolls:
+            self.is_cut_short = True
+            return
+        self.met = LoopMet(symbol, steps)
+        raise self.met
 
     # ------------------------------------------------------------------ at small lengths
     def group_of(self, symbol: sympy.Symbol) -> dict[sympy.Symbol, int]:
@@ -105,6 +114,24 @@ class Lengths(ShapeEnv):
             hints.update(before)
             self._forget_hints()
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Within the block a loop may turn out to be none that can be rolled: then nothing was learnt of sizes."""
+        before = {name: getattr(self, name).copy() for name in LEARNT}
+        try:
+            yield
+        except NotRolled:
+            for name, known in before.items():
+                setattr(self, name, known)
+            self._forget_versions()
+            raise
+
+    def _forget_versions(self) -> None:
+        for name in ("_version_counter", "_replacements_version_counter"):
+            vars(self)[name] = vars(self).get(name, 0) + 1
+        self._prev_cache_key = self._get_key()
+        self._clear(CACHED)
+
     def assume(self, question: sympy.Basic, answer: bool) -> bool:
         """Whether the answer is true of the present sizes, which is a guard then; of small ones it is noted as asked."""
         if self._is_small(question):
@@ -126,7 +153,10 @@ class Lengths(ShapeEnv):
 
     def _forget_hints(self) -> None:
         """What torch keeps of values that symbols have no longer."""
-        for name in ("_maybe_evaluate_static", "size_hint", "guarding_hint_or_throw", "has_guarding_hint"):
+        self._clear(("_maybe_evaluate_static", "size_hint", "guarding_hint_or_throw", "has_guarding_hint"))
+
+    def _clear(self, names: Collection[str]) -> None:
+        for name in names:
             getattr(getattr(self, name, None), "cache_clear", _nothing)()
 
 

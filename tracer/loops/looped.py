@@ -81,11 +81,11 @@ class _Rolling:
 
     def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
-        *attempts, (lengths, sizes) = self.attempts(met)
+        *attempts, last = self.attempts(met)
         for attempt in attempts:
             with suppress(NotRolled):
                 return self.traced(met.symbol, *attempt)
-        return self.traced(met.symbol, lengths, sizes)
+        return self.traced(met.symbol, *last)
 
     def attempts(self, met: LoopMet) -> Iterator[tuple[Sequence[int], Mapping[sympy.Symbol, int]]]:
         """Lengths of short traces, and the sizes that have them: those that are as long, or this one alone.
@@ -93,14 +93,44 @@ class _Rolling:
         A loop in a loop is looked for at the shortest lengths only: each of them is as many loops as the outer one has
         steps.
         """
-        env = self.session.env
-        groups = [env.group_of(met.symbol), {met.symbol: 0}]
-        groups = groups[: 1 if len(groups[0]) == 1 else 2]
-        is_long = met.steps >= 2 * SHORT[1][-1] and not env.small
+        is_long = met.steps >= 2 * SHORT[1][-1] and not self.session.env.small
+        groups = self.groups(met.symbol)
         yield from ((lengths, group) for lengths in SHORT[: 2 if is_long else 1] for group in groups)
+
+    def groups(self, symbol: sympy.Symbol) -> list[Mapping[sympy.Symbol, int]]:
+        """Sizes that may be those of one loop, each with what it is longer than this one.
+
+        Of the same axis of other arguments, as long or nearly so; this alone; of any axis. Of a loop in a loop the last
+        are left out.
+        """
+        near, axes = self.session.env.group_of(symbol), self.session.axes()
+        along = {s: more for s, more in near.items() if axes.get(s) == axes.get(symbol)}
+        equal = {s: more for s, more in along.items() if not more}
+        groups = (equal, along, {symbol: 0}) if self.session.env.small else (equal, along, {symbol: 0}, near)
+        found: list[Mapping[sympy.Symbol, int]] = []
+        for group in groups:
+            found += [group] if group not in found else []
+        return found
 
     def traced(self, symbol: sympy.Symbol, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Trace:
         """The same, from traces of these lengths."""
+        with self.session.env.attempt():
+            rolled, programs, told = self.rolled(lengths, sizes)
+        trace, results = self.written(rolled, symbol, [*programs[0].trace.lifted])
+        self.require_together(symbol, sizes)
+        if any(p.memory != shared_memory(trace.graph_module) for p in programs):
+            raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
+        trace.inlines = any(p.trace.inlines for p in programs)
+        looped = map(self.session.env.replace, (symbol, *programs[0].trace.rolled))
+        trace.rolled = tuple(dict.fromkeys(size for size in looped if size.is_Symbol))
+        trace.graph_module.meta[HAD_WRITES] = programs[0].had_writes
+        self.settle(_Facts(self.session, symbol, lengths).of(told), results)
+        return trace
+
+    def rolled(
+        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]
+    ) -> tuple[Rolled, Sequence[Program], Sequence[Facts]]:
+        """The rolled form of short traces, these, and what the method told in each."""
         shorts = self.short_traces(lengths, sizes)
         first, second = next(shorts), next(shorts)
         with self.refusals():
@@ -115,14 +145,7 @@ class _Rolling:
         if not rolled.bodies:  # in `range(0, n, 16)` short lengths have one step each
             raise NotRolled("nothing repeats at small lengths")
         self.require_asked(asked)
-        trace, results = self.written(rolled, symbol, [*lifted[0]])
-        if any(p.memory != shared_memory(trace.graph_module) for p in programs):
-            raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
-        trace.inlines = any(p.trace.inlines for p in programs)
-        trace.rolled = (symbol, *programs[0].trace.rolled)
-        trace.graph_module.meta[HAD_WRITES] = programs[0].had_writes
-        self.settle(_Facts(self.session, symbol, lengths).of(told), results)
-        return trace
+        return rolled, programs, told
 
     def written(self, rolled: Rolled, symbol: sympy.Symbol, lifted: Sequence[Any]) -> tuple[Trace, Sequence[Any]]:
         """The trace of the rolled form in this session, and fakes of its results."""
@@ -141,12 +164,16 @@ class _Rolling:
         """At each short length the program, the facts that the method told, and the questions that it asked."""
         for length in lengths:
             with self.refusals(), self.session.at_lengths({s: length + d for s, d in sizes.items()}) as asked:
-                fakes = [self.session.at_present(fake) for fake in self.fakes]
-                trace = trace_with_loops(self.session, self.fn, fakes, self.reads, self.from_source, self.facts)
-                if trace.opaque:
-                    raise NotRolled("it calls what runs in eager")
-                self.facts.pop(RESULTS, None)
-                yield self.program(trace, length), dict(self.facts), dict(asked)
+                program = self.short_trace(length)
+            yield program, dict(self.facts), dict(asked)
+
+    def short_trace(self, length: int) -> Program:
+        fakes = [self.session.at_present(fake) for fake in self.fakes]
+        trace = trace_with_loops(self.session, self.fn, fakes, self.reads, self.from_source, self.facts)
+        if trace.opaque:
+            raise NotRolled("it calls what runs in eager")
+        self.facts.pop(RESULTS, None)
+        return self.program(trace, length)
 
     def program(self, trace: Trace, length: int) -> Program:
         """A short trace as steps, without its writes."""
@@ -179,6 +206,12 @@ class _Rolling:
                 continue
             if not self.session.env.assume(question, answer):
                 raise NotRolled("it asks how long the loop is")
+
+    def require_together(self, symbol: sympy.Symbol, sizes: Mapping[sympy.Symbol, int]) -> None:
+        """The sizes that had the length of the loop, or a little more, have it in every later call: that is a guard."""
+        for other, more in sizes.items():
+            if other != symbol and not self.session.env.assume(sympy.Eq(other, symbol + more), True):
+                raise NotRolled("sizes that go together at small lengths do not now")
 
     def settle(self, told: Facts, results: Sequence[Any]) -> None:
         self.facts.clear()
