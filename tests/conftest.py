@@ -42,6 +42,7 @@ ONE_IN = {
     "exporting/test_hostile_names.py": 6,
     "exporting/test_any_width.py": 7,
     "gallery/test_in_graphs.py": 25,
+    "loops/test_fixed.py": 2,
     "loops/test_nested.py": 3,
     "gallery": 20,
     "suite/test_proved_on_targets.py": 61,

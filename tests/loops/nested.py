@@ -121,7 +121,7 @@ class Layers(Function):
 
     @staticmethod
     def backward(ctx: ANY, g: Tensor) -> ANY:
-        x, w = ctx.saved_tensors
+        x, _ = ctx.saved_tensors
         return torch.stack([g * t for t in range(x.shape[0])]), None
 
 
@@ -202,12 +202,12 @@ class Shifted(Function):
 
     @staticmethod
     def backward(ctx: ANY, g: Tensor) -> ANY:
-        x, w = ctx.saved_tensors
+        _, w = ctx.saved_tensors
         steps, taps = w.shape
         h, hs = torch.zeros_like(g), []
         for t in reversed(range(steps)):
             h = h + g * (t + 1)
-            for s in reversed(range(taps)):
+            for _ in reversed(range(taps)):
                 hs.append(h)
                 h = 0.5 * h
         return None, (torch.stack(hs[::-1]).view(steps, taps, -1) * g).sum(-1)

@@ -275,8 +275,9 @@ class Session:
     def axes(self) -> dict[sympy.Symbol, int]:
         """Of each symbol that is a size of an argument, the axis."""
         tensors = [fake for _, fake in self.named if isinstance(fake, torch.Tensor)]
-        sizes = [(n.node.expr, axis) for t in tensors for axis, n in enumerate(t.shape) if isinstance(n, torch.SymInt)]
-        return {expr: axis for expr, axis in sizes if expr.is_Symbol}
+        sizes: list[tuple[Any, int]] = [(n, axis) for t in tensors for axis, n in enumerate(t.shape)]
+        exprs = {n.node.expr: axis for n, axis in sizes if isinstance(n, torch.SymInt)}
+        return {expr: axis for expr, axis in exprs.items() if expr.is_Symbol}
 
     def at_present(self, value: Any) -> Any:
         """A fake, or a symbolic number, at the present values of symbols."""

@@ -1,9 +1,12 @@
-"""Where two lists differ by repetitions: the loops of two traces whose lengths differ by one."""
+"""Where two lists differ by repetitions, the loops of traces whose lengths differ by one; where one list has some."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 LEAST = 2
 """Repetitions in the shorter list that are a loop."""
@@ -68,3 +71,33 @@ def _begin_of_run(entries: Sequence[Hashable], stop: int, period: int, floor: in
     while start > floor and entries[start - 1] == entries[start - 1 + period]:
         start -= 1
     return start
+
+
+# ---------------------------------------------------------------------------------------------- in one list
+def repetitions(entries: Sequence[Hashable], least: int) -> list[Region]:
+    """a b b b b c, 4  ->  b four times. Those that have `least` entries together at least, and FEWEST_TURNS or more."""
+    numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
+    return _repetitions_in(np.array([numbers[entry] for entry in entries]), 0, least)
+
+
+FEWEST_TURNS = 4
+"""Repetitions in one list that may be a loop."""
+
+
+def _repetitions_in(entries: np.ndarray[Any, Any], offset: int, least: int) -> list[Region]:
+    longest = len(entries) // FEWEST_TURNS if len(entries) >= least else 0
+    runs = [_longest_run(entries, period) for period in range(1, longest + 1)]
+    best = max(runs, key=lambda run: run.period * run.count, default=Region(0, 0, 0))
+    if best.period * best.count < least or best.count < FEWEST_TURNS:
+        return []
+    before = _repetitions_in(entries[: best.start], offset, least)
+    behind = _repetitions_in(entries[best.stop :], offset + best.stop, least)
+    return [*before, Region(offset + best.start, best.period, best.count), *behind]
+
+
+def _longest_run(entries: np.ndarray[Any, Any], period: int) -> Region:
+    """The longest stretch in which each entry is the one a period before."""
+    ends = np.flatnonzero(np.concatenate([[True], entries[period:] != entries[:-period], [True]]))
+    at = int(np.argmax(np.diff(ends)))
+    alike = int(ends[at + 1] - ends[at]) - 1
+    return Region(int(ends[at]), period, alike // period + 1)

@@ -110,10 +110,14 @@ class Rolled:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the loops are in the program of length `length`; each step of the length is one more of theirs."""
+    """Where the loops are in the program of length `length`; each step of the length is one more of theirs.
+
+    is_fixed: there is one program, and they are as long as they are in it.
+    """
 
     length: int
     regions: tuple[Region, ...]
+    is_fixed: bool = False
 
     def at(self, length: int) -> tuple[Region, ...]:
         """The regions in the program of another length."""
@@ -125,6 +129,8 @@ class Layout:
 
     def counts(self, loop: int) -> Affine:
         """How often a loop's body runs."""
+        if self.is_fixed:
+            return Affine(0, 0, self.regions[loop].count)
         return Affine(0, 1, self.regions[loop].count - self.length)
 
     def places(self, program: Program) -> list[Place]:

@@ -30,14 +30,17 @@ ROWS = torch.contiguous_format
 
 
 class Emission:
-    """One run on the official fakes, under the tracer: `run` returns the results."""
+    """One run on the official fakes, under the tracer: `run` returns the results.
 
-    def __init__(self, rolled: Rolled, symbol: sympy.Symbol, inputs: Sequence[Any]) -> None:
+    symbol: the length of the loops; None where they have fixed ones.
+    """
+
+    def __init__(self, rolled: Rolled, symbol: sympy.Symbol | None, inputs: Sequence[Any]) -> None:
         self.rolled, self.inputs = rolled, inputs
         self.located = Located(rolled.shown, rolled.layout)
         self.steps = {p.source.step: s for p, s in self.located.steps.items() if isinstance(p.source, Outside)}
         self.symbols = symbols_of(inputs)
-        self.length: Any = self.symbols.get(symbol)
+        self.length: Any = 0 if symbol is None else self.symbols.get(symbol)
         self.values: dict[int, Any] = {}
         self.finals: dict[Each, Any] = {}
         self.stacked: dict[Any, Tensor] = {}
@@ -178,7 +181,8 @@ class Emission:
             return self.whole(part.source) if part.direction > 0 else self.stacked[part.source].flip(0)
         else:
             whole = self.stacked[part.source].narrow(0, low, count)
-        return whole.clone(memory_format=ROWS) if part.direction > 0 else whole.flip(0)
+        in_order: Tensor = whole.clone(memory_format=ROWS) if part.direction > 0 else whole.flip(0)
+        return in_order
 
     def is_all(self, part: Run) -> bool:
         """Whether a run is all that a loop made."""

@@ -19,8 +19,8 @@ from ..frames import TORCH, is_user_file
 from .reasons import NotRolled
 
 FEW, FEWEST = 9, 2
-"""The fewest steps of loops that are rolled: shorter ones are traced step by step, as fast as the short traces from which
-a loop is rolled, until another short length shows that it varies."""
+"""The fewest steps of loops that are rolled: shorter ones are traced step by step, as fast as the short traces from
+which a loop is rolled, until another short length shows that it varies."""
 NEAR = 2
 """The most by which the sizes of one loop differ: x[t + 1] of an x that is one longer."""
 LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms")
@@ -133,7 +133,7 @@ class Lengths(ShapeEnv):
         self._clear(CACHED)
 
     def assume(self, question: sympy.Basic, answer: bool) -> bool:
-        """Whether the answer is true of the present sizes, which is a guard then; of small ones it is noted as asked."""
+        """Whether the answer is true of the present sizes, which is a guard then; of small ones it is noted."""
         if self._is_small(question):
             self.asked.setdefault(question, answer)
             return True

@@ -24,7 +24,7 @@ from .lengths import LoopMet, is_number
 from .program import Program, program_of
 from .proof import require_proved
 from .reasons import NotRolled
-from .rolling import roll
+from .rolling import roll, roll_fixed
 
 if TYPE_CHECKING:
     from ..reads.reads import Reads
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SHORT = ((5, 6, 8), (9, 10, 12))
 """The lengths of the short traces: two that are rolled, and one that proves it; longer ones where those are too short
 for what begins and ends a loop, and the loop is longer still."""
+LONG = 64
+"""Operations from which on what is repeated a fixed number of times is a loop: fewer fuse as they are."""
 Facts = dict[str, Any]
 HAD_WRITES = "fusegrad_had_writes"
 """Among the meta data of a rolled trace: the method writes in place, which the trace does not."""
@@ -51,6 +53,17 @@ def trace_with_loops(
 
     facts: filled by `fn` with what it found besides the graph.
     """
+    trace = _traced(session, fn, fakes, reads, from_source, facts)
+    if session.env.small or len(trace.graph_module.graph.nodes) < LONG or trace.opaque:
+        return trace
+    try:
+        return _Rolling(session, fn, fakes, reads, from_source, facts).with_fixed_loops(trace)
+    except NotRolled:
+        return trace
+
+
+def _traced(session: Session, fn: Any, fakes: Any, reads: Any, from_source: bool, facts: Any) -> Trace:
+    """The same, with each loop of a fixed number of steps as it is."""
     while True:
         met = None
         try:
@@ -106,11 +119,9 @@ class _Rolling:
         near, axes = self.session.env.group_of(symbol), self.session.axes()
         along = {s: more for s, more in near.items() if axes.get(s) == axes.get(symbol)}
         equal = {s: more for s, more in along.items() if not more}
-        groups = (equal, along, {symbol: 0}) if self.session.env.small else (equal, along, {symbol: 0}, near)
-        found: list[Mapping[sympy.Symbol, int]] = []
-        for group in groups:
-            found += [group] if group not in found else []
-        return found
+        likely = [equal, along] if len(equal) > 1 else [along]
+        groups = [*likely, {symbol: 0}, *([] if self.session.env.small else [near])]
+        return [group for i, group in enumerate(groups) if group not in groups[:i]]
 
     def traced(self, symbol: sympy.Symbol, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Trace:
         """The same, from traces of these lengths."""
@@ -147,7 +158,23 @@ class _Rolling:
         self.require_asked(asked)
         return rolled, programs, told
 
-    def written(self, rolled: Rolled, symbol: sympy.Symbol, lifted: Sequence[Any]) -> tuple[Trace, Sequence[Any]]:
+    def with_fixed_loops(self, trace: Trace) -> Trace:
+        """The trace with one node for what is repeated a fixed number of times. Raises NotRolled."""
+        with self.refusals():
+            program = self.program(trace, 0)
+            rolled = roll_fixed(program, LONG)
+            require_proved(rolled, program)
+        found, results = self.written(rolled, None, [*trace.lifted])
+        if program.memory != shared_memory(found.graph_module):
+            raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
+        found.inlines, found.rolled = trace.inlines, trace.rolled
+        found.graph_module.meta[HAD_WRITES] = program.had_writes
+        self.facts[RESULTS] = list(results)
+        return found
+
+    def written(
+        self, rolled: Rolled, symbol: sympy.Symbol | None, lifted: Sequence[Any]
+    ) -> tuple[Trace, Sequence[Any]]:
         """The trace of the rolled form in this session, and fakes of its results."""
         results: list[Any] = []
 

@@ -66,9 +66,13 @@ def applied(target: Any, args: Any, kwargs: Any) -> Any:
     return target(*args, **kwargs) if loop is None else fake_results(loop, *args)
 
 
-def values_of(body: fx.GraphModule | fx.Graph, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+def fx_results(graph: fx.Graph) -> Sequence[fx.Node]:
+    """What a body returns."""
+    return graph.output_node().args[0]  # type: ignore[return-value]
+
+
+def values_of(graph: fx.Graph, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
     """The values of all nodes of a body on fakes."""
-    graph = getattr(body, "graph", body)
     values = dict(zip(graph.find_nodes(op="placeholder"), inputs, strict=True))
     for node in graph.nodes:
         if node.op == "call_function":
@@ -80,8 +84,8 @@ def values_of(body: fx.GraphModule | fx.Graph, inputs: Sequence[Any]) -> dict[fx
 def fake_results(loop: Loop, length: Any, carries: Sequence[Any], wholes: Sequence[Any]) -> tuple[Any, ...]:
     """Fakes of what a loop returns."""
     with disable_proxy_modes_tracing():
-        values = values_of(loop.body, [0, *carries, *wholes])
-        outputs = [values[n] for n in loop.body.graph.output_node().args[0]]  # type: ignore[union-attr]
+        values = values_of(loop.body.graph, [0, *carries, *wholes])
+        outputs = [values[n] for n in fx_results(loop.body.graph)]
         last = [like(v) for v in outputs[: loop.carries]]
         return (*last, *(like(v, length) for v in outputs[loop.carries :]))
 

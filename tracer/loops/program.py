@@ -144,7 +144,8 @@ class _Reader:
     def step(self, node: fx.Node) -> Step:
         _require_plain(node)
         leaves: list[Any] = []
-        target, given = node.target, node.args
+        target: Any = node.target
+        given: Sequence[Any] = node.args
         if (loop := loop_of(target)) is not None:
             target = InnerLoop(loop)
             given = tuple(target.operands(node.args))

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..sizes import hint_of
 from .affine import Affine, Fit, Sample, fit, fit_lengths, fitted
-from .alignment import LEAST, Region, alignments
+from .alignment import LEAST, Region, alignments, repetitions
 from .description import (
     Carried,
     Each,
@@ -58,19 +58,29 @@ def _rolled(short: Program, long: Program, regions: Sequence[Region]) -> Rolled:
     while True:
         apart = [APART[c] for c in chosen]
         try:
-            return _Roller(short, long, _layout(short.length, regions, apart)).rolled()
+            return _Roller(short, long, _layout(short.length, regions, apart, short is long)).rolled()
         except LoopFailure as failure:
             chosen[failure.loop] += 1
             if chosen[failure.loop] == len(APART):
                 raise NotRolled(failure.reason) from None
 
 
-def _layout(length: int, regions: Sequence[Region], apart: Sequence[tuple[int, int]]) -> Layout:
+def roll_fixed(program: Program, least: int) -> Rolled:
+    """The rolled form of what repeats in one program, for so many steps at least. Raises NotRolled."""
+    regions = repetitions([s.token for s in program.steps], least)
+    if not regions:
+        raise NotRolled("nothing repeats")
+    return _rolled(program, program, regions)
+
+
+def _layout(
+    length: int, regions: Sequence[Region], apart: Sequence[tuple[int, int]], is_fixed: bool = False
+) -> Layout:
     left = [region.without(*steps) for region, steps in zip(regions, apart, strict=True)]
     for loop, region in enumerate(left):
         if region.count < LEAST:
             raise LoopFailure(loop, "its steps are not the same ones each time")
-    return Layout(length, tuple(left))
+    return Layout(length, tuple(left), is_fixed)
 
 
 class Located:
@@ -237,7 +247,7 @@ class _Roller:
         if not self.is_functional or not is_partial(self.programs[0].steps[Place(Each(source.loop, source.step))]):
             return
         shapes = [p.kind(Place(source, 0))[-1] for p in self.programs]
-        if shapes[0] != shapes[1]:
+        if shapes[0] != shapes[1] or self.layout.is_fixed:
             raise NotRolled("each of its steps writes to a part of a tensor that is as long as the loop")
 
 

@@ -107,7 +107,7 @@ def is_state(term: Term) -> bool:
 def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     """The program of one loop. Raises Unfusible where a step reads a state that another lane has."""
     updates = _of_kind(sinks, STATE)
-    (time,) = {a for s in updates.values() for a in s.axes if a.turn}
+    time = _time_of(updates, sinks)
     _check_order(sinks, time)
     sinks = with_products(table, sinks)
     new: dict[Term, Term] = {}
@@ -116,6 +116,15 @@ def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     updates, initial = _of_kind(sinks, STATE), _of_kind(sinks, INITIAL)
     states = [_state(table, n, initial[n].of_terms(new), updates[n].of_terms(new), time) for n in sorted(updates)]
     return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in (STATE, INITIAL)], states, time)
+
+
+def _time_of(updates: dict[int, Sink], sinks: Sequence[Sink]) -> Axis:
+    """The axis of the loop. Where one begins with what another of another length ends with, that is stored between."""
+    time, *others = {a for s in updates.values() for a in s.axes if a.turn}
+    if others:
+        ends = (t.node for s in sinks for t in terms_below(s.terms) if t.op == "last")
+        raise Materialize(list(dict.fromkeys(node for node in ends if node is not None)))
+    return time
 
 
 def _of_kind(sinks: Sequence[Sink], kind: str) -> dict[int, Sink]:
