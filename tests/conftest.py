@@ -44,6 +44,8 @@ ONE_IN = {
     "exporting/test_hostile_names.py": 6,
     "exporting/test_any_width.py": 7,
     "gallery/test_in_graphs.py": 25,
+    "loops/test_fixed.py": 2,
+    "loops/test_nested.py": 3,
     "gallery": 20,
     "loops/test_exports.py": 4,
     "loops/test_random_loops.py": 8,

@@ -161,12 +161,12 @@ def capture_function(
     dynamic: bool = True,
     report: Report | None = None,
     tape: Tape | None = None,
-    rolls: bool = False,
+    rolls: int = 0,
 ) -> CapturedFunction:
     """Trace forward of a class at these arguments. Raises CaptureError.
 
     tape: what its opaque calls returned; report: is told where a captured method runs slower than it might.
-    rolls: loops over a size are one node, for what runs them so.
+    rolls: loops over a size are one node from so many steps on, for what runs them so; 0: none is.
     """
     # Trace, under a session of its own: its symbols are shared with every backward traced later.
     reads = reads.with_arguments(args)

@@ -11,6 +11,7 @@ import torch
 from ...ir.errors import users_line
 from ...ir.switches import with_slab_bytes
 from ...tracer.capture.capture import DataReadError, OpaqueCallError
+from ...tracer.loops.lengths import FEW, FEWEST
 from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError
@@ -165,11 +166,18 @@ class Captures:
 
     def _specialize(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
         """The whole pipeline, for a backend that runs."""
-        backend, reads = self.options.backend_for(args), self.keys.reads_now()
-        made = specialize(self.user.cls, args, reads, self.options.dynamic, backend, self.ledger.report, tape)
+        backend, reads, dynamic = self.options.backend_for(args), self.keys.reads_now(), self.options.dynamic
+        rolls = FEWEST if self._has_short_loops(args) else FEW
+        made = specialize(self.user.cls, args, reads, dynamic, backend, self.ledger.report, tape, rolls=rolls)
         self.ledger.note_steps("forward", made.captured.session.take_unrolled())
         self.budget.spend(self.keys.facts(args), args)
         return made
+
+    def _has_short_loops(self, args: Sequence[Any]) -> bool:
+        """True if a loop of few steps was traced step by step, for a length that is not that of these arguments."""
+        known = self.table.by_facts.get(self.keys.facts(args), ())
+        traced = (spec.captured for spec in known if spec.captured.forward.is_traced)
+        return any(captured.session.env.is_cut_short for captured in traced)
 
     def _capture_predicted_backward(self, specialization: Specialization) -> None:
         """Backward for gradients as forward's results are, where falling back is not allowed."""

@@ -9,6 +9,7 @@ from typing import Any
 from ...codegen import Target
 from ...ir.switches import is_on
 from ...tracer.capture.capture import capture_lock
+from ...tracer.loops.lengths import FEW
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.trace import CaptureError
@@ -33,18 +34,18 @@ def specialize(
     report: Report | None = None,
     tape: Tape | None = None,
     of_whole: bool = False,
-    may_roll: bool = True,
+    rolls: int = FEW,
 ) -> Specialization:
     """One class at one key, ready to be run on `backend`. Raises CaptureError.
 
     backend: None for a report or an export, which run nothing: no first-call check, nothing lowered yet.
     tape: what the opaque calls of forward returned, which are in the graph as they are.
     of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
-    may_roll: a loop over a size is one node where it can be.
+    rolls: a loop over a size is one node where it can be, from so many steps on; 0: none is.
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
     own_tape = None if tape is None else tape.rewound_tape()
-    rolls = may_roll and is_on("loops") and (backend is None or backend in ROLLED_BACKENDS)
+    rolls = rolls if is_on("loops") and (backend is None or backend in ROLLED_BACKENDS) else 0
     captured = capture_function(cls, args, reads, dynamic, report, own_tape, rolls)
     spec = Specialization(captured, of_whole)
     if backend is None:
@@ -58,7 +59,7 @@ def specialize(
         if not captured.forward.trace.rolled:
             raise
         # what the method does at this length was not to be seen at small ones
-        return specialize(cls, args, reads, dynamic, backend, report, tape, of_whole, may_roll=False)
+        return specialize(cls, args, reads, dynamic, backend, report, tape, of_whole, rolls=0)
     # ATen to primitives, simplified: what lowering learns about sizes belongs to the guard of the call.
     spec.executable(backend)
     return spec

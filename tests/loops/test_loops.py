@@ -85,6 +85,13 @@ def test_a_long_loop_after_a_short_one(case: Recurrence) -> None:
     assert assert_same_bits(case, fast, FIRST - 1) == 0
 
 
+@pytest.mark.parametrize("case", [c for c in ROLLED if c.least == 3][::3], ids=lambda c: c.name)
+def test_a_second_short_length_is_one_of_all(case: Recurrence) -> None:
+    """A loop of few steps is traced step by step; another length of it shows that it varies."""
+    fast = fusegrad.compile(case.cls)
+    assert [assert_same_bits(case, fast, n) for n in (4, 4, 6, 8, 3, 5, 7, FIRST)] == [2, 0, 2, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("case", STEPWISE, ids=lambda c: c.name)
 def test_what_is_no_loop_is_traced_step_by_step(case: Stepwise) -> None:
     fast = fusegrad.compile(case.cls)

@@ -162,12 +162,13 @@ def assumptions_of(fakes: Sequence[Any], known_symbols: Collection[sympy.Symbol]
 
 
 class Session:
-    """Where sizes have names, unless `dynamic` is False. rolls: a loop over a size is one node where it can be.
+    """Where sizes have names, unless `dynamic` is False. rolls: a loop over a size is one node where it can be, from so
+    many steps on; 0: none is.
 
     unrolled: why loops were traced step by step.
     """
 
-    def __init__(self, dynamic: bool = True, rolls: bool = False) -> None:
+    def __init__(self, dynamic: bool = True, rolls: int = 0) -> None:
         self.dynamic = dynamic
         self.env = Env(duck_shape=False)
         self.env.rolls = rolls
@@ -270,6 +271,13 @@ class Session:
         """Within the block these sizes have such values; what Python was told of comparisons of them."""
         with attribute_within(self, "moved", True), self.env.at(lengths) as asked:
             yield asked
+
+    def axes(self) -> dict[sympy.Symbol, int]:
+        """Of each symbol that is a size of an argument, the axis."""
+        tensors = [fake for _, fake in self.named if isinstance(fake, torch.Tensor)]
+        sizes: list[tuple[Any, int]] = [(n, axis) for t in tensors for axis, n in enumerate(t.shape)]
+        exprs = {n.node.expr: axis for n, axis in sizes if isinstance(n, torch.SymInt)}
+        return {expr: axis for expr, axis in exprs.items() if expr.is_Symbol}
 
     def at_present(self, value: Any) -> Any:
         """A fake, or a symbolic number, at the present values of symbols."""

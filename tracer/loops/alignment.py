@@ -1,4 +1,4 @@
-"""Where two lists differ by repetitions: the loops of two traces whose lengths differ by one.
+"""Where two lists differ by repetitions, the loops of traces whose lengths differ by one; where one list has some.
 
 `range(2 * n - 1)` has two steps more where n is one more: `more` of a region.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 LEAST = 2
 """Repetitions in the shorter list that are a loop."""
@@ -34,39 +37,47 @@ MOST = 4
 """Steps that a loop has more where its length is one more."""
 
 
-def repeated_regions(short: Sequence[Hashable], long: Sequence[Hashable]) -> Iterator[list[Region]]:
-    """a b b c, a b b b c  ->  b twice, from 1 on; nothing where the lists differ in another way.
+def alignments(short: Sequence[Hashable], long: Sequence[Hashable]) -> Iterator[list[Region]]:
+    """The ways in which the lists differ by repetitions alone, the likeliest first.
 
-    Where there are several ways, that with one step more comes first.
+    a b b c, a b b b c  ->  b twice, from 1 on
+    a a a a, a a a a a a  ->  (a a) twice; a four times, with two more; a twice, and again a twice
     """
-    found = [_regions(short, long, (0, 0), 0, most) for most in (1, MOST)]
-    yield from (r for i, r in enumerate(found) if r is not None and r not in found[:i])
+    return _alignments(short, long, 0, 0, 0)
 
 
-def _regions(
-    short: Sequence[Hashable], long: Sequence[Hashable], at: tuple[int, int], floor: int, most: int
-) -> list[Region] | None:
-    i, j = at
+def _alignments(
+    short: Sequence[Hashable], long: Sequence[Hashable], i: int, j: int, floor: int
+) -> Iterator[list[Region]]:
     while i < len(short) and j < len(long) and short[i] == long[j]:
         i, j = i + 1, j + 1
-    excess = (len(long) - j) - (len(short) - i)
     if j == len(long):
-        return [] if i == len(short) else None
-    for period in range(1, min(excess, i - floor) + 1):
-        start = _begin_of_run(short, i, period, floor)
-        count = (i - start) // period
-        for more in range(1, _repetitions(short[i - period : i], long, j, most) + 1) if count >= LEAST else ():
-            rest = _regions(short, long, (i, j + more * period), i, most)
-            if rest is not None:
-                return [Region(start, period, count, more), *rest]
-    return None
+        yield from [[]] if i == len(short) else []
+        return
+    excess = (len(long) - j) - (len(short) - i)
+    periods = [p for p in range(1, min(excess, i - floor) + 1) if short[i - p : i] == long[j : j + p]]
+    runs = [(p, _begin_of_run(short, i, p, floor), _repetitions(short[i - p : i], long, j)) for p in periods]
+    for loops in range(1, max((more for *_, more in runs), default=0) + 1):
+        for period, start, more in runs:
+            for regions in _loops(Region(start, period, (i - start) // period), loops) if loops <= more else ():
+                rests = _alignments(short, long, i, j + loops * period, i)
+                yield from ([*regions, *rest] for rest in rests)
 
 
-def _repetitions(entries: Sequence[Hashable], long: Sequence[Hashable], at: int, most: int) -> int:
-    """How often these entries follow, at most so many times."""
-    period = len(entries)
-    starts = range(at, at + most * period, period)
-    return next((n for n, s in enumerate(starts) if long[s : s + period] != entries), most)
+def _loops(run: Region, more: int) -> Iterator[list[Region]]:
+    """A run with so many repetitions more is one loop that has them, or so many loops."""
+    if more <= MOST and run.count >= LEAST:
+        yield [replace(run, more=more)]
+    if more > 1 and (count := run.count // more) >= LEAST:
+        yield [Region(run.start + n * count * run.period, run.period, count) for n in range(more)]
+
+
+def _repetitions(entries: Sequence[Hashable], long: Sequence[Hashable], at: int) -> int:
+    """How often entries are repeated from there on."""
+    period, found = len(entries), 0
+    while long[at + found * period : at + (found + 1) * period] == entries:
+        found += 1
+    return found
 
 
 def _begin_of_run(entries: Sequence[Hashable], stop: int, period: int, floor: int) -> int:
@@ -74,3 +85,33 @@ def _begin_of_run(entries: Sequence[Hashable], stop: int, period: int, floor: in
     while start > floor and entries[start - 1] == entries[start - 1 + period]:
         start -= 1
     return start
+
+
+# ---------------------------------------------------------------------------------------------- in one list
+def repetitions(entries: Sequence[Hashable], least: int) -> list[Region]:
+    """a b b b b c, 4  ->  b four times. Those that have `least` entries together at least, and FEWEST_TURNS or more."""
+    numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
+    return _repetitions_in(np.array([numbers[entry] for entry in entries]), 0, least)
+
+
+FEWEST_TURNS = 4
+"""Repetitions in one list that may be a loop."""
+
+
+def _repetitions_in(entries: np.ndarray[Any, Any], offset: int, least: int) -> list[Region]:
+    longest = len(entries) // FEWEST_TURNS if len(entries) >= least else 0
+    runs = [_longest_run(entries, period) for period in range(1, longest + 1)]
+    best = max(runs, key=lambda run: run.period * run.count, default=Region(0, 0, 0))
+    if best.period * best.count < least or best.count < FEWEST_TURNS:
+        return []
+    before = _repetitions_in(entries[: best.start], offset, least)
+    behind = _repetitions_in(entries[best.stop :], offset + best.stop, least)
+    return [*before, Region(offset + best.start, best.period, best.count), *behind]
+
+
+def _longest_run(entries: np.ndarray[Any, Any], period: int) -> Region:
+    """The longest stretch in which each entry is the one a period before."""
+    ends = np.flatnonzero(np.concatenate([[True], entries[period:] != entries[:-period], [True]]))
+    at = int(np.argmax(np.diff(ends)))
+    alike = int(ends[at + 1] - ends[at]) - 1
+    return Region(int(ends[at]), period, alike // period + 1)

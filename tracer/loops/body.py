@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from .affine import ONE, Affine, Fit
 from .description import Carried, Each, Items, Outside, Place, Read, Rolled, Run, Same, reads_in
+from .node import InnerLoop, like, values_of
 from .program import Constant, Step, with_leaves
 from .reasons import NotRolled
 from .rolling import Located
@@ -45,9 +46,11 @@ def wanted_of(rolled: Rolled, located: Located) -> Wanted:
 def _carried_or_returned(rolled: Rolled) -> set[Any]:
     """What is handed on has its last value without a stack; what is returned is no part of one."""
     returned = {r.source for operand in rolled.results for r in reads_in(operand) if isinstance(r, Read)}
-    operands = ((loop, o) for loop, body in enumerate(rolled.bodies) for step in body for o in step)
-    reads = ((loop, r) for loop, o in operands for r in reads_in(o) if isinstance(r, Carried))
-    return returned | {Each(loop, r.step, r.port) for loop, r in reads}
+    return returned | {Each(n, r.step, r.port) for n, body in enumerate(rolled.bodies) for r in _carried_in(body)}
+
+
+def _carried_in(body: Sequence[Sequence[Any]]) -> Iterator[Carried]:
+    return (r for step in body for o in step for r in reads_in(o) if isinstance(r, Carried))
 
 
 def is_view(rolled: Rolled, located: Located, source: Any) -> bool:
@@ -55,7 +58,7 @@ def is_view(rolled: Rolled, located: Located, source: Any) -> bool:
     if not isinstance(source, Each) or source.port is not None:
         return False
     step, operands = located.steps[Place(source)], rolled.bodies[source.loop][source.step]
-    if not any(r.alias_info is not None for r in step.target._schema.returns):
+    if isinstance(step.target, InnerLoop) or not any(r.alias_info is not None for r in step.target._schema.returns):
         return False
     same = (Each(source.loop, o.step, o.port) for o in operands if isinstance(o, Same))
     others = (o for o in operands if not isinstance(o, Same))
@@ -97,6 +100,9 @@ class Around(Protocol):
     def operand(self, operand: Any) -> Any:
         """The value of an operand."""
 
+    def read(self, source: Any, index: Affine) -> Any:
+        """The value of a source at an index."""
+
     def number(self, number: Fit) -> Any:
         """The value of a number that depends on the length."""
 
@@ -119,13 +125,12 @@ class Body:
         self.t = self.graph.placeholder("t")
         self.carry_nodes = [self.graph.placeholder(f"carry_{i}") for i in range(len(self.carries))]
         self.whole_nodes: dict[Any, fx.Node] = {}
-        self.nodes: list[fx.Node] = []
+        self.nodes: dict[int, fx.Node] = {}
         self.fakes: dict[fx.Node, Any] = {}
 
     # ------------------------------------------------------------------ what is carried
     def find_carries(self) -> None:
-        carried = [r for step in self.operands for o in step for r in reads_in(o) if isinstance(r, Carried)]
-        for read in dict.fromkeys(carried):
+        for read in dict.fromkeys(_carried_in(self.operands)):
             self.add_carry(read)
         last = {c.of: i for i, c in enumerate(self.carries) if c.of is not None}
         for each in sorted((e for e in self.emission.wanted.finals if e.loop == self.loop), key=_order):
@@ -153,15 +158,16 @@ class Body:
         self.firsts = [None if c.first is None else self.emission.operand(c.first) for c in self.carries]
         given = zip(self.carry_nodes, self.firsts, strict=True)
         self.fakes |= {node: first for node, first in given if first is not None}
-        for step, operands in zip(self.steps, self.operands, strict=True):
-            self.nodes.append(self.add(step, [self.node(o) for o in operands]))
+        for number, (step, operands) in enumerate(zip(self.steps, self.operands, strict=True)):
+            if not self.is_fixed(number):
+                self.nodes[number] = self.add(step, [self.node(o) for o in operands])
         results = [self.result(e.step, e.port) for e in self.stacked]
         self.outputs = [self.next_of(carry) for carry in self.carries] + results
         self.graph.output(tuple(self.outputs))
         with disable_proxy_modes_tracing():
             first = self.run_on_fakes(0)
             last = self.run_on_fakes(count - 1)
-        _require_same(first, last, self.nodes)
+        _require_same(first, last, list(self.nodes.values()))
         self.fakes = first
         for node in self.graph.nodes:
             if node in first:
@@ -175,11 +181,22 @@ class Body:
                 raise NotRolled("what a step hands on to the next has another shape or dtype than at first")
 
     def add(self, step: Step, leaves: Sequence[Any]) -> fx.Node:
-        supply = iter(leaves)
-        args, kwargs = with_leaves(step.form, lambda: next(supply))
-        node = self.graph.call_function(step.target, args, kwargs)
+        node = self.graph.call_function(*called_with(step, leaves))
         node.meta.update(step.meta)
         return node
+
+    def is_fixed(self, number: int) -> bool:
+        """Whether a step is a view that is the same in every turn: then it is made before the loop."""
+        if not is_view(self.emission.rolled, self.emission.located, Each(self.loop, number)):
+            return False
+        return all(self.is_same_each_turn(o) for o in self.operands[number])
+
+    def is_same_each_turn(self, operand: Any) -> bool:
+        if isinstance(operand, Same):
+            return self.is_fixed(operand.step)
+        if isinstance(operand, Fit):
+            return not any(a.step for _, a in operand.terms)
+        return not isinstance(operand, Read) or not operand.index.step
 
     def node(self, operand: Any) -> Any:
         """What the graph has for an operand."""
@@ -228,8 +245,15 @@ class Body:
         return self.whole_nodes[key]
 
     def result(self, step: int, port: int | None) -> fx.Node:
+        if step not in self.nodes:
+            return self.given(("fixed", step, port), lambda: self.fixed(step, port))
         node = self.nodes[step]
         return node if port is None else self.graph.call_function(operator.getitem, (node, port))
+
+    def fixed(self, step: int, port: int | None) -> Any:
+        """A view made before the loop."""
+        value = self.emission.read(Each(self.loop, step), Affine())
+        return value if port is None else value[port]
 
     def next_of(self, carry: Carry) -> fx.Node:
         if carry.of is not None:
@@ -268,18 +292,14 @@ class Body:
     # ------------------------------------------------------------------ on fakes
     def run_on_fakes(self, t: Any) -> dict[fx.Node, Any]:
         """The values of all nodes in step t."""
-        values = {**self.fakes, self.t: t}
-        for node in self.graph.nodes:
-            if node.op == "call_function":
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)
-        return values
+        given = {**self.fakes, self.t: t}
+        return values_of(self.graph, [given.get(node) for node in self.graph.find_nodes(op="placeholder")])
 
     def results(self, count: Any) -> tuple[Tensor, ...]:
         """Fakes of what the loop returns."""
         with disable_proxy_modes_tracing():
-            last = [_like(self.fakes[n]) for n in self.outputs[: len(self.carries)]]
-            stacked = [_like(self.fakes[n], count) for n in self.outputs[len(self.carries) :]]
+            last = [like(self.fakes[n]) for n in self.outputs[: len(self.carries)]]
+            stacked = [like(self.fakes[n], count) for n in self.outputs[len(self.carries) :]]
         return (*last, *stacked)
 
     def module(self) -> fx.GraphModule:
@@ -309,10 +329,11 @@ def _require_same(first: dict[fx.Node, Any], last: dict[fx.Node, Any], nodes: Se
         raise NotRolled("the shapes of its values depend on the step")
 
 
-def _like(fake: Tensor, *sizes: Any) -> Tensor:
-    if sizes:
-        return torch.empty((*sizes, *fake.shape), dtype=fake.dtype, device=fake.device)
-    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+def called_with(step: Step, leaves: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call of a step on these: its target, and its arguments."""
+    supply = iter(leaves)
+    args, kwargs = with_leaves(step.form, lambda: next(supply))
+    return (*step.target.bound(args), kwargs) if isinstance(step.target, InnerLoop) else (step.target, args, kwargs)
 
 
 def _zeros(fake: Tensor) -> Tensor:

@@ -86,11 +86,6 @@ class _Rewriting:
             buffer = write.buffer
         return self.add(replace(step, leaves=[self.put_together(buffer), *step.leaves[1:]]))
 
-    def alias(self, step: Step) -> Ref | None:
-        """A filled buffer under another name."""
-        buffer = self.named(step.leaves[0])
-        return buffer if buffer in self.writes else None
-
     def all_of(self, step: Step) -> Ref | None:
         """A slice from end to end is what it is taken of, where that is written to: `out[:, t] = h`."""
         return self.named(step.leaves[0]) if self.covers(step, 0) else None
@@ -112,11 +107,16 @@ class _Rewriting:
         return value if same else None
 
     def scatter(self, step: Step) -> Ref | None:
-        buffer, value = self.named(step.leaves[0]), self.whole(step.leaves[1])
+        buffer, value = self.named(step.leaves[0]), self.named(step.leaves[1])
         dim, index = self.axis_and_index(step, 1)
         made = self.add(replace(step, leaves=[buffer, value, *step.leaves[2:]]))
         self.writes[made] = Write(buffer, value, dim, index)
         return made
+
+    def detach(self, step: Step) -> Ref | None:
+        """A value of the method's own, detached, is that value."""
+        value = self.named(step.leaves[0])
+        return value if value.step >= 0 else None
 
     def axis_and_index(self, step: Step, tensors: int) -> tuple[int, int]:
         """The axis and the index of a slice, counted from the front."""
@@ -146,7 +146,7 @@ class _Rewriting:
         if len(missing) > UNWRITTEN:
             return buffer
         slices |= {i: self.add(_selected(step, below, dim, i)) for i in missing}
-        self.joined[buffer] = self.add(_stacked(step, [slices[i] for i in range(size)], dim))
+        self.joined[buffer] = self.add(_stacked(step, [self.put_together(slices[i]) for i in range(size)], dim))
         return self.joined[buffer]
 
     def slices_of(self, buffer: Ref) -> tuple[dict[int, Ref], Ref, int]:
@@ -163,7 +163,7 @@ RULES: dict[Any, Any] = {
     aten.select.int: _Rewriting.select,
     aten.copy.default: _Rewriting.copy,
     aten.select_scatter.default: _Rewriting.scatter,
-    aten.detach.default: _Rewriting.alias,
+    aten.detach.default: _Rewriting.detach,
     aten.slice.Tensor: _Rewriting.all_of,
     aten.slice_scatter.default: _Rewriting.all_scattered,
 }
@@ -230,7 +230,7 @@ def _alive(program: Program) -> set[int]:
     alive = {ref.step for ref in refs_in(program.results)}
     for number in reversed(range(len(program.steps))):
         step = program.steps[number]
-        if number in alive or torch.Tag.nondeterministic_seeded in step.target.tags:
+        if number in alive or torch.Tag.nondeterministic_seeded in getattr(step.target, "tags", ()):
             alive |= {number, *(ref.step for ref in _read_by(step))}
     return {number for number in alive if number >= 0}
 

@@ -86,9 +86,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Parts:
-    """A list of tensors that is as long as a loop."""
+    """A list of tensors that is as long as a loop. (a run, a run): one value of each, the next one of each, .."""
 
-    parts: tuple[Read | Run, ...]
+    parts: tuple[Read | Run | tuple[Run, ...], ...]
 
 
 Operand = Read | Same | Carried | Parts | Fit | Constant | Expression | tuple[Any, ...]
@@ -110,10 +110,14 @@ class Rolled:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the loops are in the program of length `length`; with each step more of it, so many of theirs are more."""
+    """Where the loops are in the program of length `length`; with each step more of it, so many of theirs are more.
+
+    is_fixed: there is one program, and they are as long as they are in it.
+    """
 
     length: int
     regions: tuple[Region, ...]
+    is_fixed: bool = False
 
     def at(self, length: int) -> tuple[Region, ...]:
         """The regions in the program of another length."""
@@ -127,6 +131,8 @@ class Layout:
     def counts(self, loop: int) -> Affine:
         """How often a loop's body runs."""
         region = self.regions[loop]
+        if self.is_fixed:
+            return Affine(0, 0, region.count)
         return Affine(0, region.more, region.count - region.more * self.length)
 
     def places(self, program: Program) -> list[Place]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,30 +16,31 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ..arithmetic import compute_number
 from ..opaque.extension_calls import add_call_node, newest_node, nodes_after
 from .affine import ONE, Affine, Fit
-from .body import Body, is_view, wanted_of
+from .body import Body, called_with, is_view, wanted_of
 from .description import Each, Items, Outside, Parts, Place, Read, Rolled, Run, Same
 from .lengths import symbols_of
-from .node import loop_function
-from .program import UNBIND, Constant, Expression, Step, is_sliced, with_leaves
+from .node import fake_results, loop_function, loop_of
+from .program import UNBIND, Constant, Expression, Step, is_sliced
 from .reasons import NotRolled
 from .rolling import Located
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 ROWS = torch.contiguous_format
-JOINS = (aten.stack.default, aten.cat.default)
-"""Operations that a list as long as the loop may be given to."""
 
 
 class Emission:
-    """One run on the official fakes, under the tracer: `run` returns the results."""
+    """One run on the official fakes, under the tracer: `run` returns the results.
 
-    def __init__(self, rolled: Rolled, symbol: sympy.Symbol, inputs: Sequence[Any]) -> None:
+    symbol: the length of the loops; None where they have fixed ones.
+    """
+
+    def __init__(self, rolled: Rolled, symbol: sympy.Symbol | None, inputs: Sequence[Any]) -> None:
         self.rolled, self.inputs = rolled, inputs
         self.located = Located(rolled.shown, rolled.layout)
         self.steps = {p.source.step: s for p, s in self.located.steps.items() if isinstance(p.source, Outside)}
         self.symbols = symbols_of(inputs)
-        self.length: Any = self.symbols.get(symbol)
+        self.length: Any = 0 if symbol is None else self.symbols.get(symbol)
         self.values: dict[int, Any] = {}
         self.finals: dict[Each, Any] = {}
         self.stacked: dict[Any, Tensor] = {}
@@ -156,24 +157,32 @@ class Emission:
         parts, *rest = operands
         assert isinstance(parts, Parts)
         dim = self.operand(rest[0]) if rest else 0
-        pieces = [self.piece(p) for p in parts.parts]
+        join = JOINS[step.target]
+        pieces = [self.piece(p, join, dim) for p in parts.parts]
         if step.target is aten.stack.default:
             return stacked_along([p if many else p.unsqueeze(0) for p, many in pieces], dim)
         return concatenated([chained(p, dim) if many else p for p, many in pieces], dim)
 
-    def piece(self, part: Read | Run) -> tuple[Tensor, bool]:
+    def piece(self, part: Any, join: Join, dim: int) -> tuple[Tensor, bool]:
         """One part of a list, and whether it is many values, along axis 0."""
         if isinstance(part, Read):
             return self.read(part.source, part.index), False
+        if isinstance(part, tuple):
+            return join([self.run_of(run) for run in part], dim), True
+        return self.run_of(part), True
+
+    def run_of(self, part: Run) -> Tensor:
+        """The values of a run, along axis 0."""
         count, start = self.at(part.count), self.at(part.start)
         low = start if part.direction > 0 else start - count + 1
         if isinstance(part.source, Items):
             whole = self.values[part.source.step].all().narrow(0, low, count)
         elif self.is_all(part):
-            return self.whole(part.source) if part.direction > 0 else self.stacked[part.source].flip(0), True
+            return self.whole(part.source) if part.direction > 0 else self.stacked[part.source].flip(0)
         else:
             whole = self.stacked[part.source].narrow(0, low, count)
-        return whole.clone(memory_format=ROWS) if part.direction > 0 else whole.flip(0), True
+        in_order: Tensor = whole.clone(memory_format=ROWS) if part.direction > 0 else whole.flip(0)
+        return in_order
 
     def is_all(self, part: Run) -> bool:
         """Whether a run is all that a loop made."""
@@ -237,10 +246,11 @@ class Slices:
 
 
 def called(step: Step, leaves: Sequence[Any]) -> Any:
-    """The operation of a step on these."""
-    supply = iter(leaves)
-    args, kwargs = with_leaves(step.form, lambda: next(supply))
-    return step.target(*args, **kwargs)
+    """The operation of a step on these; of a loop, its node."""
+    target, args, kwargs = called_with(step, leaves)
+    if (loop := loop_of(target)) is None:
+        return target(*args, **kwargs)
+    return add_call_node(target, args, {}, fake_results(loop, *args), "loop", step.meta.get("fusegrad_origin"))
 
 
 class marking:
@@ -270,6 +280,21 @@ def chained(values: Tensor, dim: int) -> Tensor:
     """Values along axis 0 as `torch.cat(..., dim)` has them."""
     dim = dim % (values.dim() - 1)
     return values.movedim(0, dim).clone(memory_format=ROWS).flatten(dim, dim + 1)
+
+
+def in_turn(pieces: Sequence[Tensor], dim: int) -> Tensor:
+    """One value of each, the next one of each, ..: along axis 0."""
+    return torch.stack(list(pieces), 1).flatten(0, 1)
+
+
+def side_by_side(pieces: Sequence[Tensor], dim: int) -> Tensor:
+    """The values of each turn one behind the other."""
+    return torch.cat(list(pieces), dim % (pieces[0].dim() - 1) + 1)
+
+
+Join = Callable[[Sequence[Tensor], int], Tensor]
+JOINS: dict[Any, Join] = {aten.stack.default: in_turn, aten.cat.default: side_by_side}
+"""Operations that a list as long as the loop may be given to; how values of several sources are joined for it."""
 
 
 def concatenated(pieces: Sequence[Tensor], dim: int) -> Tensor:

@@ -16,11 +16,17 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..frames import TORCH, is_user_file
+from .reasons import NotRolled
 
-FEW = 9
-"""Steps that are traced one by one, and as fast as the short traces from which a loop is rolled."""
+FEW, FEWEST = 9, 2
+"""The fewest steps of loops that are rolled: shorter ones are traced step by step, as fast as the short traces from
+which a loop is rolled, until another short length shows that it varies."""
 NEAR = 2
 """The most by which the sizes of one loop differ: x[t + 1] of an x that is one longer."""
+LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms")
+"""What torch's ShapeEnv keeps of its assumptions."""
+CACHED = [name for name, method in vars(ShapeEnv).items() if hasattr(method, "cache_clear")]
+"""Its methods that keep what they answered: an answer that was an assumption has to be asked for again."""
 _FAKES = os.path.join(TORCH, "_subclasses", "")
 _NUMBERS = os.path.join(TORCH, "__init__.py")
 
@@ -37,13 +43,14 @@ class LoopMet(BaseException):
 class Lengths(ShapeEnv):
     """A ShapeEnv in which a loop over a size can be looked at: `watching` for one, then at `small` lengths of it.
 
+    rolls: the fewest steps of a loop that is one node; 0: none is. is_cut_short: a shorter one was met.
     asked: at small lengths, the user's own questions about them, with their answers.
     counted: the sizes that the user's own source took as numbers, such as `range` does, and not only an operation of
     torch that makes one tensor for each step.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.rolls, self.is_watching = False, False
+        self.rolls, self.is_watching, self.is_cut_short = 0, False, False
         self.met: LoopMet | None = None
         self.unrolled: set[sympy.Symbol] = set()
         self.small: dict[sympy.Symbol, int] = {}
@@ -59,7 +66,7 @@ class Lengths(ShapeEnv):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within the block a loop over a size ends the trace."""
-        before, self.is_watching, self.met = self.is_watching, self.rolls and not self.small, None
+        before, self.is_watching, self.met = self.is_watching, self.rolls > 0, None
         try:
             yield
         finally:
@@ -74,36 +81,68 @@ class Lengths(ShapeEnv):
         return super().evaluate_expr(orig_expr, hint, *args, **kwargs)
 
     def _stop_at_loop(self, expr: sympy.Expr) -> None:
-        symbols = expr.free_symbols & self.hints().keys() - self.unrolled
+        symbols = expr.free_symbols & self.hints().keys() - self.unrolled - self.small.keys()
         if len(symbols) != 1 or len(expr.free_symbols) != 1 or not expr.is_integer or not is_in_loop():
             return
         (symbol,) = symbols
+        if (steps := int(self.hints()[symbol])) < self.rolls:
+            self.is_cut_short = True
+            return
         # what is asked for may be another number that is made of the size: that of the parts of `chunk`
-        if (steps := int(self.hints()[symbol])) >= FEW and int(self._value(expr)) >= FEW:
+        if int(self._value(expr)) >= self.rolls:
             self.met = LoopMet(symbol, steps)
             raise self.met
 
     # ------------------------------------------------------------------ at small lengths
     def group_of(self, symbol: sympy.Symbol) -> dict[sympy.Symbol, int]:
-        """The sizes that are as long as this one, or nearly so, each with the difference."""
+        """The sizes that are as long as this one, or nearly so, each with the difference; none that is small now."""
         hints, length = self.hints(), int(self.hints()[symbol])
-        differences = {s: int(n) - length for s, n in hints.items() if s.is_integer and n.is_Integer}
+        numbers = {s: n for s, n in hints.items() if s.is_integer and n.is_Integer and s not in self.small}
+        differences = {s: int(n) - length for s, n in numbers.items()}
         return {s: d for s, d in differences.items() if abs(d) <= NEAR}
 
     @contextmanager
     def at(self, lengths: Mapping[sympy.Symbol, int]) -> Iterator[dict[sympy.Basic, bool]]:
-        """Within the block these sizes are as small as that, and nothing is learnt of them; what is asked of them."""
-        hints, self.asked = self.hints(), {}
+        """Within the block these sizes are as small as that, and nothing is learnt of them; what is asked of them.
+
+        Within another such block those of both are small: a loop in a loop.
+        """
+        hints, around = self.hints(), (self.small, self.asked)
         before = {s: hints[s] for s in lengths}
         hints.update({s: sympy.Integer(n) for s, n in lengths.items()})
-        self.small = dict(lengths)
+        self.small, self.asked = {**self.small, **lengths}, {}
         self._forget_hints()
         try:
             yield self.asked
         finally:
-            self.small = {}
+            self.small, self.asked = around
             hints.update(before)
             self._forget_hints()
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Within the block a loop may turn out to be none that can be rolled: then nothing was learnt of sizes."""
+        before = {name: getattr(self, name).copy() for name in LEARNT}
+        try:
+            yield
+        except NotRolled:
+            for name, known in before.items():
+                setattr(self, name, known)
+            self._forget_versions()
+            raise
+
+    def _forget_versions(self) -> None:
+        for name in ("_version_counter", "_replacements_version_counter"):
+            vars(self)[name] = vars(self).get(name, 0) + 1
+        self._prev_cache_key = self._get_key()
+        self._clear(CACHED)
+
+    def assume(self, question: sympy.Basic, answer: bool) -> bool:
+        """Whether the answer is true of the present sizes, which is a guard then; of small ones it is noted."""
+        if self._is_small(question):
+            self.asked.setdefault(question, answer)
+            return True
+        return bool(self.evaluate_expr(question)) is answer
 
     def _is_small(self, expr: Any) -> bool:
         return bool(getattr(expr, "free_symbols", set()) & self.small.keys())
@@ -121,7 +160,10 @@ class Lengths(ShapeEnv):
 
     def _forget_hints(self) -> None:
         """What torch keeps of values that symbols have no longer."""
-        for name in ("_maybe_evaluate_static", "size_hint", "guarding_hint_or_throw", "has_guarding_hint"):
+        self._clear(("_maybe_evaluate_static", "size_hint", "guarding_hint_or_throw", "has_guarding_hint"))
+
+    def _clear(self, names: Collection[str]) -> None:
+        for name in names:
             getattr(getattr(self, name, None), "cache_clear", _nothing)()
 
 

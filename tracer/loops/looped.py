@@ -4,7 +4,7 @@ as a symbol. What cannot be rolled is traced as it is, step by step, with the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,13 @@ from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
 from .buffers import without_buffers
+from .description import Rolled
 from .emission import Emission
 from .lengths import LoopMet, is_number
-from .node import has_loop
 from .program import Program, program_of
 from .proof import require_proved
 from .reasons import NotRolled
-from .rolling import roll
+from .rolling import roll, roll_fixed
 
 if TYPE_CHECKING:
     from ..reads.reads import Reads
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 SHORT = ((5, 6, 8), (9, 10, 12))
 """The lengths of the short traces: two that are rolled, and one that proves it; longer ones where those are too short
 for what begins and ends a loop, and the loop is longer still."""
+LONG = 64
+"""Operations from which on what is repeated a fixed number of times is a loop: fewer fuse as they are."""
 Facts = dict[str, Any]
+HAD_WRITES = "fusegrad_had_writes"
+"""Among the meta data of a rolled trace: the method writes in place, which the trace does not."""
 RESULTS = "results"
 """Among the facts of a rolled trace: its results, fakes of the official session."""
 
@@ -49,6 +53,17 @@ def trace_with_loops(
 
     facts: filled by `fn` with what it found besides the graph.
     """
+    trace = _traced(session, fn, fakes, reads, from_source, facts)
+    if session.env.small or len(trace.graph_module.graph.nodes) < LONG or trace.opaque:
+        return trace
+    try:
+        return _Rolling(session, fn, fakes, reads, from_source, facts).with_fixed_loops(trace)
+    except NotRolled:
+        return trace
+
+
+def _traced(session: Session, fn: Any, fakes: Any, reads: Any, from_source: bool, facts: Any) -> Trace:
+    """The same, with each loop of a fixed number of steps as it is."""
     while True:
         met = None
         try:
@@ -79,60 +94,121 @@ class _Rolling:
 
     def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
-        try:
-            return self.traced(met.symbol, SHORT[0])
-        except NotRolled:
-            if met.steps < 2 * SHORT[1][-1]:
-                raise
-        return self.traced(met.symbol, SHORT[1])
+        *attempts, last = self.attempts(met)
+        for attempt in attempts:
+            with suppress(NotRolled):
+                return self.traced(met.symbol, *attempt)
+        return self.traced(met.symbol, *last)
 
-    def traced(self, symbol: sympy.Symbol, lengths: Sequence[int]) -> Trace:
+    def attempts(self, met: LoopMet) -> Iterator[tuple[Sequence[int], Mapping[sympy.Symbol, int]]]:
+        """Lengths of short traces, and the sizes that have them: those that are as long, or this one alone.
+
+        A loop in a loop is looked for at the shortest lengths only: each of them is as many loops as the outer one has
+        steps.
+        """
+        is_long = met.steps >= 2 * SHORT[1][-1] and not self.session.env.small
+        groups = self.groups(met.symbol)
+        yield from ((lengths, group) for lengths in SHORT[: 2 if is_long else 1] for group in groups)
+
+    def groups(self, symbol: sympy.Symbol) -> list[Mapping[sympy.Symbol, int]]:
+        """Sizes that may be those of one loop, each with what it is longer than this one.
+
+        Of the same axis of other arguments, as long or nearly so; this alone; of any axis. Of a loop in a loop the last
+        are left out.
+        """
+        near, axes = self.session.env.group_of(symbol), self.session.axes()
+        along = {s: more for s, more in near.items() if axes.get(s) == axes.get(symbol)}
+        equal = {s: more for s, more in along.items() if not more}
+        likely = [equal, along] if len(equal) > 1 else [along]
+        groups = [*likely, {symbol: 0}, *([] if self.session.env.small else [near])]
+        return [group for i, group in enumerate(groups) if group not in groups[:i]]
+
+    def traced(self, symbol: sympy.Symbol, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Trace:
         """The same, from traces of these lengths."""
-        programs, told, asked = zip(*self.short_traces(symbol, lengths), strict=True)
+        with self.session.env.attempt():
+            rolled, programs, told = self.rolled(lengths, sizes)
+        trace, results = self.written(rolled, symbol, [*programs[0].trace.lifted])
+        self.require_together(symbol, sizes)
+        if any(p.memory != shared_memory(trace.graph_module) for p in programs):
+            raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
+        trace.inlines = any(p.trace.inlines for p in programs)
+        looped = map(self.session.env.replace, (symbol, *programs[0].trace.rolled))
+        trace.rolled = tuple(dict.fromkeys(size for size in looped if size.is_Symbol))
+        trace.graph_module.meta[HAD_WRITES] = programs[0].had_writes
+        self.settle(_Facts(self.session, symbol, lengths).of(told), results)
+        return trace
+
+    def rolled(
+        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]
+    ) -> tuple[Rolled, Sequence[Program], Sequence[Facts]]:
+        """The rolled form of short traces, these, and what the method told in each."""
+        shorts = self.short_traces(lengths, sizes)
+        first, second = next(shorts), next(shorts)
         with self.refusals():
-            rolled = roll(programs[0], programs[1])
+            rolled = roll(first[0], second[0])
+        programs, told, asked = zip(first, second, *shorts, strict=True)
+        with self.refusals():
             for program in programs:
                 require_proved(rolled, program)
         lifted = [p.trace.lifted for p in programs]
         if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
             raise NotRolled("it reads other tensors from outside at each length")
+        # In `range(0, n, 16)` short lengths have one step each
+        if not rolled.bodies and not self.session.env.counted.isdisjoint(sizes):
+            raise NotRolled("nothing repeats at small lengths")
         self.require_asked(asked)
+        return rolled, programs, told
+
+    def with_fixed_loops(self, trace: Trace) -> Trace:
+        """The trace with one node for what is repeated a fixed number of times. Raises NotRolled."""
+        with self.refusals():
+            program = self.program(trace, 0)
+            rolled = roll_fixed(program, LONG)
+            require_proved(rolled, program)
+        found, results = self.written(rolled, None, [*trace.lifted])
+        if program.memory != shared_memory(found.graph_module):
+            raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
+        found.inlines, found.rolled = trace.inlines, trace.rolled
+        found.graph_module.meta[HAD_WRITES] = program.had_writes
+        self.facts[RESULTS] = list(results)
+        return found
+
+    def written(
+        self, rolled: Rolled, symbol: sympy.Symbol | None, lifted: Sequence[Any]
+    ) -> tuple[Trace, Sequence[Any]]:
+        """The trace of the rolled form in this session, and fakes of its results."""
         results: list[Any] = []
 
         def body(*inputs: Any) -> Any:
-            emission = Emission(rolled, symbol, [*inputs, *lifted[0]])
-            results[:] = emission.run()
+            results[:] = Emission(rolled, symbol, [*inputs, *lifted]).run()
             return tuple(results)
 
         with self.refusals():
-            trace = self.session.trace(body, self.fakes, self.reads, from_source=False)
-        is_counted = symbol in self.session.env.counted
-        if is_counted and not has_loop(trace.graph_module):  # in `range(0, n, 16)` short lengths have one step each
-            raise NotRolled("nothing repeats at small lengths")
-        if any(p.memory != shared_memory(trace.graph_module) for p in programs):
-            raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
-        trace.inlines, trace.rolled = any(p.trace.inlines for p in programs), (symbol,)
-        self.settle(_Facts(self.session, symbol, lengths).of(told), results)
-        return trace
+            return self.session.trace(body, self.fakes, self.reads, from_source=False), results
 
     def short_traces(
-        self, symbol: sympy.Symbol, lengths: Sequence[int]
+        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]
     ) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
         """At each short length the program, the facts that the method told, and the questions that it asked."""
-        group = self.session.env.group_of(symbol)
         for length in lengths:
-            with self.refusals(), self.session.at_lengths({s: length + d for s, d in group.items()}) as asked:
-                fakes = [self.session.at_present(fake) for fake in self.fakes]
-                trace = self.session.trace(self.fn, fakes, self.reads, self.from_source)
-                if trace.opaque:
-                    raise NotRolled("it calls what runs in eager")
-                yield self.program(trace, length), dict(self.facts), dict(asked)
+            with self.refusals(), self.session.at_lengths({s: length + d for s, d in sizes.items()}) as asked:
+                program = self.short_trace(length)
+            yield program, dict(self.facts), dict(asked)
+
+    def short_trace(self, length: int) -> Program:
+        fakes = [self.session.at_present(fake) for fake in self.fakes]
+        trace = trace_with_loops(self.session, self.fn, fakes, self.reads, self.from_source, self.facts)
+        if trace.opaque:
+            raise NotRolled("it calls what runs in eager")
+        self.facts.pop(RESULTS, None)
+        return self.program(trace, length)
 
     def program(self, trace: Trace, length: int) -> Program:
         """A short trace as steps, without its writes."""
         memory = shared_memory(trace.graph_module)
         if not writes(trace.graph_module):
-            return replace(program_of(trace, length), memory=memory)
+            had_writes = trace.graph_module.meta.get(HAD_WRITES, False)
+            return replace(program_of(trace, length), memory=memory, had_writes=had_writes)
         if written_placeholders(trace.graph_module, len(trace.fakes)):
             raise NotRolled("it writes to an argument")
         functional = without_writes(self.session, trace, ())
@@ -156,8 +232,14 @@ class _Rolling:
         for question, answer in asked[0].items():
             if any(others.get(question) is not answer for others in asked[1:]):
                 continue
-            if bool(self.session.env.evaluate_expr(question)) is not answer:
+            if not self.session.env.assume(question, answer):
                 raise NotRolled("it asks how long the loop is")
+
+    def require_together(self, symbol: sympy.Symbol, sizes: Mapping[sympy.Symbol, int]) -> None:
+        """The sizes that had the length of the loop, or a little more, have it in every later call: that is a guard."""
+        for other, more in sizes.items():
+            if other != symbol and not self.session.env.assume(sympy.Eq(other, symbol + more), True):
+                raise NotRolled("sizes that go together at small lengths do not now")
 
     def settle(self, told: Facts, results: Sequence[Any]) -> None:
         self.facts.clear()

@@ -15,6 +15,7 @@ from ..arithmetic import SYMBOLIC
 from ..trace import Trace
 from .affine import ONE, Number, number_of
 from .lengths import is_number
+from .node import InnerLoop, loop_of
 from .reasons import NotRolled
 
 UNBIND, SPLIT = torch.ops.aten.unbind.int, torch.ops.aten.split.Tensor
@@ -143,12 +144,17 @@ class _Reader:
     def step(self, node: fx.Node) -> Step:
         _require_plain(node)
         leaves: list[Any] = []
-        args = tuple(self.form(arg, leaves) for arg in node.args)
+        target: Any = node.target
+        given: Sequence[Any] = node.args
+        if (loop := loop_of(target)) is not None:
+            target = InnerLoop(loop)
+            given = tuple(target.operands(node.args))
+        args = tuple(self.form(arg, leaves) for arg in given)
         form = (args, {key: self.form(arg, leaves) for key, arg in node.kwargs.items()})
         meta = {key: node.meta[key] for key in META if key in node.meta}
         kinds = tuple(map(_kind, leaves))
-        token = (node.target, repr(form), kinds, tuple((k, str(v)) for k, v in meta.items()))
-        return Step(node.target, form, leaves, token, meta, node.meta.get("val"))
+        token = (target, repr(form), kinds, tuple((k, str(v)) for k, v in meta.items()))
+        return Step(target, form, leaves, token, meta, node.meta.get("val"))
 
     def form(self, value: Any, leaves: list[Any]) -> Any:
         if isinstance(value, list | tuple) and not self._is_list_of_tensors(value):
@@ -184,6 +190,8 @@ def _kind(leaf: Any) -> Hashable:
 
 def _require_plain(node: fx.Node) -> None:
     """Raises NotRolled for a call that may write, or is no operation of torch's."""
+    if loop_of(node.target) is not None:
+        return
     schema = getattr(node.target, "_schema", None)
     if not isinstance(node.target, OpOverload) or schema is None:
         raise NotRolled(f"it calls `{getattr(node.target, '__name__', node.target)}`, which stays a call")

@@ -80,6 +80,8 @@ class _Proof:
     def _run(self, part: Any) -> list[Place | None]:
         if isinstance(part, Read):
             return [self._place(part, 0, -1)]
+        if isinstance(part, tuple):
+            return [place for turn in zip(*map(self._run, part), strict=True) for place in turn]
         assert isinstance(part, Run)
         start, count = part.start.at(0, self.length), part.count.at(0, self.length)
         return [Place(part.source, start + part.direction * i) for i in range(count)]

@@ -6,13 +6,14 @@ one of the steps before, a value from outside, or one of many, at an index that 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..sizes import hint_of
 from .affine import Affine, Fit, Sample, fit, fit_lengths, fitted
-from .alignment import LEAST, Region, repeated_regions
+from .alignment import LEAST, Region, alignments, repetitions
 from .description import (
     Carried,
     Each,
@@ -35,37 +36,51 @@ from .reasons import LoopFailure, NotRolled
 APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
 """How many steps of a loop, at its beginning and at its end, may be unlike the others in what they read."""
 
+MOST_WAYS = 8
+"""Ways to align two programs that are tried."""
+
 
 def roll(short: Program, long: Program) -> Rolled:
     """The rolled form of programs whose lengths differ by one. Raises NotRolled."""
-    why = NotRolled("its steps are not the same ones each time")
-    for regions in repeated_regions([s.token for s in short.steps], [s.token for s in long.steps]):
+    failures = [NotRolled("its steps are not the same ones each time")]
+    ways = alignments([s.token for s in short.steps], [s.token for s in long.steps])
+    for regions in itertools.islice(ways, MOST_WAYS):
         try:
             return _rolled(short, long, regions)
-        except NotRolled as refusal:
-            why = refusal
-    raise why
+        except NotRolled as failure:
+            failures.append(failure)
+    raise failures[:2][-1] from None
 
 
 def _rolled(short: Program, long: Program, regions: Sequence[Region]) -> Rolled:
-    """The same, where the loops are these; steps that are unlike the others stand apart."""
+    """The same where the loops are there, or a step or two of theirs apart."""
     chosen = [0] * len(regions)
     while True:
         apart = [APART[c] for c in chosen]
         try:
-            return _Roller(short, long, _layout(short.length, regions, apart)).rolled()
+            return _Roller(short, long, _layout(short.length, regions, apart, short is long)).rolled()
         except LoopFailure as failure:
             chosen[failure.loop] += 1
             if chosen[failure.loop] == len(APART):
                 raise NotRolled(failure.reason) from None
 
 
-def _layout(length: int, regions: Sequence[Region], apart: Sequence[tuple[int, int]]) -> Layout:
+def roll_fixed(program: Program, least: int) -> Rolled:
+    """The rolled form of what repeats in one program, for so many steps at least. Raises NotRolled."""
+    regions = repetitions([s.token for s in program.steps], least)
+    if not regions:
+        raise NotRolled("nothing repeats")
+    return _rolled(program, program, regions)
+
+
+def _layout(
+    length: int, regions: Sequence[Region], apart: Sequence[tuple[int, int]], is_fixed: bool = False
+) -> Layout:
     left = [region.without(*steps) for region, steps in zip(regions, apart, strict=True)]
     for loop, region in enumerate(left):
         if region.count < LEAST:
             raise LoopFailure(loop, "its steps are not the same ones each time")
-    return Layout(length, tuple(left))
+    return Layout(length, tuple(left), is_fixed)
 
 
 class Located:
@@ -144,10 +159,18 @@ class _Roller:
             raise NotRolled("a list of tensors is not in the order of the loop")
         return Parts(tuple(self.run(pair) for pair in zip(*runs, strict=True)))
 
-    def run(self, pair: Sequence[list[Place]]) -> Read | Run:
+    def run(self, pair: Sequence[list[list[Place]]]) -> Read | Run | tuple[Run, ...]:
+        """A part of a list at both lengths, in columns: the first, second, .. of every turn."""
+        short, long = pair
+        if len(short) != len(long):
+            raise NotRolled("a list of tensors is not in the order of the loop")
+        if len(short) == len(short[0]) == len(long[0]) == 1:
+            return self.read([columns[0][0] for columns in pair])
+        columns = tuple(self.column(each) for each in zip(short, long, strict=True))
+        return columns if len(columns) > 1 else columns[0]
+
+    def column(self, pair: Sequence[list[Place]]) -> Run:
         starts, counts = [run[0] for run in pair], [len(run) for run in pair]
-        if counts == [1, 1]:
-            return self.read(starts)
         count = fitted({(0, n): c for n, c in zip(self.lengths, counts, strict=True)})
         assert count is not None  # two values
         start, direction = self.read(starts), pair[1][1].index - pair[1][0].index
@@ -224,7 +247,7 @@ class _Roller:
         if not self.is_functional or not is_partial(self.programs[0].steps[Place(Each(source.loop, source.step))]):
             return
         shapes = [p.kind(Place(source, 0))[-1] for p in self.programs]
-        if shapes[0] != shapes[1]:
+        if shapes[0] != shapes[1] or self.layout.is_fixed:
             raise NotRolled("each of its steps writes to a part of a tensor that is as long as the loop")
 
 
@@ -254,20 +277,29 @@ def _kind_of(value: Any) -> tuple[Any, ...]:
     return value.dtype, value.device, tuple(hint_of(n) for n in value.shape)
 
 
-def _runs(places: Sequence[Place]) -> list[list[Place]]:
-    """The list cut where its values are no longer neighbours of one source."""
-    runs: list[list[Place]] = []
-    for place in places:
-        if runs and _goes_on(runs[-1], place):
-            runs[-1].append(place)
-        else:
-            runs.append([place])
+def _runs(places: Sequence[Place]) -> list[list[list[Place]]]:
+    """The list cut where its values no longer go on as they did; each part in columns: of every turn the first, .."""
+    runs: list[list[list[Place]]] = []
+    at = 0
+    while at < len(places):
+        found = ((width, _turns(places[at:], width)) for width in range(1, WIDEST + 1))
+        width, turns = next(((w, n) for w, n in found if n > 1), (1, 1))
+        runs.append([list(places[at + i : at + width * turns : width]) for i in range(width)])
+        at += width * turns
     return runs
 
 
-def _goes_on(run: list[Place], place: Place) -> bool:
-    if run[-1].source != place.source:
-        return False
-    step = place.index - run[-1].index
-    return step in (1, -1) and (len(run) == 1 or step == run[-1].index - run[-2].index)
+WIDEST = 4
+"""The most values that every turn of a loop puts into one list."""
 
+
+def _turns(places: Sequence[Place], width: int) -> int:
+    """How often so many values are followed by the next ones, or those before, of the same sources."""
+    if len(places) < 2 * width:
+        return 1
+    moves = [b.index - a.index for a, b in zip(places, places[width : 2 * width], strict=False)]
+    if any(move not in (1, -1) for move in moves):
+        return 1
+    pairs = zip(places, places[width:], itertools.cycle(moves), strict=False)
+    following = itertools.takewhile(lambda p: p[1] == Place(p[0].source, p[0].index + p[2]), pairs)
+    return 1 + sum(1 for _ in following) // width

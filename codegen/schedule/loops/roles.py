@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....ir.errors import Unfusible
@@ -120,7 +120,7 @@ def is_state(term: Term) -> bool:
 def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     """The program of one loop. Raises Unfusible where a step reads a state that another lane has."""
     updates = _of_kind(sinks, STATE)
-    time = _only_time(updates.values(), sinks)
+    time = _time_of(updates, sinks)
     _check_order(sinks, time)
     sinks = with_products(table, sinks)
     new: dict[Term, Term] = {}
@@ -131,12 +131,12 @@ def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in (STATE, INITIAL)], states, time)
 
 
-def _only_time(updates: Iterable[Sink], sinks: Sequence[Sink]) -> Axis:
-    """The steps of the loop. What waits for several loops reads from memory what each of them leaves."""
-    time, *others = {a for s in updates for a in s.axes if a.turn}
+def _time_of(updates: dict[int, Sink], sinks: Sequence[Sink]) -> Axis:
+    """The axis of the loop. Where one begins with what another of another length ends with, that is stored between."""
+    time, *others = {a for s in updates.values() for a in s.axes if a.turn}
     if others:
-        below = terms_below(t for s in sinks for t in s.terms)
-        raise Materialize([t.node for t in below if t.op == "last" and t.node is not None])
+        ends = (t.node for s in sinks for t in terms_below(s.terms) if t.op == "last")
+        raise Materialize(list(dict.fromkeys(node for node in ends if node is not None)))
     return time
 
 
