@@ -211,7 +211,7 @@ def _add_goals(goals: dict[int, list[Goal]], whole: Goal, ready: Mapping[int, in
     """A value in its stage; of a concatenation of many, each piece in the stage in which it is computed."""
     parts = parts_to_store(whole.node) if ready else []
     for piece, part in parts:
-        goals[ready[piece.id]].append(replace(whole, part=part))
+        goals[ready[piece.id]].append(replace(whole, part=part, piece=piece))
     if not parts:
         goals[stage].append(whole)
 
@@ -540,7 +540,8 @@ def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:
 
 def _pinned_goal(goal: Goal, graph: Graph, pins: Mapping[sympy.Symbol, int]) -> Goal:
     part = goal.part and Part(*(_substitute_param(n, pins) for n in goal.part))
-    return Goal(Value(graph, goal.node.id), _pinned(goal.memory, pins), goal.scatter, part)
+    piece = None if goal.piece is None else Value(graph, goal.piece.id)
+    return Goal(Value(graph, goal.node.id), _pinned(goal.memory, pins), goal.scatter, part, piece)
 
 
 def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:

@@ -252,12 +252,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One thing that a kernel has to write: `node` into memory, a part of it, or the contributions of a scatter."""
+    """One thing that a kernel has to write: `node` into memory, a part of it, or the contributions of a scatter.
+
+    piece: of a concatenation, what is in that part.
+    """
 
     node: Value
     memory: Memory
     scatter: bool = False
     part: Part | None = None
+    piece: Value | None = None
 
 
 class Traffic(NamedTuple):

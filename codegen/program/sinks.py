@@ -10,10 +10,10 @@ from ...ir import Value
 from ..kernel import Ref
 from .axes import Goal, Index, Materialize, Memory, Part, Sink, Term
 from .builder import Builder, Place, Unrolling
-from .concatenations import is_of_loop, parts_to_store
+from .concatenations import is_of_loop
 from .loops import Loops
 from .lowering import indirect_index, rule_of
-from .sizes import nonnegative, same, tidy
+from .sizes import nonnegative, tidy
 from .terms import Restart, TermTable
 
 MAX_PASSES = 200
@@ -71,9 +71,7 @@ def _index(builder: Builder, node: Value, part: Part | None = None) -> Place:
 
 def _stored(goal: Goal) -> Value:
     """The value that is stored, or the piece of it."""
-    if goal.part is None:
-        return goal.node
-    return next(piece for piece, part in parts_to_store(goal.node) if same(part.start, goal.part.start))
+    return goal.node if goal.piece is None else goal.piece
 
 
 def _piece(goal: Goal, part: Part, index: Place) -> tuple[Value, Place]:

@@ -14,7 +14,7 @@ from fusegrad.benchmarks.loop_functions import LOOPS, RNN, GatedRecurrence
 @pytest.mark.parametrize("steps", [300, 2048])
 def test_steps_that_are_no_multiple_of_a_block_are_proved(steps: int) -> None:
     """Backward walks one less, from the end, many at once: where it begins is known in numbers as well."""
-    found = explain(GatedRecurrence, *(f"f32[{steps},64]",) * 2, target="cuda:90")
+    found = explain(GatedRecurrence, *(f"f32[{steps},16384]",) * 2, target="cuda:90")
     assert found.to_dict()["launches"] == {"forward": 1, "backward": 1}
     assert {k.kind for k in found.kernels} == {"triton"}
 

@@ -24,7 +24,7 @@ from fusegrad.ir.rewrite import extract
 from fusegrad.runtime.capture.captured_backward import predicted_kinds
 from fusegrad.runtime.execution.graph_to_kernels import optimize
 from fusegrad.runtime.report.explain import compiler_of
-from fusegrad.runtime.specialize.residuals import _program
+from fusegrad.runtime.specialize.residuals import program_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stream_functions import CASES, Case
@@ -43,7 +43,7 @@ def captured(case: Case) -> tuple[Program, Sizes]:
     arguments = case.arguments(37, 16)
     spec = compiler_of(case.cls).captures.only(arguments)
     entry = spec.backward.entry(predicted_kinds(spec.captured))
-    return _program(spec.captured, entry), dict(spec.captured.sizes(arguments))
+    return program_of(spec.captured, entry), dict(spec.captured.sizes(arguments))
 
 
 @cache
