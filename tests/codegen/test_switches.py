@@ -40,6 +40,8 @@ def recurrence(h: T, a: T, x: T) -> list[T]:
 
 
 RECURRENCE = loops()["gated"]
+IDLE = replace(INTERPRET, units=1 << 20)
+"""A device with more units than elements."""
 
 
 def few_queries(q: T, k: T) -> T:
@@ -75,7 +77,8 @@ WITNESSES: dict[str, Witness] = {
     "pairs": Witness(interleaved, {"x": Input("f32", (M, 64))}, INTERPRET, EVEN),
     "hoist": _of("rms_backward", INTERPRET, EVEN),
     "multiples": _of("layer_backward", SMALL, EVEN),
-    "at_once": Witness(recurrence, RECURRENCE.inputs(), replace(INTERPRET, units=1 << 20), {TIME: 40, B: 2, D: 3}),
+    "at_once": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 40, B: 2, D: 3}),
+    "chunks_of_time": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 1030, B: 1, D: 2}),
     "stages": _of("rms_backward", INTERPRET, EVEN),
 }
 
