@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.errors import FusegradError
+from ..ir.text.syntax_trees import source_lines
 from .frames import user_line
 
 ROLES = {"forward": ("forward", "setup_context"), "backward": ("backward", "vjp"), "jvp": ("jvp",)}
@@ -99,7 +100,7 @@ def _fault(name: str, key: Any, value: Any, by_role: Mapping[str, bool]) -> str 
 def _class_place(cls: type) -> str:
     """`file:line` of a class; of its first method where the source is gone."""
     try:
-        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
+        return f"{inspect.getsourcefile(cls)}:{source_lines(cls)[1]}"
     except (OSError, TypeError):
         from .methods import method_place, methods  # which needs a capture, which needs to know what is declared
 

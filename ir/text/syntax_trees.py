@@ -8,8 +8,9 @@ recursion depth mismatch`. Nothing is wrong with the text: it is parsed once mor
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 DISTURBED = "recursion depth mismatch"
@@ -24,6 +25,16 @@ def parse(text: str) -> ast.Module:
 def parse_expression(text: str) -> ast.Expression:
     """The same of an expression."""
     return undisturbed(lambda: ast.parse(text, mode="eval"))
+
+
+def source_of(item: Any) -> str:
+    """`inspect.getsource`, which parses the file of a class."""
+    return undisturbed(lambda: inspect.getsource(item))
+
+
+def source_lines(item: Any) -> tuple[list[str], int]:
+    """`inspect.getsourcelines`, which does, too."""
+    return undisturbed(lambda: inspect.getsourcelines(item))
 
 
 def undisturbed(parses: Callable[[], T]) -> T:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from ...ir.text.syntax_trees import source_of as text_of
 from . import modes
 from . import reference_transforms as mathematics
 from .compare import Difference
@@ -246,7 +247,7 @@ def source_of(user: Any, name: str) -> str:
         alias = "" if qualified == name else f"\n{name} = {qualified}"
         return f"from {module} import {top}{alias}"
     try:
-        text = textwrap.dedent(inspect.getsource(user))
+        text = textwrap.dedent(text_of(user))
     except (OSError, TypeError):
         return f"# define {qualified} of module {module} here: its source cannot be read"
     return f"# {qualified} of module {module}; what it reads from around it is to be added\n{text}"
@@ -279,9 +280,9 @@ def _sources(roots: Sequence[Any]) -> list[str]:
         waiting += [used for name in _names_in(item) if (used := _own_definition(name, item.__module__)) is not None]
     # Constants first, and classes last: their bodies run where they stand.
     constants = [f"{n} = {getattr(m, n)}" for m, n in CONSTANTS]
-    functions = [inspect.getsource(v).rstrip() for v in definitions.values() if not isinstance(v, type)]
+    functions = [text_of(v).rstrip() for v in definitions.values() if not isinstance(v, type)]
     types = sorted((v for v in definitions.values() if isinstance(v, type)), key=lambda t: len(t.__mro__))
-    classes = [inspect.getsource(v).rstrip() for v in types]
+    classes = [text_of(v).rstrip() for v in types]
     return ["\n".join(constants), *functions, *classes]
 
 

@@ -38,6 +38,13 @@ def test_what_another_thread_disturbed_is_parsed_again(refusals: list[SystemErro
     assert ast.unparse(syntax_trees.parse("a  +  b")) == "a + b" and not refusals
 
 
+def test_the_source_of_a_class_is_read_again(refusals: list[SystemError]) -> None:
+    refusals += [SystemError(MISMATCH)] * 2
+    assert syntax_trees.source_of(Finalized).startswith("class Finalized") and not refusals
+    refusals += [SystemError(MISMATCH)] * 2
+    assert syntax_trees.source_lines(Finalized)[1] > 0 and not refusals
+
+
 def test_another_error_is_raised(refusals: list[SystemError]) -> None:
     refusals += [SystemError("unknown opcode")]
     with pytest.raises(SystemError, match="unknown opcode"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ....ir.text.syntax_trees import parse
+from ....ir.text.syntax_trees import parse, source_of
 
 PACKAGE = __name__.split(".")[0]
 LITERALS = (int, float, bool, str, type(None))
@@ -44,7 +43,7 @@ def as_written(cls: type, name: str) -> str:
 
 def _source(item: Any) -> str:
     try:
-        return textwrap.dedent(inspect.getsource(item))
+        return textwrap.dedent(source_of(item))
     except (OSError, TypeError) as error:
         raise SourceMissing(f"the source of {item.__name__} cannot be read") from error
 
