@@ -66,6 +66,7 @@ MISSES: dict[tuple[str, int], Figures] = {
 SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
     ("DeltaRule", 64): {("DeltaRule_backward", target) for target in TARGETS[:3]},
     ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
+    ("RungeKutta", 64): {(f"RungeKutta_{d}", target) for d in ("forward", "backward") for target in TARGETS[:3]},
     ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
 }
 """Kernels that do not fit into registers yet, by class and width, and on which target."""
