@@ -13,6 +13,7 @@ from torch._higher_order_ops import while_loop
 from torch.autograd import Function
 
 import fusegrad
+from fusegrad.tracer.opaque import call_interception
 
 
 class Settles(Function):
@@ -54,6 +55,14 @@ WAYS: dict[str, Callable[..., Any]] = {"forward": lambda apply, x, n: [apply(x, 
 """torch.func has no rules for it in torch 2.13."""
 
 
+@pytest.fixture(params=[False, True], ids=["", "beside an opaque operator"])
+def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once an operator turned out to be opaque, calls of operators are looked at in all methods."""
+    if request.param:
+        monkeypatch.setattr(call_interception, "opaque_operators", lambda: True)
+
+
+@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("backend", ["reference", "interpret"])
 @pytest.mark.parametrize("way", WAYS)
 def test_compositions_have_eagers_values(way: str, backend: str) -> None:

@@ -280,7 +280,8 @@ class _Operators(TorchFunctionMode):
         self.watching = watching
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = operator_name(func) if watcher() is self.watching else None
+        # Dynamo, which `while_loop` runs, traces this too, and may not call the watcher
+        name = operator_name(func) if not torch.compiler.is_dynamo_compiling() and watcher() is self.watching else None
         if name is None:
             return func(*args, **(kwargs or {}))
         return self.watching(name, func, args, kwargs or {})
