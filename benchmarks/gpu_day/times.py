@@ -68,6 +68,10 @@ def profiled(unit: str, kind: str) -> dict[str, Any]:
     return {"said": str(found).splitlines()}
 
 
+EMPTIED = "get_empty_cache_for_benchmark"
+"""The method of Triton's driver that makes what empties the L2."""
+
+
 @contextmanager
 def small_flushes() -> Iterator[None]:
     """On the pretended GPU there is no L2 to be emptied, and no bandwidth of a copy."""
@@ -78,9 +82,6 @@ def small_flushes() -> Iterator[None]:
 
     with patch.object(measure, "FLUSH", 1 << 16), patch.object(type(driver.active), EMPTIED, emptied):
         yield
-
-
-EMPTIED = "get_empty_cache_for_benchmark"
 
 
 def tune(unit: str, kind: str) -> dict[str, Any]:

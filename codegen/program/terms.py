@@ -124,6 +124,20 @@ class TermTable:
                 wide = wide + Index(values=((self.cast(value, "i64"), coefficient),))
         return wide
 
+    # ------------------------------------------------------------------ other arguments
+    def again(self, term: Term, args: tuple[Term, ...]) -> Term:
+        """The same operation of other arguments."""
+        if args == term.args:
+            return term
+        return self.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
+
+    def replaced(self, roots: Iterable[Term], values: Mapping[Term, Term]) -> dict[Term, Term]:
+        """Every term below the roots, with others in the place of some."""
+        new: dict[Term, Term] = {}
+        for term in terms_below(roots):
+            new[term] = values[term] if term in values else self.again(term, tuple(new[a] for a in term.args))
+        return new
+
     # ------------------------------------------------------------------ renaming
     def moved(self, term: Term, to: Mapping[Axis, Index]) -> Term:
         """The term at another place."""

@@ -95,10 +95,11 @@ def _beside_arguments(
     """What forward hands over to a backward that was derived of it, which is given its arguments."""
     if (found := overlap_of(program)) is None:
         return None
-    has_saved = found.choose(mask, sizes)
-    now = found.program_now() if has_saved and not pairs_of(found.program_now()) else program
+    offered = found.offered(mask)
+    now = found.program_now() if found.choose(offered, sizes) else program
+    now = program if pairs_of(now) else now
     if is_on("streams") or is_on("slabs"):
-        streamed = streamed_program(found.offered(mask), now, sizes, target)
+        streamed = streamed_program(offered, now, sizes, target)
         if streamed is not None and not pairs_of(streamed) and found.may_make(streamed.attributes[CHOICE].saved):
             return StreamedDerivedPlan(found, streamed)
     return DerivedResidualPlan(found, now) if now is not program else None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.node import map_aggregate
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,17 +165,8 @@ def _numbers(loop: Loop) -> Iterator[int]:
 
 def _leaves(value: Any) -> list[Any]:
     found: list[Any] = []
-    _mapped(value, lambda leaf: found.append(leaf) or leaf)  # type: ignore[func-returns-value]
+    map_aggregate(value, lambda leaf: found.append(leaf) or leaf)  # type: ignore[func-returns-value]
     return found
-
-
-def _mapped(value: Any, each: Callable[[Any], Any]) -> Any:
-    """Arguments with something else for each leaf."""
-    if isinstance(value, dict):
-        return {key: _mapped(v, each) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(v, each) for v in value)
-    return each(value)
 
 
 def _key(loop: Loop) -> Hashable:
@@ -187,7 +179,7 @@ def _key(loop: Loop) -> Hashable:
 
     def called(node: fx.Node) -> Hashable:
         inner = loop_of(node.target)
-        arguments = repr(_mapped((node.args, node.kwargs), word))
+        arguments = repr(map_aggregate((node.args, node.kwargs), word))
         return node.op, node.target if inner is None else _key(inner), arguments, str(node.meta.get("fusegrad_origin"))
 
     return loop.carries, tuple(called(n) if n.op != "placeholder" else n.op for n in loop.body.graph.nodes)
@@ -216,7 +208,7 @@ def _with_numbers(loop: Loop, numbers: Iterator[Any]) -> tuple[Loop, list[Any]]:
         if (inner := loop_of(target)) is not None:
             filled, values = _with_numbers(inner, numbers)
             target, further = loop_function(filled.body, filled.carries), [given(v) for v in values]
-        args, kwargs = _mapped((node.args, node.kwargs), leaf)
+        args, kwargs = map_aggregate((node.args, node.kwargs), leaf)
         args = (*args[:-1], (*args[-1], *further)) if further else args
         env[node] = graph.call_function(target, args, kwargs)
         env[node].meta.update(node.meta)

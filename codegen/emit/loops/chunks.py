@@ -100,9 +100,12 @@ class ChunkedLoop(Loop):
         label = self.context.names.fresh(f"{self.labels[state]}_{word}")
         return scope.define(label, value)
 
-    def _first_order(self, pair: Expr) -> Expr:
-        """The (product, total) of all steps up to each, from the (factor, added) of each."""
-        return call("tl.associative_scan", pair, literal(self.dim), name("first_order"), **self._direction())
+    def _runs(self, factor: Expr, added: Expr, scope: Scope) -> tuple[Expr, Expr]:
+        """The product and the total of all steps up to each, from the factor and the rest of each."""
+        pair = Expr(f"({factor}, {added})", names=factor.names | added.names)
+        scanned = call("tl.associative_scan", pair, literal(self.dim), name("first_order"), **self._direction())
+        runs = self.context.let(scope, "runs", scanned)
+        return Expr(f"{runs}[0]", names=runs.names), Expr(f"{runs}[1]", names=runs.names)
 
     def _direction(self) -> dict[str, Expr | str]:
         return {"reverse": literal("True")} if self.is_reversed else {}
@@ -124,9 +127,7 @@ class ChunkedLoop(Loop):
 
     def _product(self, state: LoopState, factor: Expr, added: Expr, before: Expr, scope: Scope) -> Expr:
         """The state after each step, by a scan; by step where that is not finite."""
-        pair = Expr(f"({factor}, {added})", names=factor.names | added.names)
-        runs = self.context.let(scope, "runs", self._first_order(pair))
-        product, total = (Expr(f"{runs}[{i}]", names=runs.names) for i in (0, 1))
+        product, total = self._runs(factor, added, scope)
         after = self._named(state, "after", binary("+", binary("*", product, before), total), scope)
         # of a product or total that is not finite, nothing finite is made; with `total` beside it ptxas spills nothing
         is_wild = self._is_any_beyond((total, after), INFINITY)

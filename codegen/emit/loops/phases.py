@@ -113,9 +113,7 @@ class ChunkEnds(PartOfTime):
         if linear.factor is None:  # the state is made anew in every step
             factor = self.context.let(scope, "factor", binary("*", factor, self._of_steps(scope)))
         added = self._tile(product, linear.rest, 0, "added", scope)
-        pair = Expr(f"({factor}, {added})", names=factor.names | added.names)
-        runs = self.context.let(scope, "runs", self._first_order(pair))
-        scaled, total = (Expr(f"{runs}[{i}]", names=runs.names) for i in (0, 1))
+        scaled, total = self._runs(factor, added, scope)
         through = self._named(product, "after", binary("*", scaled, name(self.labels[product])), scope)
         after = self._named(end, "after", binary("+", binary("*", scaled, name(self.labels[end])), total), scope)
         limit = literal(repr(LARGEST[product.dtype]))
@@ -166,9 +164,7 @@ class JoinedChunks(ChunkedLoop):
         assert factor is not None and rest is not None
         before = name(self.labels[state])
         factor_tile, added = self._tile(state, factor, 1, "factor", scope), self._tile(state, rest, 0, "added", scope)
-        pair = Expr(f"({factor_tile}, {added})", names=factor_tile.names | added.names)
-        runs = self.context.let(scope, "runs", self._first_order(pair))
-        product, total = (Expr(f"{runs}[{i}]", names=runs.names) for i in (0, 1))
+        product, total = self._runs(factor_tile, added, scope)
         after = self._named(state, "after", binary("+", binary("*", product, before), total), scope)
         starts = self._named(state, "before", self._shifted(after, before), scope)
         limit = literal(repr(LARGEST[state.dtype]))

@@ -112,7 +112,7 @@ def phases_of(
     is_needed = bool(program.in_loop)
     joins = [s.joined() for s in states]
     lasts = {s.state.last: table.cast(j.last, s.state.dtype) for s, j in zip(states, joins, strict=True)}
-    after = [_with(table, sink, lasts) for sink in program.after]
+    after = [sink.of_terms(table.replaced(sink.terms, lasts)) for sink in program.after]
     starts = [s.start(j) for s, j in zip(states, joins, strict=True)] if is_needed else []
     beside = [replace(s.state.update, value=t, axes=t_axes) for s in states for t, t_axes in s.read_by_step()]
     joined = LoopProgram([*starts, *after], joins, axis, beside)
@@ -125,15 +125,6 @@ def phases_of(
         {b: s.linear for s, b in zip(states, begun, strict=True)},
         tuple(b for s in states for b in s.buffers()[: 3 if is_needed else 2]),
     )  # fmt: skip
-
-
-def _with(table: TermTable, sink: Sink, new: dict[Term, Term]) -> Sink:
-    """The store with other terms in the place of some."""
-    known: dict[Term, Term] = {}
-    for t in terms_below(sink.terms):
-        args = tuple(known[a] for a in t.args)
-        known[t] = new.get(t) or table.make(t.op, *args, dtype=t.dtype, param=t.param, node=t.node)
-    return sink.of_terms(known)
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,7 @@ class Algebra:
 
     def again(self, term: Term, args: tuple[Term, ...]) -> Term:
         """The same operation of other arguments."""
-        if args == term.args:
-            return term
-        return self.table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
+        return self.table.again(term, args)
 
     def times(self, x: Term | None, y: Term | None) -> Term | None:
         """Their product; None is 1."""
@@ -126,7 +124,7 @@ class Algebra:
 
     def replaced(self, root: Term, values: Mapping[Term, Term]) -> Term:
         """The term with others in the place of some below it."""
-        return self.rewritten([root], lambda t, args: values[t] if t in values else self.again(t, args))[root]
+        return self.table.replaced([root], values)[root]
 
     # ------------------------------------------------------------------ in float32
     def widened(self, term: Term, args: tuple[Term, ...]) -> Term:

@@ -56,9 +56,9 @@ class Overlap:
         """backward on the arguments, made to start from all that was offered."""
         return self._received(backward, self.candidates)
 
-    def choose(self, mask: Mask, hints: Hints) -> bool:
-        """Decide what forward hands over; False where that is nothing."""
-        saved = cheapest(self.offered(mask), hints)
+    def choose(self, offered: Program, hints: Hints) -> bool:
+        """Decide what forward hands over of all that it might; False where that is nothing."""
+        saved = cheapest(offered, hints)
         self.saved = saved if self.may_make(saved) else []
         return bool(self.saved)
 
