@@ -13,8 +13,8 @@ from ....ir.types import ITEMSIZE
 from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import evaluate_size
 from ...program.terms import TermTable
-from ...schedule.separation.algebra import Algebra
-from ...schedule.separation.online import OnlineSum, moving
+from ...schedule.separation.algebra import Algebra, moving
+from ...schedule.separation.online import OnlineSum
 from ..context import Context, as_tensor, default_name, name_of
 from ..mathematics import TL, exp_below, register_dtype
 from ..names import identifier
@@ -175,7 +175,7 @@ class OnlineSums:
 
     def _leaves(self, body: Term, top: Term) -> list[Term]:
         """What the body reads along the row beside the extreme."""
-        moves, row = moving(body, top), set(self.context.plan.row)
+        moves, row = moving(body, (top,)), set(self.context.plan.row)
         read = [a for t in terms_below([body]) if t in moves and t is not top for a in t.args]
         return [a for a in dict.fromkeys(read) if a not in moves and a.axes & row]
 

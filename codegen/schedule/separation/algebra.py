@@ -259,6 +259,15 @@ def depends(term: Term, running: Iterable[Term]) -> bool:
     return any(t in wanted for t in terms_below([term]))
 
 
+def moving(root: Term, running: Iterable[Term]) -> frozenset[Term]:
+    """Running values, and what below the root reads them."""
+    found = set(running)
+    for term in terms_below([root]):
+        if not found.isdisjoint(term.args):
+            found.add(term)
+    return frozenset(found)
+
+
 def summands(term: Term, sign: int = 1) -> list[tuple[int, Term]]:
     """[(sign, part)] of a sum of differences."""
     if term.op in ("add", "sub"):

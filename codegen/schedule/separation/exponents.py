@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ....ir.types import FLOATS
 from ...program.axes import Term
-from .algebra import POWERS, Test, depends, is_infinite, summands
+from .algebra import POWERS, Test, is_infinite, moving, summands
 
 Parts = Counter[tuple[int, Term]]
 ABOUT_INFINITY = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "abs", "not", "and", "or"))
@@ -23,10 +23,16 @@ OF_TWO = {-1: "max", 1: "min"}
 
 @dataclass(frozen=True)
 class Exponents:
-    """running: extremes along the stream; fixed: what is the same at every place of it."""
+    """running: extremes along the stream; moved: what reads them; fixed: what is the same at every place of it."""
 
     running: frozenset[Term]
+    moved: frozenset[Term]
     fixed: Test
+
+    @classmethod
+    def of(cls, body: Term, running: frozenset[Term], fixed: Test) -> Exponents:
+        """The exponents below a body."""
+        return cls(running, moving(body, running), fixed)
 
     def are_bounded(self, term: Term) -> bool:
         """No power in it that reads a running value can exceed a number that is the same for all of the row."""
@@ -38,7 +44,7 @@ class Exponents:
 
     def moves(self, term: Term) -> bool:
         """True for what reads a running value."""
-        return depends(term, self.running)
+        return term in self.moved
 
     def is_bounded(self, exponent: Term) -> bool:
         """exponent <= a number that is the same for all of the row"""

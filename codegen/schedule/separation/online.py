@@ -51,8 +51,8 @@ def _online(total: Term, reduced: frozenset[Term], row: frozenset[Axis]) -> Onli
     if top is None or top.param != total.param:
         return None
     algebra = Algebra(TermTable(), lambda term: not term.axes & row)
-    exponents = Exponents(frozenset((top,)), algebra.fixed)
-    if any(t.dtype not in WIDE and t.dtype != "b1" for t in moving(body, top)):
+    exponents = Exponents.of(body, frozenset((top,)), algebra.fixed)
+    if any(t.dtype not in WIDE and t.dtype != "b1" for t in exponents.moved):
         return None
     factor = algebra.factor(body, exponents.running)
     if factor is None or factor.by is not None or factor.shift is None or not exponents.are_bounded(body):
@@ -67,15 +67,6 @@ def _lone_extreme(body: Term, reduced: frozenset[Term]) -> Term | None:
     if last is None or last.op not in EXTREMES:
         return None
     return last if not read - {last} - set(terms_below(last.args)) else None
-
-
-def moving(body: Term, top: Term) -> set[Term]:
-    """The extreme, and what below the body reads it."""
-    found = {top}
-    for term in terms_below([body]):
-        if not found.isdisjoint(term.args):
-            found.add(term)
-    return found
 
 
 def _is_plain(body: Term, top: Term, exponents: Exponents) -> bool:

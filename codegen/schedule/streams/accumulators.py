@@ -187,7 +187,7 @@ class _Accumulators:
         assert isinstance(found, Factor)
         if any(self.found[r].kind not in ("amax", "amin") for r in running if depends(found.shift or body, (r,))):
             return Accumulator(term, body, kind, turn + 1)
-        if not Exponents(running, self.roles.is_fixed).are_bounded(body):
+        if not Exponents.of(body, running, self.roles.is_fixed).are_bounded(body):
             return Accumulator(term, body, kind, turn + 1)
         return Accumulator(term, body, kind, turn, running, found.shift, found.base)
 
