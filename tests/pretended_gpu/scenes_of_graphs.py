@@ -13,9 +13,10 @@ from launches import launches
 from scenes import scene
 from scenes_of_calls import apart, rms_norm
 from torch import Tensor
-from written import gradients, pair, recurrence
+from written import gradients, pair
 
 import fusegrad
+from fusegrad.benchmarks.loop_functions import GatedRecurrence
 from fusegrad.runtime.kernels.triton_module import jit_function
 
 
@@ -59,7 +60,7 @@ def _recorded(written: Any, x: Tensor, w: Tensor) -> tuple[Any, list[Tensor]]:
 @scene
 def loop_replayed() -> Iterator[str]:
     """A graph for each of two lengths of one loop, captured once; both answer for what their inputs are now."""
-    written = recurrence()
+    written = GatedRecurrence
     fast, graphs_of = fusegrad.compile(written, backend="triton"), list[tuple[Any, ...]]()
     for steps in (24, 40):
         a, x = (t.requires_grad_() for t in (torch.rand(steps, 8).cuda(), torch.randn(steps, 8).cuda()))

@@ -68,33 +68,6 @@ class LargestFirst(Function):
         return torch.sigmoid(g) / ctx.largest + x * 0
 
 
-def recurrence() -> Any:
-    """A class with a loop over time."""
-
-    class Recurrence(Function):
-        @staticmethod
-        def forward(ctx: Any, a: Tensor, x: Tensor) -> Tensor:
-            h, hs = torch.zeros_like(x[0]), []
-            for t in range(x.shape[0]):
-                h = a[t] * h + x[t]
-                hs.append(h)
-            out = torch.stack(hs)
-            ctx.save_for_backward(a, out)
-            return out
-
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Any:
-            (a, out), gh, ga, gx = ctx.saved_tensors, torch.zeros_like(g[0]), [], []
-            for t in reversed(range(g.shape[0])):
-                gh = gh + g[t]
-                gx.append(gh)
-                ga.append(gh * (out[t - 1] if t > 0 else torch.zeros_like(gh)))
-                gh = gh * a[t]
-            return torch.stack(ga[::-1]), torch.stack(gx[::-1])
-
-    return Recurrence
-
-
 def pair(device: str = "cuda", dtype: Any = torch.float32, rows: int = 16, width: int = 32) -> tuple[Tensor, Tensor]:
     """A matrix and a row for it, as leaves."""
     numbers = torch.Generator().manual_seed(rows * width)

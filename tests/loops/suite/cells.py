@@ -8,35 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..recurrences import Gated
 from .table import gates, loop, rand, weight
 
 ANY = Any
 
 
-@loop(lambda t, n: (gates(t, 3, n), rand(t, 3, n)))
-class Gated(Function):
-    """h = a[t] * h + x[t]"""
-
-    @staticmethod
-    def forward(ctx: ANY, a: Tensor, x: Tensor) -> Tensor:
-        h, hs = torch.zeros_like(x[0]), []
-        for t in range(x.shape[0]):
-            h = a[t] * h + x[t]
-            hs.append(h)
-        out = torch.stack(hs)
-        ctx.save_for_backward(a, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: ANY, g: Tensor) -> ANY:
-        a, out = ctx.saved_tensors
-        gh, ga, gx = torch.zeros_like(g[0]), [], []
-        for t in reversed(range(g.shape[0])):
-            gh = gh + g[t]
-            gx.append(gh)
-            ga.append(gh * (out[t - 1] if t > 0 else torch.zeros_like(gh)))
-            gh = gh * a[t]
-        return torch.stack(ga[::-1]), torch.stack(gx[::-1])
+loop(lambda t, n: (gates(t, 3, n), rand(t, 3, n)))(Gated)
 
 
 @loop(lambda t, n: (rand(2, t, n), rand(2, t, n), rand(2, n)))

@@ -8,35 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..recurrences import MovingAverage
 from .table import gates, loop, rand
 
 ANY = Any
 
 
-@loop(lambda t, n: (rand(t, n), 0.9))
-class MovingAverage(Function):
-    """An exponential moving average that begins with the first value."""
-
-    @staticmethod
-    def forward(ctx: ANY, x: Tensor, beta: float) -> Tensor:
-        ctx.beta = beta
-        m = x[0]
-        out = [m]
-        for t in range(1, len(x)):
-            m = beta * m + (1 - beta) * x[t]
-            out.append(m)
-        return torch.stack(out)
-
-    @staticmethod
-    def backward(ctx: ANY, g: Tensor) -> ANY:
-        beta, carry, grads = ctx.beta, torch.zeros_like(g[0]), []
-        for t in range(g.shape[0] - 1, 0, -1):
-            carry = carry + g[t]
-            grads.append((1 - beta) * carry)
-            carry = beta * carry
-        grads.append(carry + g[0])
-        grads.reverse()
-        return torch.stack(grads), None
+loop(lambda t, n: (rand(t, n), 0.9))(MovingAverage)
 
 
 @loop(lambda t, n: (rand(t, n), rand(n), 0.99))
