@@ -96,7 +96,8 @@ class Walk:
 @dataclass(frozen=True)
 class Course:
     """How a loop goes through time, for reports: `block` of its `steps` at once, by so many `programs` in each of the
-    `chunks` of time, on a device of so many `units`. `whole`: why it would be one chunk on any."""
+    `chunks` of time, on a device of so many `units`. `whole`: why it would be one chunk on any. `parts`: programs that
+    share the sums of a step."""
 
     steps: Size
     block: int
@@ -104,10 +105,11 @@ class Course:
     units: int
     chunks: int = 1
     whole: str = ""
+    parts: Size = 1
 
     def at(self, size: Callable[[Size], Size]) -> Course:
         """The same with each size in other symbols."""
-        return replace(self, steps=size(self.steps), programs=size(self.programs))
+        return replace(self, steps=size(self.steps), programs=size(self.programs), parts=size(self.parts))
 
 
 @dataclass(frozen=True)

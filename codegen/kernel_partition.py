@@ -41,6 +41,7 @@ from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
+from .schedule.loops.division import divided_sums
 from .schedule.loops.roles import LoopProgram, by_loop, program_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
@@ -456,9 +457,15 @@ class _Group:
         if free := symbols(a.size for a in program.whole | program.depths):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        kernels, buffers = kernels_of_loop(terms, program, self.target, self.hints, label, len(self.temporaries))
+        first = len(self.temporaries)
+        divided = divided_sums(terms, program, self.target, self.hints, first)
+        merging = [] if divided is None else self._merged(terms, divided.merged, label)
+        if divided is not None and merging:
+            program, first = divided.program, first + len(divided.buffers)
+            self.temporaries += divided.buffers
+        kernels, buffers = kernels_of_loop(terms, program, self.target, self.hints, label, first)
         self.temporaries += buffers
-        return tuple(replace(k, pinned=pins) for k in kernels)
+        return tuple(replace(k, pinned=pins) for k in (*kernels, *merging))
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,

@@ -29,6 +29,8 @@ def course_text(course: Course, sizes: Sizes) -> str:
     """4,096 steps by 64, in 16 chunks: 1 program for 132 multiprocessors; modelled 18 us in 3 launches, 67 in one"""
     steps, programs = number(course.steps, sizes), number(course.programs, sizes)
     text = f"{steps:,} steps by {course.block}"
+    if (parts := number(course.parts, sizes)) > 1:
+        return f"{text}, {parts:,} programs share their sums"
     if course.chunks == 1:
         return "; ".join([text, *([f"never in chunks: {course.whole}"] if course.whole else [])])
     estimate = Estimate.of(-(-steps // course.block), course.chunks)

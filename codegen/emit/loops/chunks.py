@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...program.axes import Term
-from ...schedule.loops.recurrences import Linear
+from ...schedule.loops.recurrences import Linear, added_to
 from ...schedule.loops.roles import LoopProgram, LoopState
 from ..context import as_tensor
 from ..emit import Emitter
@@ -40,6 +40,7 @@ class ChunkedLoop(Loop):
         self.linear, self.time = linear, program.time
         self.dim = emitter.tile.dims.index(program.time)
         self.is_reversed = program.time.turn == "backward"
+        self.totals = {s for s in linear if added_to(program, s) is not None}
 
     def emit(self) -> None:
         """for first_t in tl.range(0, T, BLOCK_T): all states, the stores of these steps, what is carried on."""
@@ -51,7 +52,10 @@ class ChunkedLoop(Loop):
         for sink in self.program.in_loop:
             self.emitter.stores.store(sink, scope)
         for state, label in after.items():
-            scope.body.append(Accumulate(self.labels[state], "=", self._row(label, self._end(state))))
+            if state in self.totals:
+                scope.body.append(Accumulate(self.labels[state], "+=", label))
+            else:
+                scope.body.append(Accumulate(self.labels[state], "=", self._row(label, self._end(state))))
         context.top.body.append(For(variable, over, scope.body))
         del self.emitter.coords[self.time]
 
@@ -77,9 +81,14 @@ class ChunkedLoop(Loop):
 
     # ------------------------------------------------------------------ one state
     def _scanned(self, state: LoopState, scope: Scope) -> Expr:
-        """The state after each step of the tile; what is before each step is known from here on, too."""
+        """The state after each step of the tile; what is before each step is known from here on, too.
+
+        Of what is only added up, the sum of the tile.
+        """
         factor, rest = self.linear[state]
         before, added = name(self.labels[state]), self._tile(state, rest, 0, "added", scope)
+        if state in self.totals:
+            return call("tl.sum", added, literal(self.dim), **self._kept_dims())
         if factor is None:
             mask = self.emitter.coords[self.time].mask if self.is_reversed else None
             after = added if mask is None else call("tl.where", mask, added, before)
@@ -163,8 +172,10 @@ class ChunkedLoop(Loop):
 
     def _sum_where(self, condition: Expr, value: Expr) -> Expr:
         picked = call("tl.where", condition, value, literal("0.0"))
-        keep_dims = {"keep_dims": literal("True")} if len(self.emitter.tile.dims) > 1 else {}
-        return call("tl.sum", picked, literal(self.dim), **keep_dims)
+        return call("tl.sum", picked, literal(self.dim), **self._kept_dims())
+
+    def _kept_dims(self) -> dict[str, Expr | str]:
+        return {"keep_dims": literal("True")} if len(self.emitter.tile.dims) > 1 else {}
 
     def _row(self, tile: Expr, lane: Expr) -> Expr:
         return self._sum_where(binary("==", self._lane(), lane), tile)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
+from ....ir.types import Size
 from ...program.axes import Axis
 from ...program.sizes import Hints
 from ...program.terms import TermTable
@@ -44,11 +45,13 @@ def kernels_of_loop(
     tile = None if linear is None else chunked_tile_of(workload, program)
     if linear is None or tile is None:
         tile = tile_of(workload, program, hints)
-        return (_made(Loop(_emitter(program, tile, target, hints, label), program)),), ()
-    wanted = wanted_chunks(workload, program, tile, linear)
+        kernel = _made(Loop(_emitter(program, tile, target, hints, label), program))
+        return (replace(kernel, course=_course_by_step(program, tile, target)),), ()
+    # programs that sum parts are many
+    wanted = 1 if program.part is not None else wanted_chunks(workload, program, tile, linear)
     parts = chunks_at(wanted, workload)
     steps, block, units = program.time.size, tile.blocks[program.time], target.units
-    course = Course(steps, block, programs_of(tile), units, parts, why_whole(linear))
+    course = Course(steps, block, programs_of(tile), units, parts, why_whole(linear), _parts_of(program))
     if parts > 1:
         phases = phases_of(table, program, linear, workload.order, parts, first)
         kernels = _kernels_of_phases(phases, program, tile, target, hints, label)
@@ -58,6 +61,17 @@ def kernels_of_loop(
         buffers = ()
     kernels[0] = replace(kernels[0], splits=parts, wanted=wanted, course=course)
     return tuple(kernels), buffers
+
+
+def _parts_of(program: LoopProgram) -> Size:
+    """The programs that share the sums of a step."""
+    return 1 if program.part is None else program.part.axis.size
+
+
+def _course_by_step(program: LoopProgram, tile: LoopTile, target: Target) -> Course | None:
+    """For reports, where that step by step is not all."""
+    parts = _parts_of(program)
+    return None if parts == 1 else Course(program.time.size, 1, programs_of(tile), target.units, parts=parts)
 
 
 def _kernels_of_phases(

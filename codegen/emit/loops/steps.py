@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from ....ir.errors import Unfusible
 from ....ir.types import LOW_FLOATS
 from ...program.axes import Axis, Term
-from ...schedule.loops.roles import LoopProgram, LoopState
+from ...schedule.loops.roles import LoopProgram, LoopState, Part
 from ...schedule.separation.algebra import source_of
 from ..access.coordinates import Coord
 from ..context import as_tensor, name_of
@@ -58,6 +58,15 @@ class Loop:
         axes = [a for a in plan.grid if not coords.is_one_block(a)]
         if axes:
             self.emitter.nests.set_from_flat(axes, context.number_program(), context.top, 0)
+        if self.program.part is not None:
+            self._set_part(self.program.part)
+
+    def _set_part(self, part: Part) -> None:
+        """The number of the block that this program sums."""
+        first = self.emitter.coords[part.of].base
+        assert first is not None
+        number = binary("//", first, self.emitter.tile.block(part.of))
+        self.emitter.coords.set_element(part.axis, number, self.context.top, 0)
 
     def begin(self) -> None:
         """What is carried, at first."""

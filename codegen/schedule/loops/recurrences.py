@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ....ir.types import LOW_FLOATS
 from ...program.axes import Term, terms_below
 from ...program.terms import TermTable
 from .roles import LoopProgram, LoopState
@@ -42,6 +43,17 @@ def recurrences_of(table: TermTable, program: LoopProgram) -> dict[LoopState, Li
 
 def _reads(state: LoopState) -> set[Term]:
     return {t for t in terms_below([state.update.value]) if t.op == "carried"}
+
+
+def added_to(program: LoopProgram, state: LoopState) -> Term | None:
+    """What every step adds to a state that is read once the last step is over, and not before; None for others."""
+    update, before = state.update.value, state.before
+    if update.op != "add" or before not in update.args or state.dtype in LOW_FLOATS:
+        return None
+    read = {t for s in program.sinks for t in s.terms} | {s.update.value for s in program.states if s is not state}
+    read |= {a for t in program.terms if t is not update for a in t.args}
+    added = [a for a in update.args if a is not before]
+    return added[0] if len(added) == 1 and not read & {before, update} else None
 
 
 def linear_in(table: TermTable, term: Term, carried: Term) -> Linear | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....ir.errors import Unfusible
 from ....ir.types import Size
@@ -41,19 +42,29 @@ class LoopState:
     last: Term
 
 
+class Part(NamedTuple):
+    """The number of the block of lanes along an axis that a program sums, of so many lanes each."""
+
+    axis: Axis
+    of: Axis
+    block: int
+
+
 class LoopProgram(Program):
     """The sinks of a kernel with a loop: its stores are `sinks`, its states are beside them.
 
-    `unlikely`: what it reads only where numbers leave their range; it is not counted.
+    `unlikely`: what it reads only where numbers leave their range; it is not counted. `part`: where each program sums
+    a part of what is summed.
     """
 
     def __init__(
-        self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis, unlikely: Sequence[Sink] = ()
-    ) -> None:
+        self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis, unlikely: Sequence[Sink] = (),
+        part: Part | None = None,
+    ) -> None:  # fmt: skip
         likely = [*sinks, *(s for state in states for s in (state.initial, state.update))]
         super().__init__([*likely, *unlikely])
         self._likely = terms_below(t for s in likely for t in s.terms)
-        self.sinks, self.states, self.time = tuple(sinks), tuple(states), time
+        self.sinks, self.states, self.time, self.part = tuple(sinks), tuple(states), time, part
         self.axes = tuple(sorted({*self.axes, time}, key=lambda a: a.order))
 
     @property
@@ -86,6 +97,7 @@ class LoopProgram(Program):
         """The axes that steps reduce along, or move or turn what is carried along, and the columns of products."""
         reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS, "crossed") for a in t.param}
         reduced |= {t.param[0] for t in self.terms if t.op == "moved"}
+        reduced -= {self.part.of} if self.part is not None else set()
         return frozenset(reduced.union(*(t.args[1].axes - {t.param} for t in self.products)))
 
 

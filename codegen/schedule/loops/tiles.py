@@ -13,7 +13,7 @@ from ...program.axes import Axis, Term
 from ...program.sizes import Hints, power_of_two
 from ..schedule import Schedule
 from ..workload import Workload
-from .roles import LoopProgram
+from .roles import LoopProgram, Part
 
 LANES = (1024, 512, 256, 128, 64, 32)
 """Of one program, largest first: carried values, and what a step makes of them, are in registers."""
@@ -44,12 +44,16 @@ class LoopTile(NamedTuple):
 
 ROWS, CHUNK = 64, 2048
 """Steps that are taken at once, at most, and elements of such a tile."""
+FEW, LONG = 4, 2048
+"""The same of a program that sums a part: steps at least, and elements."""
 LANES_OF_UNIT = 512
 """Elements that go through time by themselves, for each unit: with as many, their loads fill the bandwidth."""
 
 
 def in_chunks(w: Workload, program: LoopProgram) -> bool:
     """Many steps at once pay where few elements go through time, or time is what is contiguous in memory."""
+    if program.part is not None:
+        return is_on("at_once") and w.size[program.time] > LEAST
     beside = math.prod(max(1, w.size[a]) for a in w.order if a is not program.time)
     is_few = beside < LANES_OF_UNIT * w.target.units or w.vector is program.time
     return is_on("at_once") and w.size[program.time] > LEAST and is_few
@@ -57,6 +61,8 @@ def in_chunks(w: Workload, program: LoopProgram) -> bool:
 
 def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
     """A tile of many steps; None where what a step reduces along leaves no room for it."""
+    if program.part is not None:
+        return _chunked_tile_of_part(w, program, program.part)
     time = program.time
     order = [a for a in w.order if a is not time]
     whole = tuple(a for a in order if a in program.whole)
@@ -68,12 +74,44 @@ def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
         return None
     lanes = min(lanes, power_of_two(w.size[grid[-1]])) if grid else 1
     blocks = {**held, **({grid[-1]: lanes} if lanes > 1 else {}), time: rows}
-    warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
     return LoopTile(grid, whole, {a: blocks[a] for a in w.order if a in blocks}, {}, warps, 1)
+
+
+def _chunked_tile_of_part(w: Workload, program: LoopProgram, part: Part) -> LoopTile | None:
+    """Steps for the lanes that are summed, as many as fit beside them; None for a few."""
+    one = _tile_of_part(w, program, part)
+    rows = min(ROWS, power_of_two(w.size[program.time]), LONG // math.prod(one.blocks.values()))
+    if rows < FEW:
+        return None
+    blocks = {**one.blocks, program.time: rows}
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    return one._replace(blocks={a: blocks[a] for a in w.order if a in blocks}, warps=warps, stages=1)
+
+
+def _tile_of_part(w: Workload, program: LoopProgram, part: Part) -> LoopTile:
+    """One step for the lanes that are summed, and a few of the axis with the smallest stride, if that is another."""
+    order = [a for a in w.order if a not in (program.time, part.axis)]
+    whole = tuple(a for a in order if a in program.whole)
+    grid = tuple(a for a in order if a not in program.whole)
+    blocks = {**{a: power_of_two(w.size[a]) for a in whole}, part.of: part.block}
+    if grid[-1] is not part.of:
+        lanes = lanes_beside(w.size[grid[-1]])
+        blocks |= {grid[-1]: lanes} if lanes > 1 else {}
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    kept = {a: blocks[a] for a in order if a in blocks}
+    return LoopTile(grid, whole, kept, {}, warps, _stages(program, kept, w.target))
+
+
+def lanes_beside(size: int) -> int:
+    """Lanes along the axis with the smallest stride, where another is summed in blocks."""
+    return min(LANES[-1], power_of_two(size))
 
 
 def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     """The largest block of the grid's fastest axis with which all units of the device have work."""
+    if program.part is not None:
+        return _tile_of_part(w, program, program.part)
     order = [a for a in w.order if a is not program.time and a not in program.depths]
     least = LEAST if program.products else 1
     whole = tuple(a for a in order if a in program.whole)
@@ -125,6 +163,7 @@ def schedule_of(program: LoopProgram, tile: LoopTile) -> Schedule:
     """The tile as a schedule."""
     scalars = (a for a in (*tile.grid, *tile.whole) if a not in tile.blocks)
     by_step = tuple(a for a in program.axes if a.turn and a not in tile.blocks)
+    by_step += (program.part.axis,) if program.part is not None else ()
     return Schedule(
         row=tile.whole, chunked=False, walk=(), grid=tile.grid, tile=dict(tile.blocks), inner=frozenset(), final=(),
         after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps, stages=tile.stages,
