@@ -138,12 +138,11 @@ def test_a_selective_scan_of_a_real_width() -> None:
     assert shared(report) == 1 and backward.launch_count == 4 and backward.moved < 1.12 * backward.minimal
 
 
-@pytest.mark.parametrize("batch, steps, width", [(2, 20, 600), (3, 11, 333)])
-@pytest.mark.parametrize("way", ["backward", "vmap", "jvp", "second order"])
-def test_compositions_of_it(batch: int, steps: int, width: int, way: str) -> None:
-    torch.manual_seed(width)
-    cls, args = selective_scan(batch, steps, width)
-    g, beside = torch.randn(batch, steps, width), [torch.randn_like(a) for a in args]
+@pytest.mark.parametrize("way", ["vmap", "jvp", "second order", "backward"])
+def test_compositions_of_it(way: str) -> None:
+    torch.manual_seed(0)
+    cls, args = selective_scan(2, 11, 257)
+    g, beside = torch.randn(2, 11, 257), [torch.randn_like(a) for a in args]
     plain = SimpleNamespace(save_for_backward=lambda *_: None)
     exact = _composed(partial(cls.forward, plain), way, [a.double() for a in (*args, g, *beside)])
     found = _composed(fusegrad.compile(cls, backend="interpret").apply, way, [*args, g, *beside])
