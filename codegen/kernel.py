@@ -49,8 +49,9 @@ class Scalar:
     value: Size
 
 
-MERGED, CHUNKS, JOINED = "_merged", "_chunks", "_joined"
-"""Ends of names: of what merges the parts of a kernel, and of what precedes the steps of a loop in chunks of time."""
+ENDS = MERGED, CHUNKS, JOINED, TOTALS = "_merged", "_chunks", "_joined", "_totals"
+"""Ends of names: of what merges the parts of a kernel, of what precedes the steps of a loop in chunks of time, and of
+what adds up what these have added up."""
 WORTH = 4
 """How many times as many programs have to be of use: another launch, and what it reads, cost as much as some turns."""
 
@@ -96,8 +97,8 @@ class Walk:
 @dataclass(frozen=True)
 class Course:
     """How a loop goes through time, for reports: `block` of its `steps` at once, by so many `programs` in each of the
-    `chunks` of time, on a device of so many `units`. `whole`: why it would be one chunk on any. `parts`: programs that
-    share the sums of a step."""
+    `chunks` of time, on a device of so many `units`, in so many `launches`. `whole`: why it would be one chunk on any.
+    `parts`: programs that share the sums of a step."""
 
     steps: Size
     block: int
@@ -106,6 +107,7 @@ class Course:
     chunks: int = 1
     whole: str = ""
     parts: Size = 1
+    launches: int = 1
 
     def at(self, size: Callable[[Size], Size]) -> Course:
         """The same with each size in other symbols."""

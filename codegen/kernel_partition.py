@@ -10,6 +10,7 @@ The symbols of a resident row are pinned: the stage is built again with their va
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from .emit.loops.kernel import kernels_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
-from .kernel import CHUNKS, JOINED, MERGED, Buffer, Kernel, Kernels, Leaning, Ref, Target
+from .kernel import ENDS, MERGED, TOTALS, Buffer, Kernel, Kernels, Leaning, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import parts_to_store
 from .program.loops import STATE
@@ -459,13 +460,18 @@ class _Group:
             return self._kernel(goals, memory, pinned, label)
         first = len(self.temporaries)
         divided = divided_sums(terms, program, self.target, self.hints, first)
-        merging = [] if divided is None else self._merged(terms, divided.merged, label)
+        merging = [] if divided is None else self._merged(terms, divided.merged, f"{label}{MERGED}")
         if divided is not None and merging:
-            program, first = divided.program, first + len(divided.buffers)
+            program = divided.program
             self.temporaries += divided.buffers
-        kernels, buffers = kernels_of_loop(terms, program, self.target, self.hints, label, first)
-        self.temporaries += buffers
-        return tuple(replace(k, pinned=pins) for k in (*kernels, *merging))
+        first = len(self.temporaries)
+        made = kernels_of_loop(terms, program, self.target, self.hints, label, first)
+        totals = self._merged(terms, made.merged, f"{label}{TOTALS}")
+        if made.merged and not totals:
+            why = "what chunks add up would need several kernels"
+            made = kernels_of_loop(terms, program, self.target, self.hints, label, first, why)
+        self.temporaries += made.buffers
+        return tuple(replace(k, pinned=pins) for k in (*made.kernels, *totals, *merging))
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
@@ -507,6 +513,7 @@ class _Group:
     def _merging(self, terms: TermTable, split: Split, label: str) -> list[Kernel]:
         """The kernels that merge the parts of a stream; none where they would have to be divided themselves."""
         lone = [_without_lone_axes(s) for s in split.merged]
+        label = f"{label}{MERGED}"
         return self._merged(terms, split.merged, label) or self._merged(terms, lone, label)
 
     def _merged(self, terms: TermTable, stores: Sequence[Sink], label: str) -> list[Kernel]:
@@ -520,7 +527,7 @@ class _Group:
                 return []
             if symbols(a.size for a in plan.pinned):
                 return []
-            name = f"{label}{MERGED}{number or ''}"
+            name = f"{label}_{number}" if number else label
             kernels.append(kernel_of(workload.program, plan, target, self.hints, name))
         return kernels
 
@@ -533,7 +540,8 @@ def _without_lone_axes(sink: Sink) -> Sink:
 
 def _stem_and_end(label: str) -> tuple[str, str]:
     """loop_0_joined  ->  loop_0, _joined"""
-    end = next((e for e in (MERGED, CHUNKS, JOINED) if label.endswith(e)), "")
+    found = re.search(f"({'|'.join(ENDS)})(_\d+)?$", label)
+    end = found.group() if found else ""
     return label.removesuffix(end), end
 
 

@@ -57,7 +57,7 @@ ONE_IN = {
     "benchmarks/test_gpu_day_rehearsal.py": 60,
     "codegen/test_switches.py": 5,
     "codegen/test_chunks_of_time.py": 8,
-    "loops/test_chunks_of_time.py": 8,
+    "loops/test_chunks_of_time.py": 9,
     "compose": 4,
     "conformance/test_conformance.py": 8,
     "contract/test_wrong_backwards.py": 4,

@@ -30,12 +30,12 @@ def course_text(course: Course, sizes: Sizes) -> str:
     steps, programs = number(course.steps, sizes), number(course.programs, sizes)
     text = f"{steps:,} steps by {course.block}"
     if (parts := number(course.parts, sizes)) > 1:
-        return f"{text}, {parts:,} programs share their sums"
+        text = f"{text}, {parts:,} programs share their sums"
     if course.chunks == 1:
         return "; ".join([text, *([f"never in chunks: {course.whole}"] if course.whole else [])])
-    estimate = Estimate.of(-(-steps // course.block), course.chunks)
+    estimate = Estimate.of(-(-steps // course.block), course.chunks, course.launches)
     of_device = f"{programs:,} program{'s' * (programs > 1)} for {course.units} multiprocessors"
-    modelled = f"modelled {estimate.in_chunks:.0f} us in 3 launches, {estimate.whole:.0f} in one"
+    modelled = f"modelled {estimate.in_chunks:.0f} us in {course.launches} launches, {estimate.whole:.0f} in one"
     return f"{text}, in {course.chunks} chunks: {of_device}; {modelled}"
 
 

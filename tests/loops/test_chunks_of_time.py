@@ -71,6 +71,32 @@ class Backwards(Function):
         return carry, gx * torch.cat([out[1:], h[None]]), gx
 
 
+class Totals(Function):
+    """What steps add up, on top of what was there, beside what they carry; and what is made of both in the end."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        total, waves, out = h.sin(), torch.zeros_like(h), []
+        for t in range(x.shape[0]):
+            h = a[t] * h + x[t]
+            total = total + h * x[t]
+            waves = waves + h.cos()
+            out.append(h)
+        return torch.stack(out), total / 64, h * total + waves
+
+
+class OnlyTotals(Function):
+    """Nothing else is carried."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        total, squares = h, torch.zeros_like(h)
+        for t in reversed(range(x.shape[0])):
+            total = total + torch.sin(x[t]) * a[t]
+            squares = squares + x[t] * x[t]
+        return total * squares.sqrt()
+
+
 Apply = Callable[..., Any]
 Given = tuple[Tensor, ...]
 
@@ -122,7 +148,8 @@ def agrees(fast: Any, cls: type, way: Apply, values: Given) -> None:
 
 def plain(cls: Any) -> Apply:
     """The method, which torch differentiates: our gradients are checked with those of the loop itself."""
-    return lambda *values: cls.forward(*values)
+    is_old = cls.setup_context is Function.setup_context
+    return lambda *values: cls.forward(*([None] if is_old else []), *values)
 
 
 BOTH = {"forwards": Forwards, "backwards": Backwards}
@@ -135,6 +162,21 @@ def test_three_launches_each_way(name: str) -> None:
     ends = [k.name.removeprefix(BOTH[name].__name__) for k in report.kernels]
     assert ends == [f"_{d}{end}" for d in ("forward", "backward") for end in ("_chunks", "_joined", "")]
     assert "1,024 steps by 64, in 4 chunks: 1 program for 132 multiprocessors; modelled" in str(report)
+
+
+@pytest.mark.parametrize("steps", [CHUNK, 1535, 1601, 1664, 4133])
+@pytest.mark.parametrize("cls, ends", [(Totals, ("_chunks", "_joined", "", "_totals")), (OnlyTotals, ("", "_totals"))])
+def test_what_steps_add_up(cls: Any, ends: tuple[str, ...], steps: int) -> None:
+    """Each chunk begins with zero, another kernel adds these up."""
+    fast, values = fusegrad.compile(cls, backend="interpret"), given(steps)
+    agrees(fast, cls, lambda apply, *v: _tuple(apply(*v)), values)
+    if steps > 1536:
+        report = fusegrad.explain(fast, *values, target="interpret")
+        assert tuple(k.name.removeprefix(f"{cls.__name__}_forward") for k in report.kernels) == ends
+
+
+def _tuple(value: Any) -> Any:
+    return value if isinstance(value, tuple) else (value,)
 
 
 @pytest.mark.parametrize("steps", [1, CHUNK - 1, CHUNK, CHUNK + 1, 1023, 1025, 4 * CHUNK + 65])

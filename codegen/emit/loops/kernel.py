@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
 from ....ir.types import Size
-from ...program.axes import Axis
+from ...program.axes import Axis, Sink
 from ...program.sizes import Hints
 from ...program.terms import TermTable
 from ...schedule.loops.phases import (
@@ -33,12 +34,20 @@ from .phases import ChunkEnds, JoinedChunks, PartOfTime
 from .steps import Loop
 
 
-def kernels_of_loop(
-    table: TermTable, program: LoopProgram, target: Target, hints: Hints, label: str, first: int
-) -> tuple[tuple[Kernel, ...], tuple[Buffer, ...]]:  # fmt: skip
-    """The kernels of a loop and what is made of its results, and the temporaries between them, from number `first` on.
+class LoopKernels(NamedTuple):
+    """Kernels in order, the temporaries between them, and what is to be stored of these once all have run."""
 
-    One; or three, where few elements go through much time: then it is in chunks.
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...] = ()
+    merged: tuple[Sink, ...] = ()
+
+
+def kernels_of_loop(
+    table: TermTable, program: LoopProgram, target: Target, hints: Hints, label: str, first: int, whole: str = ""
+) -> LoopKernels:
+    """The kernels of a loop and what is made of its results; their temporaries have numbers from `first` on.
+
+    One; or up to three, where few elements go through much time: then it is in chunks, unless `whole` says why not.
     """
     workload = Workload(program, target, hints)
     linear = recurrences_of(table, program) if in_chunks(workload, program) else None
@@ -46,21 +55,20 @@ def kernels_of_loop(
     if linear is None or tile is None:
         tile = tile_of(workload, program, hints)
         kernel = _made(Loop(_emitter(program, tile, target, hints, label), program))
-        return (replace(kernel, course=_course_by_step(program, tile, target)),), ()
-    # programs that sum parts are many
-    wanted = 1 if program.part is not None else wanted_chunks(workload, program, tile, linear)
-    parts = chunks_at(wanted, workload)
+        return LoopKernels((replace(kernel, course=_course_by_step(program, tile, target)),))
+    whole = whole or why_whole(program, linear)
+    wanted = 1 if whole else wanted_chunks(workload, program, tile, linear)
+    chunks = chunks_at(wanted, workload)
     steps, block, units = program.time.size, tile.blocks[program.time], target.units
-    course = Course(steps, block, programs_of(tile), units, parts, why_whole(linear), _parts_of(program))
-    if parts > 1:
-        phases = phases_of(table, program, linear, workload.order, parts, first)
+    course = Course(steps, block, programs_of(tile), units, chunks, whole, _parts_of(program))
+    made = LoopKernels((_made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear)),))
+    if chunks > 1:
+        phases = phases_of(table, program, linear, workload.order, chunks, first)
         kernels = _kernels_of_phases(phases, program, tile, target, hints, label)
-        buffers = phases.buffers
-    else:
-        kernels = [_made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear))]
-        buffers = ()
-    kernels[0] = replace(kernels[0], splits=parts, wanted=wanted, course=course)
-    return tuple(kernels), buffers
+        made = LoopKernels(tuple(kernels), phases.buffers, phases.merged)
+    course = replace(course, launches=len(made.kernels) + bool(made.merged))
+    head = replace(made.kernels[0], splits=chunks, wanted=wanted, course=course)
+    return made._replace(kernels=(head, *made.kernels[1:]))
 
 
 def _parts_of(program: LoopProgram) -> Size:
@@ -80,11 +88,12 @@ def _kernels_of_phases(
     """What each chunk makes of a state; the states before chunks; the steps of each."""
     time, axis = program.time, phases.axis
     of_chunks, joined = tile_of_chunks(tile, axis), tile_of_joined(tile, time, axis)
-    emitter = _emitter(phases.chunks, of_chunks, target, hints, f"{label}{CHUNKS}", axis)
-    kernels = [_made(ChunkEnds(emitter, phases.chunks, phases.ends, axis))]
-    emitter = _emitter(phases.joined, joined, target, hints, f"{label}{JOINED}", axis)
-    joining = JoinedChunks(emitter, phases.joined, phases.joins, phases.steps, time, tile.blocks[time])
-    kernels.append(_made(joining))
+    kernels = []
+    if (of := phases.joining) is not None:
+        emitter = _emitter(of.chunks, of_chunks, target, hints, f"{label}{CHUNKS}", axis)
+        kernels.append(_made(ChunkEnds(emitter, of.chunks, of.ends, axis)))
+        emitter = _emitter(of.joined, joined, target, hints, f"{label}{JOINED}", axis)
+        kernels.append(_made(JoinedChunks(emitter, of.joined, of.joins, of.steps, time, tile.blocks[time])))
     if phases.again is not None:
         emitter = _emitter(phases.again, of_chunks, target, hints, label, axis)
         kernels.append(_made(PartOfTime(emitter, phases.again, phases.linear, axis)))

@@ -5,11 +5,12 @@
     again    program (chunk, block):   the steps of a chunk, from its own h
 
 What is read twice is what factors and rests are made of; p, e and h are as many elements as there are chunks of states.
+What steps only add up begins with zero in every chunk; a kernel behind these adds up what the chunks have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -22,7 +23,7 @@ from ...program.axes import Access, Axis, Index, Sink, Term, terms_below
 from ...program.sizes import cdiv, evaluate_size, whole_times
 from ...program.terms import TermTable
 from ..workload import Workload
-from .recurrences import Linear
+from .recurrences import Linear, added_to
 from .roles import Carried, LoopProgram, LoopState
 from .tiles import LoopTile
 
@@ -30,6 +31,8 @@ MOST = 64
 """Chunks, at most: they are joined as one tile of steps is scanned."""
 LEAST = 4
 """Tiles of steps of a chunk, at least: with fewer, two more launches take longer than what they save (`Estimate`)."""
+LEAST_OF_FOUR = 6
+"""The same where a fourth launch adds up what the chunks have."""
 TURN, LAUNCH = 1.0, 3.0
 """Microseconds that a tile of steps is taken to need, a load and a scan that wait for one another; and a launch."""
 LARGEST: Final = {"bf16": 2.0**62, "f32": 2.0**62, "f64": 2.0**510}
@@ -39,25 +42,28 @@ WIDE: Final = {"bf16": "f32"}
 
 
 class Estimate(NamedTuple):
-    """Microseconds of one launch and of three, where the device has room for all chunks at once."""
+    """Microseconds of one launch and of several, where the device has room for all chunks at once."""
 
     whole: float
     in_chunks: float
 
     @staticmethod
-    def of(turns: int, chunks: int) -> Estimate:
-        walked = -(-turns // chunks)
-        return Estimate(turns * TURN + LAUNCH, (2 * walked + 1) * TURN + 3 * LAUNCH)
+    def of(turns: int, chunks: int, launches: int) -> Estimate:
+        """The turns of a chunk are taken twice, but by what adds up alone."""
+        walked, passes = -(-turns // chunks), 1 if launches < 3 else 2
+        return Estimate(turns * TURN + LAUNCH, (passes * walked + 1) * TURN + launches * LAUNCH)
 
 
-def wanted_chunks(w: Workload, program: LoopProgram, tile: LoopTile, linear: dict[LoopState, Linear]) -> Size:
+def wanted_chunks(w: Workload, program: LoopProgram, tile: LoopTile, states: Iterable[LoopState]) -> Size:
     """How many chunks would give each multiprocessor two programs, as far as time is long enough; one at least."""
-    if not is_on("chunks_of_time") or why_whole(linear):
+    if not is_on("chunks_of_time"):
         return 1
     programs = programs_of(tile)
     busy = max(1, programs) if isinstance(programs, int) else sympy.Max(1, programs)
     by_device = whole_times(2 * w.target.units, busy)
-    by_length = whole_times(cdiv(program.time.size, tile.blocks[program.time]), LEAST)
+    kinds = {added_to(program, s) is None for s in states}
+    least = LEAST_OF_FOUR if len(kinds) == 2 else LEAST
+    by_length = whole_times(cdiv(program.time.size, tile.blocks[program.time]), least)
     if all(isinstance(n, int) for n in (by_device, by_length)):
         return min(MOST, by_device, by_length)
     return sympy.Min(MOST, by_device, by_length)
@@ -68,11 +74,12 @@ def programs_of(tile: LoopTile) -> Size:
     return product(cdiv(a.size, tile.blocks.get(a, 1)) for a in tile.grid)
 
 
-def why_whole(linear: dict[LoopState, Linear]) -> str:
+def why_whole(program: LoopProgram, linear: dict[LoopState, Linear]) -> str:
     """Why these recurrences are not taken in chunks of time; nothing where they may be."""
-    if any(s.dtype not in LARGEST for s in linear):
+    own = {s: pair for s, pair in linear.items() if added_to(program, s) is None}
+    if any(s.dtype not in LARGEST for s in own):
         return "float16 overflows within a chunk"
-    parts = [t for pair in linear.values() for t in pair if t is not None]
+    parts = [t for pair in own.values() for t in pair if t is not None]
     return "what is carried is read by what else is carried" * any(t.op == "carried" for t in terms_below(parts))
 
 
@@ -83,10 +90,9 @@ def chunks_at(wanted: Size, w: Workload) -> int:
 
 
 @dataclass(frozen=True)
-class Phases:
-    """The programs of the three kernels, over the axis of the chunks. `again`: none where no step is stored."""
+class Joining:
+    """The programs that find the states before chunks: what each chunk makes of them, then one chunk after the other."""
 
-    axis: Axis
     chunks: LoopProgram
     ends: tuple[tuple[LoopState, LoopState, Linear], ...]
     """Of each state the product of its factors, what it is in the end, and its recurrence."""
@@ -94,8 +100,21 @@ class Phases:
     joins: dict[LoopState, Linear]
     steps: dict[LoopState, Linear]
     """The recurrence of the steps below each that joins chunks."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The programs of the three kernels, over the axis of the chunks.
+
+    `joining`: none where all that is carried is added up. `again`: none where no step is stored and nothing added up.
+    `merged`: the stores of what the chunks have added up.
+    """
+
+    axis: Axis
+    joining: Joining | None
     again: LoopProgram | None
     linear: dict[LoopState, Linear]
+    merged: tuple[Sink, ...]
     buffers: tuple[Buffer, ...]
 
 
@@ -105,31 +124,71 @@ def phases_of(
 ) -> Phases:  # fmt: skip
     """Time in so many chunks; `first`: the number of the first temporary that holds what is found of them."""
     axis = table.axes.axis(("chunk",), chunks)
-    states = [_ChunkedState(table, s, pair, axis, order, first + 3 * at) for at, (s, pair) in enumerate(linear.items())]
-    ends = [s.ends() for s in states]
-    sinks = [sink for s, pair in zip(states, ends, strict=True) for sink in s.stored(*pair)]
-    pairs = tuple((*pair, s.linear) for s, pair in zip(states, ends, strict=True))
-    is_needed = bool(program.in_loop)
-    joins = [s.joined() for s in states]
+    is_total = {s: added_to(program, s) is not None for s in linear}
+    is_needed = bool(program.in_loop) or any(is_total.values())
+    late = [s for s in program.after if any(is_total[t] and t.last in terms_below(s.terms) for t in linear)]
+    read = terms_below(t for s in late for t in s.terms)
+    of: list[_ChunkedState] = []
+    for state, pair in linear.items():
+        own = (*state.axes, *_parts_below(program, state))
+        order_of = [a for a in order if a in own]
+        kept = ("total",) if is_total[state] else _kept(is_needed, state.last in read)
+        of.append(_ChunkedState(table, state, pair, axis, order_of, first, kept))
+        first += len(kept)
+    totals, states = ([s for s in of if is_total[s.state] is side] for side in (True, False))
+    joining = _joining(program, states, [s for s in program.after if s not in late])
+    begun = {(s.from_zero() if s in totals else s.begun()): s.linear for s in of if is_needed}
+    stores = [*program.in_loop, *(s.stored("total", s.state.last) for s in totals)]
+    again = LoopProgram(stores, list(begun), program.time, part=program.part) if is_needed else None
+    known = {s.state.last: s.total() for s in totals} | {s.state.last: s.last() for s in states if "last" in s.kept}
+    new = table.replaced([s.value for s in late], known)
+    merged = tuple(s.of_terms({**{t: t for t in s.terms}, **new}) for s in late)
+    return Phases(axis, joining, again, begun, merged, tuple(b for s in of for b in s.buffers()))
+
+
+def _kept(is_needed: bool, is_read: bool) -> tuple[str, ...]:
+    """What is kept of each chunk of a state, and of all: what is before it where steps come `again`."""
+    return ("factor", "end", *(["start"] if is_needed else []), *(["last"] if is_read else []))
+
+
+def _parts_below(program: LoopProgram, state: LoopState) -> list[Axis]:
+    """The axis of parts, where a state adds up what each program sums of a step."""
+    part = program.part
+    if part is None:
+        return []
+    summed = {a for t in terms_below([state.update.value]) if t.op == "sum" for a in t.param}
+    return [part.axis] if part.of in summed else []
+
+
+def _joining(
+    program: LoopProgram, states: Sequence[_ChunkedState], after: Sequence[Sink]
+) -> Joining | None:  # fmt: skip
+    """`after`: what is stored once the states are known in the end."""
+    if not states:
+        return None
+    table, ends, joins = states[0].table, [s.ends() for s in states], [s.joined() for s in states]
+    pairs = list(zip(states, ends, strict=True))
+    sinks = [s.stored(word, end.last) for s, pair in pairs for word, end in zip(("factor", "end"), pair, strict=True)]
     lasts = {s.state.last: table.cast(j.last, s.state.dtype) for s, j in zip(states, joins, strict=True)}
-    after = [sink.of_terms(table.replaced(sink.terms, lasts)) for sink in program.after]
-    starts = [s.start(j) for s, j in zip(states, joins, strict=True)] if is_needed else []
+    stores = [sink.of_terms(table.replaced(sink.terms, lasts)) for sink in after]
+    starts = [s.stored("start", j.before) for s, j in zip(states, joins, strict=True) if "start" in s.kept]
+    starts += [s.stored("last", j.last) for s, j in zip(states, joins, strict=True) if "last" in s.kept]
     beside = [replace(s.state.update, value=t, axes=t_axes) for s in states for t, t_axes in s.read_by_step()]
-    joined = LoopProgram([*starts, *after], joins, axis, beside)
-    begun = [s.begun() for s in states]
-    again = LoopProgram(program.in_loop, begun, program.time) if is_needed else None
-    return Phases(
-        axis, LoopProgram(sinks, [e for pair in ends for e in pair], program.time), pairs, joined,
+    joined = LoopProgram([*starts, *stores], joins, states[0].axis, beside, part=program.part)
+    return Joining(
+        LoopProgram(sinks, [e for pair in ends for e in pair], program.time, part=program.part),
+        tuple((*pair, s.linear) for s, pair in pairs), joined,
         {j: s.join() for s, j in zip(states, joins, strict=True)},
-        {j: s.linear for s, j in zip(states, joins, strict=True)}, again,
-        {b: s.linear for s, b in zip(states, begun, strict=True)},
-        tuple(b for s in states for b in s.buffers()[: 3 if is_needed else 2]),
+        {j: s.linear for s, j in zip(states, joins, strict=True)},
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _ChunkedState:
-    """A state, its recurrence, and the temporaries of its chunks from number `first` on."""
+    """A state, its recurrence, and what is `kept` of its chunks, in temporaries from number `first` on.
+
+    These have the axes in `order` beside that of the chunks.
+    """
 
     table: TermTable
     state: LoopState
@@ -137,19 +196,18 @@ class _ChunkedState:
     axis: Axis
     order: Sequence[Axis]
     first: int
+    kept: tuple[str, ...]
 
     @property
     def dtype(self) -> str:
         return WIDE.get(self.state.dtype, self.state.dtype)
 
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        return (self.axis, *(a for a in self.order if a in self.state.axes))
+    def axes(self, word: str) -> tuple[Axis, ...]:
+        return (*([] if word == "last" else [self.axis]), *self.order)
 
-    @property
-    def place(self) -> Index:
-        index = [Index() if a.size == 1 else Index.over(a) for a in self.axes]
-        return Index.linear(index, contiguous_strides(tuple(a.size for a in self.axes)))
+    def place(self, word: str) -> Index:
+        index = [Index() if a.size == 1 else Index.over(a) for a in self.axes(word)]
+        return Index.linear(index, contiguous_strides(tuple(a.size for a in self.axes(word))))
 
     # ------------------------------------------------------------------ chunks
     def ends(self) -> tuple[LoopState, LoopState]:
@@ -164,13 +222,10 @@ class _ChunkedState:
             found.append(self._state(number, self._number(start), update, before, last))
         return found[0], found[1]
 
-    def stored(self, product: LoopState, end: LoopState) -> list[Sink]:
-        return [self._sink(at, state.last) for at, state in enumerate((product, end))]
-
     # ------------------------------------------------------------------ joined
     def join(self) -> Linear:
         """What a chunk makes of the state before it."""
-        return Linear(self._load(0), self._load(1))
+        return Linear(self._load("factor"), self._load("end"))
 
     def joined(self) -> LoopState:
         before, last = self._terms(self.state.number, (self.axis, *self.state.axes))
@@ -180,9 +235,9 @@ class _ChunkedState:
         initial = self.table.cast(self.state.initial.value, self.dtype)
         return self._state(self.state.number, initial, update, before, last, self.axis)
 
-    def start(self, joined: LoopState) -> Sink:
-        """The state before each chunk, to memory."""
-        return self._sink(2, joined.before)
+    def last(self) -> Term:
+        """What it is in the end, from memory."""
+        return self.table.cast(self._load("last"), self.state.dtype)
 
     def read_by_step(self) -> list[tuple[Term, tuple[Axis, ...]]]:
         """What is read where chunks are not joined, but walked step by step."""
@@ -191,25 +246,40 @@ class _ChunkedState:
     # ------------------------------------------------------------------ again
     def begun(self) -> LoopState:
         """The state that begins each chunk with what was found."""
-        start = self.table.cast(self._load(2), self.state.dtype)
+        start = self.table.cast(self._load("start"), self.state.dtype)
         return replace(self.state, initial=replace(self.state.initial, value=start))
+
+    # ------------------------------------------------------------------ what is added up
+    def from_zero(self) -> LoopState:
+        """The state that adds up the steps of a chunk."""
+        return replace(self.state, initial=replace(self.state.initial, value=self.table.const(0, self.state.dtype)))
+
+    def total(self) -> Term:
+        """What all chunks have added up, on top of what was there before the first step."""
+        load, node = self._load("total"), self.state.update.node
+        total = self.table.make("sum", load, dtype=load.dtype, param=(self.axis,), node=node)
+        return self.table.make("add", self.state.initial.value, total, dtype=load.dtype, node=node)
 
     # ------------------------------------------------------------------ terms
     def buffers(self) -> list[Buffer]:
-        shape = tuple(a.size for a in self.axes)
-        words = ("factor", "end", "start")
-        stem = self.state.update.node.origin.name or "state"
-        return [
-            Buffer(f"{stem}_{word}_{self.first + at}", self.dtype, shape, contiguous_strides(shape))
-            for at, word in enumerate(words)
-        ]
+        """One for each word of what is kept."""
+        return [self._buffer(word) for word in self.kept]
 
-    def _sink(self, at: int, value: Term) -> Sink:
+    def _buffer(self, word: str) -> Buffer:
+        shape, stem = tuple(a.size for a in self.axes(word)), self.state.update.node.origin.name or "state"
+        number = self._ref(word).index
+        return Buffer(f"{stem}_{word}_{number}", self.dtype, shape, contiguous_strides(shape))
+
+    def _ref(self, word: str) -> Ref:
+        return Ref("temporary", self.first + self.kept.index(word))
+
+    def stored(self, word: str, value: Term) -> Sink:
+        """What is kept of a chunk, or of all, to memory."""
         node = self.state.update.node
-        return Sink(Ref("temporary", self.first + at), value, self.place, self.axes, self.dtype, "store", node)
+        return Sink(self._ref(word), value, self.place(word), self.axes(word), self.dtype, "store", node)
 
-    def _load(self, at: int) -> Term:
-        access = Access(Ref("temporary", self.first + at), self.place)
+    def _load(self, word: str) -> Term:
+        access = Access(self._ref(word), self.place(word))
         return self.table.make("load", dtype=self.dtype, param=access, node=self.state.update.node)
 
     def _wide(self, term: Term | None) -> Term:
