@@ -43,11 +43,29 @@ def stored_pieces(value: Value) -> list[Part]:
 def parts_to_store(value: Value) -> list[tuple[Value, Part]]:
     """The pieces of a concatenation, or of one permuted, that is stored piece by piece, with their places in it."""
     dims = list(range(len(value.shape)))  # of the value, by dimension of what is looked at
-    while value.prim == "permute":
-        dims = [dims[value.params["perm"].index(d)] for d in range(len(dims))]
+    while (moved := moved_dims(value)) is not None:
+        dims = [dims[d] if d >= 0 else -1 for d in moved]
         (value,) = value.args
     parts = [part._replace(dim=dims[part.dim]) for part in stored_pieces(value)]
     return list(zip(value.args, parts, strict=True)) if parts else []
+
+
+def moved_dims(value: Value) -> list[int] | None:
+    """The dimension of a value for each of its argument's, where it only moves them; -1 for one that is not there.
+
+    A reshape moves those that are one long, and no other.
+    """
+    if value.prim == "permute":
+        perm: tuple[int, ...] = value.params["perm"]
+        return [perm.index(d) for d in range(len(perm))]
+    if value.prim != "reshape":
+        return None
+    (x,) = value.args
+    own, before = ([d for d, n in enumerate(v.shape) if n != 1] for v in (value, x))
+    if [value.shape[d] for d in own] != [x.shape[d] for d in before]:
+        return None
+    place = dict(zip(before, own, strict=True))
+    return [place.get(d, -1) for d in range(len(x.shape))]
 
 
 def is_of_loop(value: Value) -> bool:

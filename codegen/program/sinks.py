@@ -10,7 +10,7 @@ from ...ir import Value
 from ..kernel import Ref
 from .axes import Goal, Index, Materialize, Memory, Part, Sink, Term
 from .builder import Builder, Place, Unrolling
-from .concatenations import is_of_loop
+from .concatenations import is_of_loop, moved_dims
 from .loops import Loops
 from .lowering import indirect_index, rule_of
 from .sizes import nonnegative, tidy
@@ -78,9 +78,8 @@ def _piece(goal: Goal, part: Part, index: Place) -> tuple[Value, Place]:
     """The piece that is stored, and the place in it."""
     inside = [place + tidy(-part.start) if d == part.dim else place for d, place in enumerate(index)]
     node = goal.node
-    while node.prim == "permute":
-        at = dict(zip(node.params["perm"], inside, strict=True))
-        inside, (node,) = [at[d] for d in range(len(at))], node.args
+    while (moved := moved_dims(node)) is not None:
+        inside, (node,) = [inside[d] if d >= 0 else Index() for d in moved], node.args
     return _stored(goal), tuple(inside)
 
 
