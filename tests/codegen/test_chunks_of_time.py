@@ -122,7 +122,7 @@ def test_the_model_and_the_limits_agree() -> None:
     """Wherever the limits allow chunks, three launches are modelled to take less time."""
     for turns in range(WORTH * LEAST, 5000, 7):
         chunks = 1 << min(64, turns // LEAST).bit_length() - 1
-        estimate = Estimate.of(turns, chunks)
+        estimate = Estimate.of(turns, chunks, 3)
         assert estimate.in_chunks < estimate.whole
 
 
