@@ -114,12 +114,19 @@ class Arithmetic:
             if not todo:
                 return
             yield (x := todo.popleft())
-            if x.number is not None or (parted := x.linear(x.top)) is None or not self.atoms.is_plain(parted[0]):
-                continue
-            for bound in self.atoms.bounds.uppers(x.top):
-                if bound.factor == ONE and (larger := parted[1] + parted[0] * bound.value) not in visited:
+            for larger in self._larger(x):
+                if larger not in visited:
                     visited.add(larger)
                     todo.append(larger)
+
+    def _larger(self, x: Poly) -> Iterator[Poly]:
+        """x with a bound in the place of its last atom that makes it larger."""
+        for atom in sorted(x.atoms, reverse=True):
+            parted = x.linear(atom)
+            if parted is not None and self.atoms.is_plain(parted[0]):
+                bounds = self.atoms.bounds.uppers(atom)
+                yield from (parted[1] + parted[0] * b.value for b in bounds if b.factor == ONE)
+                return
 
     def _ceiling(self, x: Poly, d: Poly) -> Poly:
         name = f"ceil(({self.atoms.text(x)})/({self.atoms.text(d)}))"
@@ -138,12 +145,16 @@ class Arithmetic:
     def turns(self, name: str, length: Poly, step: Poly) -> Poly:
         """The number of a loop's turn: 0, 1, .. while step times it is below the length.
 
-        Where the step and the length are multiples of a block, the last turn leaves room for one.
+        Where the step and the length are multiples of a block, the last turn leaves room for one; below what the length
+        never exceeds, too: a loop to min(length, N) in whole blocks of N.
         """
         number = self.world.atom(
             name, lambda s, r: draw_up_to(int((value_at(length, s) - 1) // value_at(step, s)), r), 0
         )
         self.world.bound_above(number.top, step, length - self._common_block(length, step))
+        for longer in self._upper_bounds(length):
+            if longer != length and (block := self._common_block(longer, step)) > 1:
+                self.world.bound_above(number.top, step, longer - block)
         self._turns.append((number.top, length, step))
         if step != ONE and (turns := self._turns_of(length, step)) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)

@@ -16,6 +16,8 @@ DRAWN = 8 * SAMPLES
 """Assignments of sizes that are drawn, of which the guards leave some."""
 LANES = 1 << 20
 """Atoms from here on are lanes of a block, those from half as much on parts of them: bounded by everything else."""
+FROM_ONE = 10
+"""Longer products are not taken apart."""
 Facts: TypeAlias = "tuple[Poly, ...]"
 Draw: TypeAlias = "Callable[[Sample, Random], int]"
 """A value that an atom may have where the atoms before it have the sample's."""
@@ -115,10 +117,12 @@ class Atoms:
     def is_plain_from_one(self, poly: Poly) -> bool:
         """poly >= 0 term by term where atoms that are at least one are counted from there: s0 * s1 - s1, s0 - 1."""
         least = sum(c for m, c in poly.terms.items() if self.natural.issuperset(m))
-        return least >= 0 and (self.is_plain(poly) or self.is_plain(self._from_one(poly)))
+        if least < 0 or self.is_plain(poly):
+            return least >= 0
+        return all(len(m) <= FROM_ONE for m in poly.terms) and self.is_plain(self._from_one(poly))
 
     def _from_one(self, poly: Poly) -> Poly:
-        """The polynomial in a - 1 for each atom a that is at least one; its terms have few atoms."""
+        """The polynomial in a - 1 for each atom a that is at least one: 2^n terms of a product of n atoms."""
         terms: dict[Monomial, Coefficient] = {}
         for m, c in poly.terms.items():
             parts: list[Monomial] = [()]

@@ -286,7 +286,10 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return narrow(wide, z.dtype.scalar)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        return TensorHandle(np.matmul(widen(a), widen(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
+        """Each sum rounded once: scores and their transpose, made anew, agree bit for bit, as on a GPU."""
+        dtype = d.data.dtype
+        wide = np.float64 if dtype.kind == "f" else dtype
+        return TensorHandle((np.matmul(widen(a), widen(b), dtype=wide) + d.data).astype(dtype), d.dtype.scalar)
 
     def create_umulhi(self, lhs: Any, rhs: Any) -> Any:
         """The upper half of an unsigned product, from halves of the operands: no 128-bit type is needed."""

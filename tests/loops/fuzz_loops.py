@@ -1,6 +1,7 @@
 """Random functions with loops over a size, compiled beside eager: results and gradients at several lengths.
 
-Rolled and, one in so many, unrolled on `reference`, bitwise; on `interpret` by tolerance, in float64.
+Rolled and, one in so many, unrolled on `reference`, bitwise; on `interpret` by tolerance, in float64. One in so many that
+rolled is pushed forward, mapped over samples, or differentiated twice as well.
 
     python tests/loops/fuzz_loops.py --seconds 600 --seed 0
     python tests/loops/fuzz_loops.py --seconds 600 --seed 0 --backend interpret
@@ -32,8 +33,12 @@ GRADIENTS = 4
 """One function in so many is differentiated, too."""
 CLASSES = 3
 """One program in so many is a class with a backward of its own."""
-UNROLLED = 5
+UNROLLED = 10
 """One program in so many is compiled with its steps one by one, too."""
+FAR = 4
+"""One program in so many is called at the longest length, too, where it may be captured once more."""
+TRANSFORMED = 4
+"""One program in so many goes through a transform."""
 
 
 def written(seed: int) -> tuple[str, Function]:
@@ -73,8 +78,18 @@ def arguments(n: int, seed: int, dtype: torch.dtype) -> list[Tensor]:
     shapes = ((n, WIDTH), (n, WIDTH), (WIDTH,), (WIDTH, n), (WIDTH, WIDTH))
     layouts = [seed // 7**i % 7 if len(s) == 2 else 0 for i, s in enumerate(shapes)]
     tensors = [laid_out(torch.randn(s).mul(0.5).to(dtype), k) for s, k in zip(shapes, layouts, strict=True)]
-    moving = [t.detach().requires_grad_(is_differentiated(seed)) for t in tensors]
+    asks = [is_differentiated(seed) and (seed // 5 % 4 > 0 or bool(seed // 20 >> i & 1)) for i in range(len(shapes))]
+    moving = [t.detach().requires_grad_(a) for t, a in zip(tensors, asks, strict=True)]
     return [*moving, torch.rand(n) > 0.5]
+
+
+def cotangent(result: Tensor, layout: int) -> Tensor:
+    """Numbers for a result: in order, the same at all places, turned, or every other one of more."""
+    if layout == 1:
+        return torch.randn((), dtype=result.dtype).expand(result.shape)
+    if layout == 2:
+        return torch.randn(result.shape[::-1], dtype=result.dtype).permute(*range(result.dim())[::-1])
+    return torch.randn((*result.shape, 2), dtype=result.dtype)[..., 0] if layout == 3 else torch.randn_like(result)
 
 
 def outcome(f: Function, n: int, seed: int, dtype: torch.dtype) -> list[Any]:
@@ -83,10 +98,44 @@ def outcome(f: Function, n: int, seed: int, dtype: torch.dtype) -> list[Any]:
     results = (f.apply if isinstance(f, type) else f)(*args)
     moving = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
     torch.manual_seed(seed)
-    cotangents = [torch.randn_like(r) for r in moving]
-    grads = torch.autograd.grad(moving, args[:5], cotangents, allow_unused=True) if moving else ()
+    cotangents = [cotangent(r, seed // 3 % 5) for r in moving]
+    leaves = [a for a in args[:5] if a.requires_grad]
+    grads = torch.autograd.grad(moving, leaves, cotangents, allow_unused=True) if moving else ()
     found = [r.detach() if isinstance(r, Tensor) else r for r in results]
     return [*found, *(a.detach() for a in args), *grads]
+
+
+# ------------------------------------------------------------------ transforms
+def transformed(f: Function, n: int, seed: int) -> list[Any]:
+    """A call in float64 under the transform that the seed chooses: what it returns."""
+    *args, q = (a.detach() for a in arguments(n, seed, torch.float64))
+    call = f.apply if isinstance(f, type) else f
+
+    def floats(*xs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(r for r in call(*xs, q) if isinstance(r, Tensor) and r.is_floating_point())
+
+    return TRANSFORMS[seed // TRANSFORMED % len(TRANSFORMS)](floats, args)
+
+
+def _pushed(call: Function, args: Sequence[Tensor]) -> list[Any]:
+    found = torch.func.jvp(call, tuple(args), tuple(torch.cos(7 * a) for a in args))
+    return [*found[0], *found[1]]
+
+
+def _mapped(call: Function, args: Sequence[Tensor]) -> list[Any]:
+    return list(torch.func.vmap(call)(*(torch.stack([a, a * 0.9]) for a in args)))
+
+
+def _twice(call: Function, args: Sequence[Tensor]) -> list[Any]:
+    leaves = [a.clone().requires_grad_() for a in args]
+    total = sum(r.sin().sum() for r in call(*leaves) if r.requires_grad)
+    first = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
+    moving = [g for g in first if g is not None and g.requires_grad]
+    second = torch.autograd.grad(sum(g.cos().sum() for g in moving), leaves, allow_unused=True)
+    return [*first, *second]
+
+
+TRANSFORMS = (_pushed, _mapped, _twice)
 
 
 # ------------------------------------------------------------------ comparison
@@ -98,6 +147,8 @@ def same(a: Sequence[Any], b: Sequence[Any], equal: Same) -> bool:
 
 
 def _alike(p: Any, q: Any, equal: Same) -> bool:
+    if (p is None) != (q is None):  # None is zero
+        return bool(((q if p is None else p) == 0).all())
     if not (isinstance(p, Tensor) and isinstance(q, Tensor)):
         return type(p) is type(q) and bool(p == q)
     return p.shape == q.shape and p.dtype == q.dtype and equal(p, q)
@@ -128,8 +179,9 @@ def try_one(seed: int, backend: str = "reference") -> str:
     """
     text, f = written(seed)
     dtype = torch.float64 if backend == "interpret" else DTYPES[seed % len(DTYPES)]
+    later = LATER if seed % FAR == 0 else LATER[:1]
     try:
-        expected = {n: outcome(f, n, seed, dtype) for n in (FIRST, *LATER, *SHORT)}
+        expected = {n: outcome(f, n, seed, dtype) for n in (FIRST, *later, *SHORT)}
         loose = backend == "interpret" or (is_differentiated(seed) and returns_arguments(f, 5, seed, dtype))
     except Exception:
         return "invalid"
@@ -142,11 +194,24 @@ def try_one(seed: int, backend: str = "reference") -> str:
     with fusegrad.config.patch(disable="patience", backend=backend):
         require_same(fast := fusegrad.compile(f), [FIRST])
         verdict = verdict_of(fast)
-        require_same(fast, [*LATER, *SHORT] if verdict == "rolled" else SHORT)
+        require_same(fast, [*later, *SHORT] if verdict == "rolled" else SHORT)
+        if verdict == "rolled" and seed % TRANSFORMED == 0:
+            require_same_transforms(f, fast, seed)
     if verdict == "rolled" and seed % UNROLLED == 0 and backend == "reference":
         with fusegrad.config.patch(disable="patience,loops"):
             require_same(fusegrad.compile(f), [FIRST])
     return verdict
+
+
+def require_same_transforms(f: Function, fast: Any, seed: int) -> None:
+    """Under the transform of the seed, where eager has a result there."""
+    try:
+        expected = transformed(f, FIRST, seed)
+    except Exception:
+        return
+    found = transformed(fast, FIRST, seed)
+    way = TRANSFORMS[seed // TRANSFORMED % len(TRANSFORMS)].__name__
+    assert same(expected, found, close), f"seed {seed}, {way}\n{written(seed)[0]}"
 
 
 def verdict_of(fast: Any) -> str:

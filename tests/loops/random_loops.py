@@ -24,6 +24,13 @@ UNARY = (
     "{}.clamp(-1, 1)",
     "torch.roll({}, 1)",
     "{}.amax().expand(3)",
+    "torch.logsumexp({}, 0).expand(3)",
+    "({} @ w).expand(3)",
+    "torch.outer({}, w).sum(0)",
+    "({} / ({}.abs().sum() + 1))",
+    "{}.cumprod(0)",
+    "torch.linalg.vector_norm({} + 1).expand(3)",
+    "{}[[2, 0, 1]]",
 )
 BINARY = (
     "({} + {})",
@@ -35,6 +42,9 @@ BINARY = (
     "torch.stack([{}, {}]).sum(0)",
     "torch.where(q[t], {}, {})",
     "torch.lerp({}, {}, 0.3)",
+    "torch.addcmul({}, {}, w)",
+    "torch.minimum({}, {} + 0.1)",
+    "torch.where({} > 0, {}, w)",
 )
 HEADERS = (
     ("for t in range(x.shape[0]):", 0),
@@ -51,7 +61,12 @@ HEADERS = (
     ("for t, yt in reversed(list(enumerate(y))):", 0),
     ("for t, xt in zip(range(n), x.split(1)):", 0),
     ("for t in list(range(n)):", 0),
+    ("for xt in x:", None),
+    ("for t in range(3, n):", 3),
+    ("for t in range(0, n, 2):", 0),
+    ("for t in range(n // 2):", 0),
 )
+"""Heads of loops, and the first step; None: no step is named."""
 READS = (
     "x[t]",
     "y[t]",
@@ -69,6 +84,9 @@ READS = (
     "x[t][0].expand(3)",
     "y.sum(0)",
     "x.narrow(0, t, 1).squeeze(0)",
+    "x[n - 1]",
+    "x[t] * y[t]",
+    "x[t].detach()",
 )
 BEGINS = (
     "torch.zeros_like(x[0])",
@@ -133,10 +151,12 @@ class Writer:
     # ------------------------------------------------------------------ a loop
     def loop(self, number: int) -> None:
         header, first = self.random.choice(HEADERS)
+        if first is None:  # the others count
+            self.lines.append("    t = 0")
         names = [n for n in ("xt", "yt") if n in header]
         kept, buffer = f"hs{number}", f"out{number}"
         collects, writes = self.chance(0.7), self.chance(0.3)
-        begun = [self.of("x[0]", "w", "h") for _ in range(self.random.choice((0, 0, first, 1)))]
+        begun = [self.of("x[0]", "w", "h") for _ in range(self.random.choice((0, 0, first or 0, 1)))]
         self.lines.append(f"    {kept} = [{', '.join(begun)}]")
         self.lines.append(f"    {buffer} = {self.of(*BUFFERS)}")
         owned = self.own_state() if self.chance(0.25) else None
@@ -144,9 +164,12 @@ class Writer:
         if "split" in header:
             self.lines.append("        xt = xt.squeeze(0)")
         reads = [*READS, *names, *names, *(f"{name}[t]" for name in self.lists)]
-        reads += [f"{kept}[-1]"] * (2 if begun and collects else 0) + [f"{buffer}[t - 1]"] * (writes and first > 0)
+        reads += [f"{kept}[-1]"] * (2 if begun and collects else 0) + [f"{buffer}[t - 1]"] * (writes and bool(first))
         for _ in range(self.random.choice((1, 2, 3))):
             self.statement(reads, owned)
+        if self.chance(0.08):
+            self.lines += [f"        for u in {self.of('range(3)', 'range(x.shape[1])', 'reversed(range(2))')}:"]
+            self.lines += [f"            {self.of('h', 'k')} = {self.expression((*reads, 'm[u]', 'v[u, t].expand(3)'), 1)}"]
         self.others()
         if collects:
             add = self.of("{}.append({})", "{}.append({})", "{}.append({})", "{}.insert(0, {})", "{} += [{}]")
@@ -154,6 +177,8 @@ class Writer:
         if writes:
             place, value = self.of("t", "t", "n - 1 - t"), self.of("h", "k", "h + k", "1.0")
             self.lines.append(f"        {buffer}[{place}] = {value}")
+        if first is None:
+            self.lines.append("        t += 1")
         self.collect(kept, buffer, collects, writes)
 
     def own_state(self) -> str:

@@ -95,10 +95,14 @@ def _largest(tensor: Tensor) -> float:
     return float(tensor[torch.isfinite(tensor)].abs().max()) if torch.isfinite(tensor).any() else 0.0
 
 
-def differences(fast: Call, eager: Call, arguments: Sequence[Any], layout: Call | None = None) -> list[str]:
+def differences(
+    fast: Call, eager: Call, arguments: Sequence[Any], layout: Call | None = None, neighbours: int = 0
+) -> list[str]:
     """Where the compiled call is further from float64 than eager and the dtype allow; [] where it is right.
 
-    layout: of the gradients of results. Raises FallbackWarning where something is run as it was written.
+    layout: of the gradients of results. neighbours: so many calls of eager close by are asked, too, where it is further:
+    that eager is near once, in a sum that cancels, says nothing of what the dtype allows. Raises FallbackWarning where
+    something is run as it was written.
     """
     dtype = next(a.dtype for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
     plain = run(eager, arguments)
@@ -108,9 +112,37 @@ def differences(fast: Call, eager: Call, arguments: Sequence[Any], layout: Call 
         warnings.simplefilter("error", fusegrad.FallbackWarning)
         ours = run(fast, arguments, given)
     plain = run(eager, arguments, given)
-    told, least = [], SMALL * max((_largest(g) for g in exact.gradients if g is not None), default=0.0)
-    for (name, x), (_, e), (_, p) in zip(ours.named(), exact.named(), plain.named(), strict=True):
-        off, allowed = error(x, e, least), max(FLOOR[dtype], WORSE_THAN_EAGER * error(p, e, least))
+    told, errors = [], _errors(plain, exact)
+    for (name, x), (_, p), off in zip(ours.named(), plain.named(), _errors(ours, exact).values(), strict=True):
+        allowed = max(FLOOR[dtype], WORSE_THAN_EAGER * errors[name])
+        if neighbours and not off <= allowed:
+            errors, neighbours = _largest_errors(eager, arguments, given, neighbours, errors), 0
+            allowed = max(FLOOR[dtype], WORSE_THAN_EAGER * errors[name])
         if x.dtype != p.dtype or not off <= allowed:
             told.append(f"{name} {tuple(x.shape)} {x.dtype}: {off:.1e}, allowed {allowed:.1e}")
     return told
+
+
+def _errors(made: Made, exact: Made) -> dict[str, float]:
+    least = SMALL * max((_largest(g) for g in exact.gradients if g is not None), default=0.0)
+    return {name: error(x, e, least) for (name, x), (_, e) in zip(made.named(), exact.named(), strict=True)}
+
+
+def _largest_errors(
+    eager: Call, arguments: Sequence[Any], given: Sequence[Tensor], count: int, found: dict[str, float]
+) -> dict[str, float]:
+    """The largest errors of eager here and on arguments that differ by some units of their dtype."""
+    for seed in range(count):
+        near = [_nudged(a, seed) for a in arguments]
+        exact = run(eager, [as_float64(a) for a in near], [g.double() for g in given])
+        there = _errors(run(eager, near, given), exact)
+        found = {name: max(off, there[name]) for name, off in found.items()}
+    return found
+
+
+def _nudged(value: Any, seed: int) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    random = torch.Generator().manual_seed(seed)
+    units = torch.randint(-4, 5, value.shape, generator=random) * torch.finfo(value.dtype).eps
+    return (value.detach() * (1 + units)).to(value.dtype).requires_grad_(value.requires_grad)

@@ -28,6 +28,8 @@ import fusegrad  # noqa: E402
 
 DTYPES = (torch.float32, torch.float32, torch.bfloat16)
 LAYOUTS = {"contiguous": None, "transposed heads": transposed_heads, "expanded": expanded}
+NEIGHBOURS = 8
+"""Calls of eager close by that say how far eager is from float64, where a program is further than twice here."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ def _judge(p: Written, found: Found, rng: random.Random) -> None:
         what = f"{dtype}, {', '.join(layouts)}, {sizes_of(p.seed, turn)}"
         found.modes[str(dtype).removeprefix("torch.")] += 1
         try:
-            told = differences(fast.apply, eager.apply, arguments, layout=given)
+            told = differences(fast.apply, eager.apply, arguments, layout=given, neighbours=NEIGHBOURS)
         except Exception as error:
             told = [f"raises {type(error).__name__}: {error}"]
         if told:

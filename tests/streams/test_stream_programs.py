@@ -19,6 +19,10 @@ FOUND = {
     447: "a score that is silent at the end of the stream, for one sum of two",
     454: "rows of NaN, which a condition hides, at the end of the stream",
     491: "the least float as a mask, times more than one",
+    411: "a row sum of bfloat16 that was rounded between two kernels",
+    823: "scores and their transpose, which the interpreter multiplied in two orders",
+    832: "an unmasked block below a length from memory, of heads that lie side by side",
+    851: "a proof that took products of many sizes apart",
 }
 
 

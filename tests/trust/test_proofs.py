@@ -16,9 +16,10 @@ from proofs import Subject, of_body
 import fusegrad
 from fusegrad.codegen import Pointer, Scalar
 from fusegrad.codegen.proofs import accesses
+from fusegrad.codegen.proofs.arithmetic import Arithmetic
 from fusegrad.codegen.proofs.bounds import World
 from fusegrad.codegen.proofs.claims import Claim
-from fusegrad.codegen.proofs.polynomials import Poly
+from fusegrad.codegen.proofs.polynomials import ZERO, Poly
 from fusegrad.codegen.proofs.search import has_readable_coefficients
 from fusegrad.runtime.kernels.proofs import are_proved
 
@@ -435,6 +436,32 @@ def test_questions_have_steps_in_common() -> None:
     world, goal = row_major()
     with world.budget.at_most(50):
         assert world.holds(goal)
+
+
+def test_long_products_are_not_taken_apart() -> None:
+    """2^30 parts: a search that met one did not end."""
+    world = World()
+    first, *others = (world.atom(f"n{i}", lambda sample, random: 1, 1) for i in range(30))
+    product = first
+    for other in others:
+        product = product * other
+    assert not world.atoms.is_plain_from_one(product - first)
+    assert world.atoms.is_plain_from_one(first * others[0] - first)
+
+
+def test_a_turn_leaves_room_for_a_block_below_what_its_length_never_exceeds() -> None:
+    """Whole blocks from the last one of `length` on, where N >= length is a multiple of blocks: rows of heads apart."""
+    world = World()
+    n, heads = (world.atom(name, lambda sample, random: random.randint(1, 9), 1) for name in ("n", "heads"))
+    head = world.atom("head", lambda sample, random: 0, 0, heads - 1)
+    length = world.atom("length", lambda sample, random: 16 * sample[n.top], 0, n * 16)
+    arithmetic = Arithmetic(world)
+    whole, _ = arithmetic.divide(length, Poly.of(16)) or (ZERO, ZERO)
+    rest = length - whole * 16
+    turn = arithmetic.turns("turn", rest, Poly.of(16))
+    last = head * 4 + heads * 4 * ((whole + turn) * 16 + 15) + 3
+    assert world.holds(heads * n * 64 - 1 - last, [rest - 1 - turn * 16])
+    assert not world.holds(heads * n * 64 - 2 - last, [rest - 1 - turn * 16])
 
 
 def test_coefficients_that_grow_end_a_search() -> None:

@@ -21,6 +21,7 @@ from .concatenations import without_concatenations
 from .dot_axes import plain_dots
 from .mirrored import without_mirrors
 from .picked import without_picks
+from .row_sums import wide_row_sums
 from .split_sums import split_sums
 
 ASSERTS = "aten._assert_async"
@@ -228,7 +229,7 @@ class Region:
         """All of it in one graph."""
         inputs, outputs = self.inputs(), self.outputs()
         graph = self.part(outputs, inputs).graph
-        for spelled in (without_concatenations, without_picks, without_mirrors, _plain, split_sums):
+        for spelled in (without_concatenations, without_picks, without_mirrors, _plain, split_sums, wide_row_sums):
             graph = spelled(graph, virtual_values(graph, self.hints))
         return Group(graph, tuple(inputs), tuple(outputs))
 

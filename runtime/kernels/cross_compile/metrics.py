@@ -29,8 +29,8 @@ def measure(asm: Mapping[str, str | bytes], target: str, shared: int = 0, tools:
     """Metrics of a binary for "cuda:90", "hip:gfx942"...; `shared` is the dynamic part, which only Triton knows."""
     if target.startswith("hip"):
         return _of_amdgcn(str(asm["amdgcn"]), shared)
-    registers, spills = _of_cubin(asm["cubin"], tools)
-    return Metrics(registers, spills, shared, _by_width(_ptx_widths(str(asm["ptx"]))))
+    (registers, stack), ptx = _of_cubin(asm["cubin"], tools), str(asm["ptx"])
+    return Metrics(registers, _spilled(stack, ptx), shared, _by_width(_ptx_widths(ptx)))
 
 
 def _by_width(widths: Iterator[int]) -> dict[int, int]:
@@ -40,6 +40,7 @@ def _by_width(widths: Iterator[int]) -> dict[int, int]:
 # -- NVIDIA -----------------------------------------------------------------------------------------------------------
 
 _USAGE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
+_TABLE = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+\w+\[(\d+)\]")
 _ACCESS = re.compile(r"\b(?:ld|st)\.((?:[\w:]+\.)*global(?:\.[\w:]+)*)")
 _COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[\w.:]*\s*\[[^]]*\],\s*\[[^]]*\],\s*(0x[0-9a-f]+|\d+)")
 
@@ -58,6 +59,12 @@ def _of_cubin(cubin: str | bytes, tools: Path | None) -> tuple[int, int]:
             return -1, -1
     usage = {name: int(count) for name, count in _USAGE.findall(process.stdout)}
     return usage.get("REG", -1), max(usage.get("STACK", -1), usage.get("LOCAL", -1))
+
+
+def _spilled(stack: int, ptx: str) -> int:
+    """Bytes of the stack without the tables that the text asks for: digits of 2 / pi, for the sine of large numbers."""
+    tables = sum(-(-int(size) // 8) * 8 for size in _TABLE.findall(ptx))
+    return max(0, stack - tables) if stack >= 0 else stack
 
 
 def _ptx_widths(ptx: str) -> Iterator[int]:

@@ -21,6 +21,7 @@ from fusegrad.ir.errors import KernelFaultError, UnsupportedBackendError
 from fusegrad.runtime.execution.aten import philox
 from fusegrad.runtime.kernels import interpreter as interpret
 from fusegrad.runtime.kernels import launch, triton_module
+from fusegrad.runtime.kernels import triton_private as private
 
 INF, NAN = float("inf"), float("nan")
 
@@ -191,6 +192,22 @@ def test_fused_multiply_add_rounds_once() -> None:
     expected = (x.double() * x.double() - 1.0).float()
     same(apply("y = tl.fma(x, x, -1.0)", x, torch.float32, y_dtype="f32"), expected)
     assert expected != x * x - 1.0
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x @ y.T as a kernel multiplies tiles."""
+    tensors = x, y.T.contiguous(), torch.zeros(len(x), len(y))
+    tiles = [private.tensor(t.numpy(), private.tl.float32).handle for t in tensors]
+    return torch.from_numpy(private.builder.create_dot(*tiles, None, None).data)
+
+
+@pytest.mark.parametrize("depth", [4, 16, 128])
+def test_a_product_and_its_transpose_agree_bit_for_bit(depth: int) -> None:
+    """Two kernels make the same scores, one of them by columns; exponentials of great scores would tell them apart."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 32, depth, generator=generator)
+    same(product(x, y), product(y, x).T)
+    assert torch.allclose(product(x, y), x @ y.T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "int32", "int64"])

@@ -9,6 +9,7 @@ import pytest
 import fusegrad
 from fusegrad.benchmarks import functions
 from fusegrad.ir.errors import UnsupportedBackendError
+from fusegrad.runtime.kernels.cross_compile import metrics
 from fusegrad.runtime.kernels.cross_compile.metrics import Metrics, measure
 
 PTX = """
@@ -55,6 +56,16 @@ def test_what_an_assertion_of_amd_prints_is_no_access_of_the_kernel() -> None:
     kernel = "k:\n\tglobal_load_dwordx2 v[0:1], v[4:5], off\n\ts_trap 2\n.Lfunc_end1:\n\t.vgpr_count:     9\n"
     found = measure({"amdgcn": helper + kernel}, "hip:gfx942")
     assert found.accesses == {8: 1} and found.registers == 9
+
+
+def test_tables_that_the_text_asks_for_are_no_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sine of a large number reads digits of 2 / pi from one, and leaves 50 registers free."""
+    table = "\t.local .align 4 .b8 \t__local_depot0[28];"
+    monkeypatch.setattr(metrics, "_of_cubin", lambda cubin, tools: (54, 40))
+    assert measure({"ptx": table, "cubin": b""}, "cuda:90").spills == 8
+    assert measure({"ptx": "", "cubin": b""}, "cuda:90").spills == 40
+    monkeypatch.setattr(metrics, "_of_cubin", lambda cubin, tools: (-1, -1))
+    assert measure({"ptx": table, "cubin": b""}, "cuda:90").spills == -1
 
 
 @pytest.mark.parametrize("tools", [None, Path("/nowhere")])
