@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TypeAlias
 
 from ..graph import Graph, Value, building, emit
@@ -19,7 +19,7 @@ from ..infer import sizes_equal
 from ..rewrite import extract, make, nodes_between, rebuild
 from ..types import Size, simplify_size
 from .loop import Loop, below
-from .pieces import cuts
+from .pieces import cuts, is_at_most
 
 Build: TypeAlias = "Callable[[dict[int, Value]], Value]"
 Sizes: TypeAlias = tuple[Size, ...]
@@ -134,14 +134,14 @@ def _slice(value: Value, dim: int, start: Size, stop: Size) -> Value:
 
 # ---------------------------------------------------------------------------------------- slices of products
 def _slices_of_products(loop: Loop) -> dict[int, Build]:
-    """Slices that together are a product of which one goes into no other step: products with slices."""
+    """Slices that are no more than a product of which a part goes into no other step: products with slices."""
     count = len(loop.init)
     within = {v.id for v in nodes_between(loop.results[:count], [v.id for v in loop.body.inputs])}
     found: dict[int, Build] = {}
     for dot in (v for v in loop.body.order() if v.prim == "dot" and v.id in within):
         users = list(dict.fromkeys(dot.users))
         dim = _sliced_dim(dot, users)
-        if dim is not None and dot not in loop.results and 0 < sum(u.id in within for u in users) < len(users):
+        if dim is not None and (dot in loop.results or any(u.id not in within for u in users)):
             found |= {u.id: _product_of_slice(dot, u, dim) for u in users}
     return found
 
@@ -154,8 +154,14 @@ def _sliced_dim(dot: Value, users: Sequence[Value]) -> int | None:
     if len(dims) != 1:
         return None
     (dim,) = dims
-    total = reduce(_plus, (u.shape[dim] for u in users))
-    return dim if sizes_equal(total, dot.shape[dim]) else None
+    bounds = sorted(((u.params["start"][dim], u.params["stop"][dim]) for u in users), key=str)
+    return dim if len(set(bounds)) == len(bounds) and _are_apart(bounds) else None
+
+
+def _are_apart(bounds: Sequence[tuple[Size, Size]]) -> bool:
+    """No two of these runs overlap, provably."""
+    pairs = combinations(bounds, 2)
+    return all(is_at_most(one[1], two[0]) or is_at_most(two[1], one[0]) for one, two in pairs)
 
 
 def _product_of_slice(dot: Value, part: Value, dim: int) -> Build:

@@ -103,3 +103,8 @@ def _is_below(a: Size, b: Size) -> bool | None:
     difference = sympy.expand(sympy.sympify(b) - a)
     signs = {bool(c > 0) for c in difference.as_coefficients_dict().values()}
     return signs.pop() if len(signs) == 1 else None
+
+
+def is_at_most(a: Size, b: Size) -> bool:
+    """Provably a <= b."""
+    return sizes_equal(a, b) or bool(_is_below(a, b))
