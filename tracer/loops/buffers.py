@@ -98,7 +98,9 @@ class _Rewriting:
     def covers(self, step: Step, tensors: int) -> bool:
         """Whether a slice has all places of its axis."""
         dim, start, stop, stride = _slice_of(step.leaves[tensors + 1 :])
-        return (start, stride) == (0, 1) and stop >= hint_of(self.source_value(step.leaves[0]).shape[dim])
+        if start is None or stop is None:
+            return False
+        return (start, stride) == (0, 1) and stop >= hint_of(self.source_value(step.leaves[0]).shape[dim or 0])
 
     def copy(self, step: Step) -> Ref | None:
         """A copy to a place of the same kind is what is copied."""
@@ -184,15 +186,15 @@ WHOLE = (0, 0, sys.maxsize, 1)
 """Axis, start, stop and stride of a slice of which nothing was said."""
 
 
-def _slice_of(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """The same of a slice by these; where one is a symbol, it ends at once."""
+def _slice_of(leaves: Sequence[Any]) -> tuple[int | None, ...]:
+    """The same of a slice by these; None where one is a symbol."""
     pairs = zip(leaves, WHOLE, strict=False)
     given = [_plain(leaf) if isinstance(leaf, Mapping) else default for leaf, default in pairs]
     return (*given, *WHOLE[len(given) :])
 
 
-def _plain(number: Number) -> int:
-    return number.get(ONE, 0) if number.keys() <= {ONE} else 0
+def _plain(number: Number) -> int | None:
+    return number.get(ONE, 0) if number.keys() <= {ONE} else None
 
 
 def _selected(step: Step, buffer: Ref, dim: int, index: int) -> Step:
