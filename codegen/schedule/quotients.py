@@ -56,9 +56,10 @@ class Quotients:
         divisors = {**whole, **shares}
         parted = {s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in divisors.items()}
         of_parts = {sympy.cancel(parted[s] / d): s / d for s, d in divisors.items()}
-        rests = {s: (b, _rest(s, b)) for s, b in _differences((n for shape in shapes for n in shape), {*taken, *shares})}
-        of_parts |= {rest: s - b for s, (b, rest) in rests.items()}
-        return Quotients({**parted, **groups, **{s: b + rest for s, (b, rest) in rests.items()}}, of_parts, tuple(guards))
+        differences = _differences((n for shape in shapes for n in shape), {*taken, *shares})
+        of_parts |= {_rest(s, b): s - b for s, b in differences}
+        summed = {s: b + _rest(s, b) for s, b in differences}
+        return Quotients({**parted, **groups, **summed}, of_parts, tuple(guards))
 
     def hints(self, hints: Hints) -> dict[sympy.Symbol, int]:
         """The current values, those of the parts too; rounded up where they were made up."""

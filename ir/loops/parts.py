@@ -3,7 +3,7 @@
     cat(x[t], h) @ w            ->   x[t] @ w[:n] + h @ w[n:]            the first leaves the loop
     d = g @ w                   ->   d[:, :n] = g @ w[:, :n], ..         so does a part that goes into no other step
     b = b + cat(p, q)           ->   b = cat(b, c), b = b + p, c = c + q   where what is added up is put together
-    out[t] = p.T                ->   p is given, and turned behind the loop
+    out1[t], out2[t] = p, p.T   ->   p is given, and turned behind the loop
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from typing import TypeAlias
 
 from ..graph import Graph, Value, building, emit
 from ..infer import sizes_equal
 from ..rewrite import extract, make, nodes_between, rebuild
-from ..types import Size, simplify_size
+from ..types import Size
 from .loop import Loop, below
-from .pieces import cuts, is_at_most
+from .pieces import cuts, is_at_most, plus
 
 Build: TypeAlias = "Callable[[dict[int, Value]], Value]"
-Sizes: TypeAlias = tuple[Size, ...]
 
 
 def with_parts(loop: Loop) -> Loop | None:
@@ -85,14 +84,7 @@ def _between(cat: Value, dim: int, start: Size, stop: Size) -> list[Value]:
 
 
 def _ends(cat: Value, dim: int) -> list[Size]:
-    ends: list[Size] = []
-    for x in cat.args:
-        ends.append(simplify_size(_plus(ends[-1] if ends else 0, x.shape[dim])))
-    return ends
-
-
-def _plus(a: Size, b: Size) -> Size:
-    return a + b  # type: ignore[no-any-return]
+    return list(accumulate((x.shape[dim] for x in cat.args), plus))
 
 
 def _sum_of_parts(dot: Value, bounds: Sequence[Size]) -> Build:
@@ -208,16 +200,18 @@ def _added_pieces(loop: Loop, number: int) -> tuple[int, Value] | None:
         return None
     if any(o in (after, before) for i, o in enumerate(loop.results) if i != number):
         return None
-    cats = [a for a in after.args if a.prim == "cat"]
+    carried = below(loop.body, loop.inputs.carries)
+    cats = [a for a in after.args if a.prim == "cat" and a.id in carried]
     return (number, cats[0]) if len(cats) == 1 else None
 
 
 # ---------------------------------------------------------------------------------------------- turned behind it
-def turned_behind(loop: Loop) -> tuple[Loop, list[Sizes | None]] | None:
-    """The loop that gives what permutes are of, and for each of its results how it is turned then."""
+def turned_behind(loop: Loop) -> tuple[Loop, list[tuple[int, ...] | None]] | None:
+    """The loop that gives once what it gives turned as well, and for each of its results how it is turned then."""
     count = len(loop.init)
-    given = [o if i < count or o.prim != "permute" else o.args[0] for i, o in enumerate(loop.results)]
-    if given == loop.results or any(v.prim == "input" for v, o in zip(given, loop.results, strict=True) if v != o):
-        return None
+    ys = loop.results[count:]
+    given = [*loop.results[:count], *(o.args[0] if o.prim == "permute" and o.args[0] in ys else o for o in ys)]
     turns = [None if v == o else o.params["perm"] for v, o in zip(given, loop.results, strict=True)]
+    if not any(turns):
+        return None
     return replace(loop, body=extract(given, loop.body.inputs, name=loop.body.name)), turns

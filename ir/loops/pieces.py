@@ -11,7 +11,7 @@ from itertools import accumulate
 import sympy
 
 from ..graph import Value
-from ..infer import same_shape, sizes_equal
+from ..infer import sizes_equal
 from ..passes.layout import segments
 from ..prims import PRIMS
 from ..types import Size, product, simplify_size
@@ -34,7 +34,7 @@ def _cuts(value: Value, dim: int) -> list[Size]:
 def _of_cat(value: Value, dim: int) -> list[Size]:
     if value.params["axis"] != dim:
         return _of_all(value, dim)
-    starts = accumulate((x.shape[dim] for x in value.args[:-1]), _plus, initial=0)
+    starts = accumulate((x.shape[dim] for x in value.args[:-1]), plus, initial=0)
     return [c for x, start in zip(value.args, starts, strict=True) for c in (start, *_moved(cuts(x, dim), start))]
 
 
@@ -42,7 +42,7 @@ def _of_pad(value: Value, dim: int) -> list[Size]:
     (x,), lo = value.args, value.params["lo"][dim]
     if value.params["inner"][dim]:
         return []
-    return [lo, *_moved(cuts(x, dim), lo), _plus(lo, x.shape[dim])]
+    return [lo, *_moved(cuts(x, dim), lo), plus(lo, x.shape[dim])]
 
 
 def _of_permute(value: Value, dim: int) -> list[Size]:
@@ -68,7 +68,7 @@ def _of_reshape(value: Value, dim: int) -> list[Size]:
 
 
 def _of_all(value: Value, dim: int) -> list[Size]:
-    return [c for x in value.args if same_shape(x.shape[dim : dim + 1], value.shape[dim : dim + 1]) for c in cuts(x, dim)]
+    return [c for x in value.args for c in cuts(x, dim)]
 
 
 RULES: dict[str, Callable[[Value, int], list[Size]]] = {
@@ -77,12 +77,13 @@ RULES: dict[str, Callable[[Value, int], list[Size]]] = {
 FAMILIES: dict[str, Callable[[Value, int], list[Size]]] = {"elementwise": _of_all}
 
 
-def _plus(a: Size, b: Size) -> Size:
-    return simplify_size(sympy.expand(sympy.sympify(a) + b)) if not isinstance(a, int) or not isinstance(b, int) else a + b
+def plus(a: Size, b: Size) -> Size:
+    """a + b, multiplied out."""
+    return simplify_size(sympy.expand(sympy.sympify(a) + b))
 
 
 def _moved(places: Iterable[Size], by: Size) -> list[Size]:
-    return [_plus(c, by) for c in places]
+    return [plus(c, by) for c in places]
 
 
 def _ordered(places: Sequence[Size]) -> list[Size]:
@@ -91,10 +92,10 @@ def _ordered(places: Sequence[Size]) -> list[Size]:
     for place in places:
         if any(sizes_equal(place, c) for c in ordered):
             continue
-        below = [_is_below(c, place) for c in ordered]
-        if None in below or sorted(below, reverse=True) != below:
+        below = [c for c in ordered if _is_below(c, place)]
+        if any(_is_below(c, place) is None for c in ordered) or below != ordered[: len(below)]:
             return []
-        ordered.insert(sum(map(bool, below)), place)
+        ordered.insert(len(below), place)
     return ordered
 
 
