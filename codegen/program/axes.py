@@ -130,6 +130,11 @@ class Index:
         bounds = self.bounds()
         return bounds is not None and nonnegative(bounds[0]) and nonnegative(tidy(size - 1 - bounds[1]))
 
+    def is_beyond(self, size: Size) -> bool:
+        """Provably outside 0 .. size-1, wherever it is."""
+        bounds = self.bounds()
+        return bounds is not None and (nonnegative(tidy(-1 - bounds[1])) or nonnegative(tidy(bounds[0] - size)))
+
     def divmod(self, size: Size) -> tuple[Index, Index] | None:
         """Quotient and remainder term by term, where the remainder provably stays below size."""
         outer, inner = Index(), Index()

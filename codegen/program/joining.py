@@ -102,12 +102,23 @@ def joined(sinks: Sequence[Sink]) -> Joined:
     """Most telling first: same buffer and place, same stride in it, same strides, same size."""
     classes = Joined(sinks)
     accessed = _accessed(classes.terms, sinks)
+    _join_places(classes, _carried_at_own_place(classes.terms, sinks), True)
     for by_buffer in (True, False):
         _join_places(classes, accessed, by_buffer)
         for size in dict.fromkeys(n for at in accessed for n in at.sizes):
             _join_strides(classes, [at.of_size(size) for at in accessed if size in at.sizes], by_buffer)
     _join_sizes(classes)
     return classes
+
+
+def _carried_at_own_place(terms: Sequence[Term], sinks: Iterable[Sink]) -> list[Accessed]:
+    """What a loop carries where it is stored, and where it is read along no axis that is summed: before such ones, so
+    that what one state reads of another is at its own place, and not where it is multiplied."""
+    summed = {a for t in terms if t.op in REDUCTIONS for a in t.param}
+    read = (t.param for t in terms if t.op == "load" and t.param.ref.kind == "state")
+    places = [(s.ref, s.place) for s in sinks if s.ref.kind == "state"]
+    places += [(access.ref, access.place) for access in read if summed.isdisjoint(access.place.walked)]
+    return [Accessed(ref, _by_stride(place.terms)) for ref, place in dict.fromkeys(places)]
 
 
 def _accessed(terms: Iterable[Term], sinks: Iterable[Sink]) -> list[Accessed]:

@@ -10,17 +10,22 @@ a step it may be read along others. Both are in registers all the same (`emit/lo
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
 from typing import Any, Final
 
 from ...ir import Value
 from ...ir.errors import Unfusible
 from ...ir.graph import Graph
-from ...ir.types import contiguous_strides
+from ...ir.loops.pieces import cuts
+from ...ir.types import LOW_FLOATS, Size, contiguous_strides, product
 from ..kernel import Ref
-from .axes import Axis, Index, Materialize, Memory, Sink, Term, Turn
+from .axes import Axis, Index, Materialize, Memory, Part, Sink, Term, Turn
 from .builder import Builder, Guards, Place
-from .sizes import same, tidy
+from .sizes import nonnegative, same, tidy
+from .terms import is_zero
 
 STATE: Final = "state"
 INITIAL: Final = "initial"
@@ -105,6 +110,7 @@ class Loops:
             self._builder.steps[scan] = Step(self, self._builder, scan, time)
         step = self._builder.steps[scan]
         assert isinstance(step, Step)
+        step.goal = self._builder.goal
         return step
 
     # ------------------------------------------------------------------ states
@@ -140,6 +146,7 @@ class Step(Builder):
         super().__init__(outer.terms, {}, outer.rule_of, outer.unrolling)
         self.graph: Graph = scan.params["body"].graph
         self.path = (*outer.path, scan.id)
+        self._read: dict[int, dict[Hashable, Size]] = {}
         self._loops, self._outer, self._scan, self._time = loops, outer, scan, time
 
     def guarded(self, node: Value | None, index: Place) -> Term:
@@ -153,6 +160,8 @@ class Step(Builder):
             raise
 
     def _build(self, node: Value, place: Place, guards: Guards) -> Term:
+        if node.prim == "dot" and (parts := _parts_of_sum(node)):
+            return self._sum_of_parts(node, place, parts)
         if node.prim != "input":
             return super()._build(node, place, guards)
         number, scan = node.params["index"], self._scan
@@ -161,3 +170,51 @@ class Step(Builder):
             return self._loops.before(scan, number, node, place)
         source = scan.args[number]
         return self._outer.at(source, place if number >= carries + steps else (self._time, *place), guards)
+
+    # ------------------------------------------------------------------ products in parts
+    def check_complete(self, node: Value, index: Sequence[Index]) -> None:
+        """A product may be asked for in parts, such as the gates that are its columns, no element of it twice."""
+        if node.prim != "dot" or not self._is_part(node, index):
+            super().check_complete(node, index)
+            return
+        read = self._read.setdefault(node.id, {})
+        read[tuple(i.kind for i in index)] = product(a.size for i in index for a in i.walked)
+        if not nonnegative(tidy(product(node.shape) - sum(read.values()))):
+            raise Unfusible(self._scan, "parts of a product that overlap would be computed again")
+
+    def _is_part(self, node: Value, index: Sequence[Index]) -> bool:
+        axes = [a for i in index for a in i.walked]
+        return len(axes) == len(set(axes)) and all(i.is_within(n) for i, n in zip(index, node.shape, strict=True))
+
+    def _sum_of_parts(self, node: Value, place: Place, parts: Sequence[Part]) -> Term:
+        """cat(p, q) @ w  ->  p @ w[:n] + q @ w[n:], which are rounded together."""
+        self.check_complete(node, place)
+        wide = "f32" if node.dtype in LOW_FLOATS else node.dtype
+        sums = [s for part in parts if (s := self._sum_along(node, place, part, wide)) is not None]
+        total = reduce(lambda a, b: self.terms.make("add", a, b, dtype=wide, node=node), sums)
+        return self.terms.cast(total, node.dtype, node)
+
+    def _sum_along(self, node: Value, place: Place, part: Part, wide: str) -> Term | None:
+        """The sum along a part of the axis that a product sums along; None where it is zero."""
+        label, number, size = part
+        axis = self.axes.axis(("over", *self.path, node.id, label, number), size)
+        at = dict(zip(node.params["out_axes"], place, strict=True)) | {label: Index.over(axis) + number}
+        own = zip(node.args, (node.params["x_axes"], node.params["y_axes"]), strict=True)
+        factors = [self.terms.without_zeros(self.factor(v, [at[a] for a in axes])) for v, axes in own]
+        if any(is_zero(f) for f in factors):
+            return None
+        multiplied = self.terms.make("mul", *(self.terms.cast(f, wide) for f in factors), dtype=wide, node=node)
+        return self.terms.make("sum", multiplied, dtype=wide, param=(axis,), node=node)
+
+
+def _parts_of_sum(node: Value) -> list[Part]:
+    """The parts along which a product of a concatenation is taken one by one; none where it is one sum."""
+    x_axes, y_axes, out_axes = (node.params[p] for p in ("x_axes", "y_axes", "out_axes"))
+    summed = set((*x_axes, *y_axes)) - set(out_axes)
+    if len(summed) != 1 or not summed <= {*x_axes} & {*y_axes}:
+        return []
+    (label,) = summed
+    dims = ((node.args[0], x_axes.index(label)), (node.args[1], y_axes.index(label)))
+    found = next((c for v, dim in dims if (c := cuts(v, dim))), [])
+    end = node.args[0].shape[dims[0][1]]
+    return [Part(label, a, tidy(b - a)) for a, b in pairwise([0, *found, end])] if found else []

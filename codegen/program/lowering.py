@@ -64,6 +64,8 @@ def _pad(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     places, tests = [], list[Term]()
     for i, n, lo, inner in zip(index, x.shape, node.params["lo"], node.params["inner"], strict=True):
         place, conditions = _inside(b, i + (-lo if isinstance(lo, int) else tidy(-lo)), n, inner)
+        if place.is_beyond(n):
+            return b.terms.const(0, node.dtype)
         places.append(place)
         tests.extend(conditions)
     value, zero = b.at(x, places, (*guards, *tests)), b.terms.const(0, node.dtype)

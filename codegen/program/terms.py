@@ -16,6 +16,11 @@ class Restart(Exception):
     """An axis was refined while its values were being built: all of them are to be built again."""
 
 
+def is_zero(term: Term) -> bool:
+    """The constant zero."""
+    return term.op == "const" and term.param == 0
+
+
 class AxisTable:
     """The axes by their keys, and those that were refined into (outer, inner)."""
 
@@ -137,6 +142,16 @@ class TermTable:
         for term in terms_below(roots):
             new[term] = values[term] if term in values else self.again(term, tuple(new[a] for a in term.args))
         return new
+
+    def without_zeros(self, root: Term) -> Term:
+        """x + 0 -> x: what is added to a sum, which begins with 0.0, may be -0.0 or 0.0."""
+        new: dict[Term, Term] = {}
+        for term in terms_below([root]):
+            args = tuple(new[a] for a in term.args)
+            rest = [a for a in args if not is_zero(a)]
+            is_sum = term.op == "add" and len(rest) < 2
+            new[term] = (rest or args)[0] if is_sum else self.again(term, args)
+        return new[root]
 
     # ------------------------------------------------------------------ renaming
     def moved(self, term: Term, to: Mapping[Axis, Index]) -> Term:

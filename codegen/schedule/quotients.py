@@ -1,6 +1,6 @@
 """A size C / 32 is whole, so C = 32 c for a size c of its own: with c in place of C, all arithmetic is on integers.
 
-So is H / K, the heads of queries that share one of keys: H = K h.
+So is H / K, the heads of queries that share one of keys: H = K h. And where K - F is a size, K = F + k.
 
 Of C * H * W / 32 that is known of the product alone. Where a reshape divides the axis C by 32 and C is a multiple now,
 the kernels are for multiples, by a guard: its axes come apart as whole ones, and no element's index is divided.
@@ -56,7 +56,10 @@ class Quotients:
         divisors = {**whole, **shares}
         parted = {s: d * sympy.Symbol(f"{s}_{d}", **s.assumptions0) for s, d in divisors.items()}
         of_parts = {sympy.cancel(parted[s] / d): s / d for s, d in divisors.items()}
-        return Quotients({**parted, **groups}, of_parts, tuple(guards))
+        differences = _differences((n for shape in shapes for n in shape), {*taken, *shares})
+        of_parts |= {_rest(s, b): s - b for s, b in differences}
+        summed = {s: b + _rest(s, b) for s, b in differences}
+        return Quotients({**parted, **groups, **summed}, of_parts, tuple(guards))
 
     def hints(self, hints: Hints) -> dict[sympy.Symbol, int]:
         """The current values, those of the parts too; rounded up where they were made up."""
@@ -88,6 +91,21 @@ def _shares(sizes: Iterable[Size], taken: Collection[sympy.Symbol]) -> dict[symp
             found.setdefault(top, set()).add(bottom)
     single = {h: ks.copy().pop() for h, ks in found.items() if len(ks) == 1 and h not in taken}
     return {h: k for h, k in single.items() if k not in single and k not in taken}
+
+
+def _rest(whole: sympy.Symbol, part: sympy.Symbol) -> sympy.Symbol:
+    return sympy.Symbol(f"{whole}_less_{part}", integer=True, nonnegative=True)
+
+
+def _differences(sizes: Iterable[Size], taken: Collection[sympy.Symbol]) -> list[tuple[sympy.Symbol, sympy.Symbol]]:
+    """(K, F) of sizes n (K - F), where neither is known by another size, nor K the part of a second difference."""
+    found: dict[sympy.Symbol, sympy.Symbol] = {}
+    for n in sizes:
+        terms = sympy.sympify(n).primitive()[1].as_coefficients_dict() if not isinstance(n, int) else {}
+        signs = {c: s for s, c in terms.items()}
+        if set(signs) == {1, -1} and len(terms) == 2 and all(s.is_Symbol for s in terms) and not {*terms} & {*taken}:
+            found.setdefault(signs[1], signs[-1])
+    return [(k, f) for k, f in found.items() if f not in found]
 
 
 def _divided_axes(reshape: Value) -> Iterator[tuple[sympy.Symbol, int]]:

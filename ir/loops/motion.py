@@ -20,9 +20,10 @@ from ..passes.cost import estimate
 from ..prims import PRIMS
 from ..rewrite import extract, nodes_between
 from ..switches import is_on
-from ..transforms.ops import inline, zeros
+from ..transforms.ops import inline, shift_axes, zeros
 from ..types import Size
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
+from .parts import carried_in_pieces, turned_behind, with_parts
 
 Batch: TypeAlias = "Callable[[Graph, Sequence[bool], Size], tuple[Graph, tuple[bool, ...]]]"
 """(a graph, its inputs that are mapped, the batch) -> the graph over a batch, and its outputs that have the axis."""
@@ -45,13 +46,45 @@ class Motion:
     def _moved(self, node: Value, args: list[Value]) -> list[Value] | None:
         """The results of a scan with what leaves it before and behind it; None where nothing does."""
         loop = loop_of(node, args)
-        return self._summed_later(loop) or self._done_behind(loop) or self._done_before(loop)
+        return next((results for rule in self._rules if (results := rule(loop)) is not None), None)
+
+    @property
+    def _rules(self) -> list[Callable[[Loop], list[Value] | None]]:
+        behind = (self._summed_later, self._done_in_parts, self._done_behind, self._turned)
+        return [*behind, self._carried_in_pieces, self._done_before]
 
     def _emitted(self, loop: Loop) -> list[Value]:
         """The results of a loop, of which more may leave."""
         results = loop.emit()
         node = results[0] if results[0].prim == "scan" else results[0].args[0]
         return self._moved(node, list(node.args)) or results
+
+    # ------------------------------------------------------------------ in parts
+    def _done_in_parts(self, loop: Loop) -> list[Value] | None:
+        """Products of which a part may leave the loop."""
+        divided = with_parts(loop)
+        return None if divided is None else self._emitted(divided)
+
+    def _carried_in_pieces(self, loop: Loop) -> list[Value] | None:
+        """What a concatenation is added to is carried in its pieces, each of which goes through time by itself."""
+        found = carried_in_pieces(loop)
+        if found is None:
+            return None
+        divided, number, count, dim = found
+        results = self._emitted(divided)
+        whole = emit("cat", *results[number : number + count], axis=dim)
+        return [*results[:number], whole, *results[number + count :]]
+
+    def _turned(self, loop: Loop) -> list[Value] | None:
+        """What steps give is turned for all of them at once."""
+        found = turned_behind(loop)
+        if found is None:
+            return None
+        results = self._emitted(found[0])
+        return [
+            y if perm is None else emit("permute", y, perm=(0, *shift_axes(perm)))
+            for y, perm in zip(results, found[1], strict=True)
+        ]
 
     # ------------------------------------------------------------------ before the loop
     def _done_before(self, loop: Loop) -> list[Value] | None:

@@ -17,7 +17,7 @@ from ..lowering.functional import without_writes, writes
 from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
-from .buffers import without_buffers
+from .buffers import without_buffers, without_sums_of_places
 from .description import Rolled
 from .emission import Emission
 from .lengths import LoopMet, is_number
@@ -208,7 +208,8 @@ class _Rolling:
         memory = shared_memory(trace.graph_module)
         if not writes(trace.graph_module):
             had_writes = trace.graph_module.meta.get(HAD_WRITES, False)
-            return replace(program_of(trace, length), memory=memory, had_writes=had_writes)
+            program = without_sums_of_places(program_of(trace, length))
+            return replace(program, memory=memory, had_writes=had_writes)
         if written_placeholders(trace.graph_module, len(trace.fakes)):
             raise NotRolled("it writes to an argument")
         functional = without_writes(self.session, trace, ())

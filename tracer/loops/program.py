@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from ...ir.lazy_attribute import lazy_attribute
 from ..arithmetic import SYMBOLIC
 from ..trace import Trace
 from .affine import ONE, Number, number_of
@@ -116,7 +118,70 @@ def program_of(trace: Trace, length: int) -> Program:
     for node in trace.graph_module.graph.nodes:
         reader.read(node)
     inputs = sum(node.op == "placeholder" for node in trace.graph_module.graph.nodes)
-    return Program(length, inputs, reader.steps, reader.results, trace)
+    return with_shared_views(Program(length, inputs, reader.steps, reader.results, trace))
+
+
+OFTEN = 3
+"""Times from which on the same view of an input is taken that it is one of a loop's steps that takes it."""
+
+
+def with_shared_views(program: Program) -> Program:
+    """The same program, a view of inputs that every step of a loop takes anew taken once, before it: `h @ w.T`.
+
+    A loop would hand it on as another one in each step, from a forward to its derived backward.
+    """
+    return _Sharing(program).program()
+
+
+class _Sharing:
+    def __init__(self, program: Program) -> None:
+        self.source = program
+        self.first: dict[str, int] = {}
+        self.same: dict[int, int] = {}
+        for number, step in enumerate(program.steps):
+            if self._is_view(step):
+                self.same[number] = self.first.setdefault(self._key(step), number)
+        counts = Counter(self.same.values())
+        self.shared = {n: first for n, first in self.same.items() if counts[first] >= OFTEN}
+        early = self._above(set(self.shared.values()))
+        self.order = [*early, *(n for n in range(len(program.steps)) if n not in self.shared and n not in early)]
+
+    def program(self) -> Program:
+        if not self.shared:
+            return self.source
+        steps = [replace(self.source.steps[n], leaves=self._renamed(self.source.steps[n].leaves)) for n in self.order]
+        return replace(self.source, steps=steps, results=self._renamed(self.source.results))
+
+    def _is_view(self, step: Step) -> bool:
+        """True for a view of what there is before all loops, or of such a view."""
+        returns = getattr(getattr(step.target, "_schema", None), "returns", ())
+        is_view = any(r.alias_info is not None for r in returns)
+        return is_view and all(r.step < 0 or r.step in self.same for r in refs_in(step.leaves)) and not is_sliced(step)
+
+    def _key(self, step: Step) -> str:
+        """The same where steps are; of the views among its operands the first that is the same counts."""
+        leaves = [Ref(self.same.get(r.step, r.step), r.port) if isinstance(r, Ref) else r for r in step.leaves]
+        return repr((step.target, step.form, leaves))
+
+    def _above(self, steps: set[int]) -> list[int]:
+        """These steps with all that they are made of, in order."""
+        found = set(steps)
+        for number in sorted(steps, reverse=True):
+            found |= set(self._above({r.step for r in refs_in(self.source.steps[number].leaves) if r.step >= 0}))
+        return sorted(found)
+
+    @lazy_attribute
+    def _new(self) -> dict[int, int]:
+        place = {old: new for new, old in enumerate(self.order)}
+        return place | {n: place[first] for n, first in self.shared.items()}
+
+    def _renamed(self, leaves: Sequence[Any]) -> list[Any]:
+        return [self._renamed_leaf(leaf) for leaf in leaves]
+
+    def _renamed_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, list):
+            return self._renamed(leaf)
+        return Ref(self._new[leaf.step], leaf.port) if isinstance(leaf, Ref) and leaf.step >= 0 else leaf
 
 
 class _Reader:

@@ -184,3 +184,91 @@ class LSTM(Function):
         gx = torch.stack(gxs[::-1])
         hs = torch.cat([torch.zeros_like(out[:1]), out[:-1]])
         return gx, gx.flatten(0, 1).t() @ hs.flatten(0, 1)
+
+
+@loop(
+    lambda t, n: (rand(t, 3, 4), weight(3 * n, 4), weight(3 * n, n), rand(3 * n), rand(3 * n), rand(3, n)),
+    product=True,
+)  # fmt: skip
+class TorchGRU(Function):
+    """The cell of torch.nn.GRU with its weights: r * (h @ w_hn.T + b_hn); backward makes the gates again."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor) -> Tensor:
+        h = h0
+        out = torch.empty(x.shape[0], *h0.shape, dtype=x.dtype, device=x.device)
+        for t in range(x.shape[0]):
+            xr, xz, xn = (x[t] @ w_ih.T + b_ih).chunk(3, -1)
+            hr, hz, hn = (h @ w_hh.T + b_hh).chunk(3, -1)
+            r, z = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+            n = torch.tanh(xn + r * hn)
+            h = n + z * (h - n)
+            out[t] = h
+        ctx.save_for_backward(x, w_ih, w_hh, b_ih, b_hh, h0, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        x, w_ih, w_hh, b_ih, b_hh, h0, out = ctx.saved_tensors
+        before = torch.cat([h0[None], out[:-1]])
+        gh, gxs, ghs = torch.zeros_like(h0), [], []
+        for t in reversed(range(x.shape[0])):
+            xr, xz, xn = (x[t] @ w_ih.T + b_ih).chunk(3, -1)
+            hr, hz, hn = (before[t] @ w_hh.T + b_hh).chunk(3, -1)
+            r, z = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+            n = torch.tanh(xn + r * hn)
+            gh = gh + g[t]
+            gn = gh * (1 - z) * (1 - n * n)
+            gz = gh * (before[t] - n) * z * (1 - z)
+            gr = gn * hn * r * (1 - r)
+            gates = torch.cat([gr, gz, gn * r], -1)
+            gxs.append(torch.cat([gr, gz, gn], -1))
+            ghs.append(gates)
+            gh = gh * z + gates @ w_hh
+        gx, gs = torch.stack(gxs[::-1]), torch.stack(ghs[::-1])
+        gw_ih, gw_hh = gx.flatten(0, 1).T @ x.flatten(0, 1), gs.flatten(0, 1).T @ before.flatten(0, 1)
+        return gx @ w_ih, gw_ih, gw_hh, gx.sum((0, 1)), gs.sum((0, 1)), gh
+
+
+@loop(lambda t, n: (rand(t, 2, 3), weight(4 * n, 3 + n), rand(4 * n)), product=True)
+class JoinedLSTM(Function):
+    """Gates of what comes in and of the hidden state side by side, times one matrix; gradients added up in the loop."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        width = w.shape[1] - x.shape[2]
+        h = c = x.new_zeros(x.shape[1], width)
+        hs, cs, gates = [], [], []
+        for t in range(x.shape[0]):
+            i, f, j, o = (torch.cat([x[t], h], -1) @ w.T + b).chunk(4, -1)
+            i, f, j, o = i.sigmoid(), f.sigmoid(), j.tanh(), o.sigmoid()
+            c = f * c + i * j
+            h = o * c.tanh()
+            hs.append(h)
+            cs.append(c)
+            gates.append(torch.cat([i, f, j, o], -1))
+        out = torch.stack(hs)
+        ctx.save_for_backward(x, w, out, torch.stack(cs), torch.stack(gates))
+        return out
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        x, w, out, cs, gates = ctx.saved_tensors
+        given = x.shape[2]
+        gh = gc = torch.zeros_like(out[0])
+        gw, gb, gxs = torch.zeros_like(w), w.new_zeros(w.shape[0]), []
+        for t in range(x.shape[0] - 1, -1, -1):
+            i, f, j, o = gates[t].chunk(4, -1)
+            zeros = torch.zeros_like(cs[t])
+            c, h = (cs[t - 1], out[t - 1]) if t > 0 else (zeros, zeros)
+            tc = cs[t].tanh()
+            gh = gh + g[t]
+            gc = gc + gh * o * (1 - tc * tc)
+            parts = gc * j * i * (1 - i), gc * c * f * (1 - f), gc * i * (1 - j * j), gh * tc * o * (1 - o)
+            gs = torch.cat(parts, -1)
+            gw += gs.T @ torch.cat([x[t], h], -1)
+            gb += gs.sum(0)
+            both = gs @ w
+            gxs.append(both[:, :given])
+            gh, gc = both[:, given:], gc * f
+        return torch.stack(gxs[::-1]), gw, gb

@@ -1,0 +1,217 @@
+"""Parts of what a step makes, where one of them need not be done step by step: each is made by itself.
+
+    cat(x[t], h) @ w            ->   x[t] @ w[:n] + h @ w[n:]            the first leaves the loop
+    d = g @ w                   ->   d[:, :n] = g @ w[:, :n], ..         so does a part that goes into no other step
+    b = b + cat(p, q)           ->   b = cat(b, c), b = b + p, c = c + q   where what is added up is put together
+    out1[t], out2[t] = p, p.T   ->   p is given, and turned behind the loop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import accumulate, combinations, pairwise
+from typing import TypeAlias
+
+from ..graph import Graph, Value, building, emit
+from ..infer import sizes_equal
+from ..rewrite import extract, make, nodes_between, rebuild
+from ..types import Size
+from .loop import Loop, below
+from .pieces import cuts, is_at_most, plus
+
+Build: TypeAlias = "Callable[[dict[int, Value]], Value]"
+
+
+def with_parts(loop: Loop) -> Loop | None:
+    """The loop with products in parts, of which some leave it; None where there are none."""
+    builds = _sums_in_parts(loop) | _slices_of_products(loop)
+    return replace(loop, body=rebuild(loop.body, {}, builds)) if builds else None
+
+
+# ---------------------------------------------------------------------------------------------- sums in parts
+def _sums_in_parts(loop: Loop) -> dict[int, Build]:
+    """Products of concatenations of which a piece is known without what is carried."""
+    carried = below(loop.body, loop.inputs.carries)
+    found: dict[int, Build] = {}
+    for dot in _products(loop.body, carried):
+        for number, dim in _summed(dot):
+            bounds = [0, *cuts(dot.args[number], dim), dot.args[number].shape[dim]]
+            runs = _runs(dot.args[number], dim, bounds, carried)
+            if len(runs) > 2:
+                found[dot.id] = _sum_of_parts(dot, runs)
+    return found
+
+
+def _products(body: Graph, carried: set[int]) -> Iterator[Value]:
+    return (v for v in body.order() if v.prim == "dot" and v.id in carried)
+
+
+def _summed(dot: Value) -> list[tuple[int, int]]:
+    """(operand, dim) of the axis that a product sums along, where it is one."""
+    x_axes, y_axes, out_axes = (dot.params[p] for p in ("x_axes", "y_axes", "out_axes"))
+    labels = set((*x_axes, *y_axes)) - set(out_axes)
+    if len(labels) != 1 or not labels <= set(x_axes) & set(y_axes):
+        return []
+    (label,) = labels
+    return [(0, x_axes.index(label)), (1, y_axes.index(label))]
+
+
+def _runs(value: Value, dim: int, bounds: Sequence[Size], carried: set[int]) -> list[Size]:
+    """The places at which pieces that depend on what is carried, and such that do not, meet; and both ends."""
+    moving = [_depends(value, dim, a, b, carried) for a, b in pairwise(bounds)]
+    meets = [at for at, before, after in zip(bounds[1:-1], moving, moving[1:], strict=False) if before != after]
+    return [bounds[0], *meets, bounds[-1]]
+
+
+def _depends(value: Value, dim: int, start: Size, stop: Size, carried: set[int]) -> bool:
+    """True where a piece of a value is made of what is carried."""
+    if value.id not in carried:
+        return False
+    if value.prim == "cat" and value.params["axis"] == dim:
+        return any(v.id in carried for v in _between(value, dim, start, stop))
+    if value.prim == "permute":
+        return _depends(value.args[0], value.params["perm"][dim], start, stop, carried)
+    return value.prim != "cast" or _depends(value.args[0], dim, start, stop, carried)
+
+
+def _between(cat: Value, dim: int, start: Size, stop: Size) -> list[Value]:
+    """The pieces of a concatenation from one place to another; all of them where that is not known."""
+    ends = [0, *_ends(cat, dim)]
+    at = [next((i for i, e in enumerate(ends) if sizes_equal(e, place)), None) for place in (start, stop)]
+    return list(cat.args if at[0] is None or at[1] is None else cat.args[at[0] : at[1]])
+
+
+def _ends(cat: Value, dim: int) -> list[Size]:
+    return list(accumulate((x.shape[dim] for x in cat.args), plus))
+
+
+def _sum_of_parts(dot: Value, bounds: Sequence[Size]) -> Build:
+    def build(env: dict[int, Value]) -> Value:
+        parts = [_part(dot, env, a, b) for a, b in pairwise(bounds)]
+        return reduce(lambda a, b: emit("add", a, b), parts)
+
+    return build
+
+
+def _part(dot: Value, env: Mapping[int, Value], start: Size, stop: Size) -> Value:
+    sides = [piece(env[dot.args[n].id], dim, start, stop) for n, dim in _summed(dot)]
+    return emit("dot", *sides, **dot.params)
+
+
+def piece(value: Value, dim: int, start: Size, stop: Size) -> Value:
+    """A slice of a value along one dim, of what it is put together of."""
+    if value.prim == "cat" and value.params["axis"] == dim:
+        inside = _between(value, dim, start, stop)
+        return inside[0] if len(inside) == 1 else _cat_or_slice(value, inside, dim, start, stop)
+    if value.prim == "permute":
+        (x,), perm = value.args, value.params["perm"]
+        return make("permute", piece(x, perm[dim], start, stop), perm=perm)
+    if value.prim == "cast":
+        return make("cast", piece(value.args[0], dim, start, stop), dtype=value.dtype)
+    return _slice(value, dim, start, stop)
+
+
+def _cat_or_slice(value: Value, inside: Sequence[Value], dim: int, start: Size, stop: Size) -> Value:
+    is_known = len(inside) < len(value.args)
+    return emit("cat", *inside, axis=dim) if is_known else _slice(value, dim, start, stop)
+
+
+def _slice(value: Value, dim: int, start: Size, stop: Size) -> Value:
+    starts = tuple(start if d == dim else 0 for d in range(value.ndim))
+    stops = tuple(stop if d == dim else n for d, n in enumerate(value.shape))
+    return emit("slice", value, start=starts, stop=stops, step=(1,) * value.ndim)
+
+
+# ---------------------------------------------------------------------------------------- slices of products
+def _slices_of_products(loop: Loop) -> dict[int, Build]:
+    """Slices that are no more than a product of which a part goes into no other step: products with slices."""
+    count = len(loop.init)
+    within = {v.id for v in nodes_between(loop.results[:count], [v.id for v in loop.body.inputs])}
+    found: dict[int, Build] = {}
+    for dot in (v for v in loop.body.order() if v.prim == "dot" and v.id in within):
+        users = list(dict.fromkeys(dot.users))
+        dim = _sliced_dim(dot, users)
+        if dim is not None and (dot in loop.results or any(u.id not in within for u in users)):
+            found |= {u.id: _product_of_slice(dot, u, dim) for u in users}
+    return found
+
+
+def _sliced_dim(dot: Value, users: Sequence[Value]) -> int | None:
+    """The dim along which all that reads a product is a slice of it, where they are no more than it is."""
+    if not users or any(u.prim != "slice" or any(s != 1 for s in u.params["step"]) for u in users):
+        return None
+    dims = {d for u in users for d in range(dot.ndim) if not sizes_equal(u.shape[d], dot.shape[d])}
+    if len(dims) != 1:
+        return None
+    (dim,) = dims
+    bounds = sorted(((u.params["start"][dim], u.params["stop"][dim]) for u in users), key=str)
+    return dim if len(set(bounds)) == len(bounds) and _are_apart(bounds) else None
+
+
+def _are_apart(bounds: Sequence[tuple[Size, Size]]) -> bool:
+    """No two of these runs overlap, provably."""
+    pairs = combinations(bounds, 2)
+    return all(is_at_most(one[1], two[0]) or is_at_most(two[1], one[0]) for one, two in pairs)
+
+
+def _product_of_slice(dot: Value, part: Value, dim: int) -> Build:
+    label = dot.params["out_axes"][dim]
+    start, stop = part.params["start"][dim], part.params["stop"][dim]
+
+    def build(env: dict[int, Value]) -> Value:
+        axes = (dot.params["x_axes"], dot.params["y_axes"])
+        sides = zip((env[a.id] for a in dot.args), axes, strict=True)
+        own = [piece(v, a.index(label), start, stop) if label in a else v for v, a in sides]
+        return emit("dot", *own, **dot.params)
+
+    return build
+
+
+# ------------------------------------------------------------------------------------------- carried in pieces
+def carried_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
+    """The loop with the pieces of the first carry to which a step adds a concatenation; the carry, its number of
+    pieces, and the dim along which they are one."""
+    found = next((pair for i in range(len(loop.init)) if (pair := _added_pieces(loop, i)) is not None), None)
+    if found is None:
+        return None
+    number, cat = found
+    body, dim = loop.body.copy(), cat.params["axis"]
+    with building(body):
+        pieces = [body.input(x.aval, loop.inputs.carries[number].params["name"]) for x in cat.args]
+        after = [emit("add", p, Value(body, x.id)) for p, x in zip(pieces, cat.args, strict=True)]
+    bounds = pairwise([0, *_ends(cat, dim)])
+    init = [_slice(loop.init[number], dim, a, b) for a, b in bounds]
+    inputs = _with(number, pieces, [Value(body, v.id) for v in loop.body.inputs])
+    outputs = _with(number, after, [Value(body, o.id) for o in loop.results])
+    own = extract(outputs, inputs, name=body.name)
+    return replace(loop, body=own, init=tuple(_with(number, init, loop.init))), number, len(pieces), dim
+
+
+def _with(number: int, several: Sequence[Value], values: Sequence[Value]) -> list[Value]:
+    """Several values in the place of one."""
+    return [*values[:number], *several, *values[number + 1 :]]
+
+
+def _added_pieces(loop: Loop, number: int) -> tuple[int, Value] | None:
+    before, after = loop.inputs.carries[number], loop.results[number]
+    if after.prim != "add" or before not in after.args or len(before.users) != 1 or len(after.users) > 0:
+        return None
+    if any(o in (after, before) for i, o in enumerate(loop.results) if i != number):
+        return None
+    carried = below(loop.body, loop.inputs.carries)
+    cats = [a for a in after.args if a.prim == "cat" and a.id in carried]
+    return (number, cats[0]) if len(cats) == 1 else None
+
+
+# ---------------------------------------------------------------------------------------------- turned behind it
+def turned_behind(loop: Loop) -> tuple[Loop, list[tuple[int, ...] | None]] | None:
+    """The loop that gives once what it gives turned as well, and for each of its results how it is turned then."""
+    count = len(loop.init)
+    ys = loop.results[count:]
+    given = [*loop.results[:count], *(o.args[0] if o.prim == "permute" and o.args[0] in ys else o for o in ys)]
+    turns = [None if v == o else o.params["perm"] for v, o in zip(given, loop.results, strict=True)]
+    if not any(turns):
+        return None
+    return replace(loop, body=extract(given, loop.body.inputs, name=loop.body.name)), turns
