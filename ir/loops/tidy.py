@@ -7,7 +7,6 @@
     an operand given twice, or a constant     once, or in the body
     a y that is a step of an x, or a whole    that x, or that whole for each step
     xs that are all flipped                   the loop runs the other way, and its ys are flipped
-    a product that uses each element once     a sum
     what no result needs                      gone
 """
 
@@ -21,7 +20,6 @@ from ..graph import Graph, Value, building, emit
 from ..infer import same_shape, sizes_equal
 from ..rewrite import copy_into, make, rebuild
 from .body import Body
-from .lone_products import lone_products
 from .loop import Loop, loop_of, rebuild_scans, scans_of
 from .prune import prune_scans
 
@@ -180,7 +178,7 @@ def _unflipped(x: Value) -> Value | None:
 
 
 RULES: tuple[Rule, ...] = (
-    fixed_carries, equal_carries, uniform_steps, repeated_operands, passed_through, flipped_steps, lone_products,
+    fixed_carries, equal_carries, uniform_steps, repeated_operands, passed_through, flipped_steps,
 )  # fmt: skip
 
 

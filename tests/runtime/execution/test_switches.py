@@ -165,6 +165,43 @@ class Recurrent(Function):
         return g * x, w * g.sum()
 
 
+class Ends(Function):
+    """The first step of a loop that runs backwards is returned by itself, with something else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        h, hs = torch.zeros_like(x[0]), []
+        for t in reversed(range(x.shape[0])):
+            h = 0.5 * h + torch.sin(x[t])
+            hs.append(2 * h)
+        out = torch.stack(hs[::-1])
+        return out, out[0].exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, first: Tensor) -> Tensor:
+        return g + first
+
+
+class BothWays(Function):
+    """A loop whose steps are read by one that runs the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        h, there, back = torch.zeros_like(x[0]), [], []
+        for t in range(x.shape[0]):
+            h = torch.tanh(h + x[t])
+            there.append((h, h * x[t].exp()))
+        hs, ys = (torch.stack(part) for part in zip(*there))
+        for t in reversed(range(x.shape[0])):
+            h = torch.sin(h * x[t]) + hs[t] * ys[t]
+            back.append(h)
+        return torch.stack(back)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
@@ -175,6 +212,8 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     **dict.fromkeys(("cse", "constants", "algebra", "numbers", "layout", "fuse"), (Scaled, SQUARE)),
     "contract": (Outer, ((5, 4), (3, 4))),
     "motion": (Recurrent, ((12, 3, 4), (4, 4))),
+    "handover": (BothWays, ((12, 4),)),
+    "picked_steps": (Ends, ((12, 4),)),
     "recompute": (Rms, SQUARE),
     "overlap": (product, TALL),
     "siblings": (Two, SQUARE),
