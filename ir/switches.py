@@ -21,6 +21,7 @@ GRAPHS: dict[str, str] = {
     "layout": "permutes, reshapes and broadcasts in normal form; computing on the small shape",
     "contract": "the sum of a broadcast product is a matmul",
     "motion": "products and sums that no step of a loop waits for are taken for all steps at once",
+    "pieces_of_loops": "what is made of concatenated steps of a loop is made of its pieces",
     "handover": "what a loop hands to another one is chosen by a minimum cut",
     "picked_steps": "single steps of a loop that something is made of are carried to its end",
     "recompute": "what backward needs of forward is chosen by a minimum cut",

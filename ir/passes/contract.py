@@ -190,7 +190,7 @@ def _matrix(value: Value) -> Value | None:
     """The operand that has all axes of a product, where the other one has fewer."""
     x, y = sorted(_labelled(value), key=lambda f: len(f.axes))
     is_summed = not y.axes <= set(value.params["out_axes"])
-    is_plain = len(y.axes) == len(wide(y.value.shape))  # no axis of it is read along a diagonal
+    is_plain = all(len(f.axes) == len(wide(f.value.shape)) for f in (x, y))  # none is read along a diagonal
     return y.value if x.axes < y.axes and is_summed and is_plain else None
 
 

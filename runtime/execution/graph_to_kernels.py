@@ -23,6 +23,7 @@ from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.node_kinds import is_view
+from ...ir.passes.pieces import Pieces
 from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Machine, Products
 from ...ir.passes.simplify import Simplify
@@ -51,7 +52,7 @@ Slabbing = Literal["walk", "inside", "none"]
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
-    "simplify again": Simplify(), "handover": Handover(), "picked steps": PickedSteps(),
+    "simplify again": Simplify(), "pieces of loops": Pieces(), "handover": Handover(), "picked steps": PickedSteps(),
 }  # fmt: skip
 
 

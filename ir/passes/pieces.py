@@ -1,0 +1,120 @@
+"""What is made element by element of a concatenation that a loop gives most of is made piece by piece.
+
+    exp(cat(h0, ys))  ->  cat(exp(h0), exp(ys))        exp(ys) is stored by the loop's own kernel, as its steps come
+
+Otherwise all steps would go through memory, to be read again by another kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from ..graph import Graph, Value
+from ..infer import sizes_equal
+from ..loops.loop import scans_of
+from ..prims import PRIMS
+from ..rewrite import join_rules, make, rebuild
+from ..switches import is_on
+from ..types import Size, simplify_size
+from .layout import layout
+
+BESIDE = ("input", "elementwise", "layout", "source")
+"""Families of what may be read beside the steps of a loop: it is made again in each of them."""
+MOST = 4
+"""Pieces: all but one are first or last steps by themselves."""
+MOST_BESIDE = 32
+"""Operations of what is read beside them."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Graph -> an equal graph where what is made of concatenated steps is concatenated behind it."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        if not is_on("pieces_of_loops") or not scans_of(graph):
+            return graph
+        divided = _Divided()
+        rule = {p.name: (divided.by_pieces,) for p in PRIMS.values() if p.family == "elementwise"}
+        return rebuild(graph, join_rules(rule, layout))
+
+
+class _Steps(NamedTuple):
+    """A value as pieces along an axis, of which some are steps of a loop."""
+
+    scan: int
+    axis: int
+    pieces: tuple[Value, ...]
+
+    @property
+    def sizes(self) -> list[Size]:
+        return [p.shape[self.axis] for p in self.pieces]
+
+    def is_like(self, other: _Steps | None) -> bool:
+        """The same loop's steps and the same pieces."""
+        if other is None or (self.scan, self.axis, len(self.pieces)) != (other.scan, other.axis, len(other.pieces)):
+            return False
+        return all(sizes_equal(n, m) for n, m in zip(self.sizes, other.sizes, strict=True))
+
+
+@dataclass
+class _Divided:
+    """The rule. `made`: the loops of the concatenations that it has made, by id."""
+
+    made: dict[int, int] = field(default_factory=dict)
+
+    def by_pieces(self, value: Value) -> Value | None:
+        """f(cat(x, y), z)  ->  cat(f(x, z[first]), f(y, z[rest]))"""
+        found = [self._steps(a) for a in value.args]
+        steps = next((s for s in found if s is not None), None)
+        if steps is None or not all(steps.is_like(s) or _is_beside(a) for a, s in zip(value.args, found, strict=True)):
+            return None
+        divided = [s.pieces if s else _sliced(a, steps) for a, s in zip(value.args, found, strict=True)]
+        cat = make("cat", *(make(value.prim, *args, **value.params) for args in zip(*divided, strict=True)), axis=steps.axis)
+        self.made[cat.id] = steps.scan
+        return cat
+
+    def _steps(self, value: Value) -> _Steps | None:
+        source, perm = (value.args[0], value.params["perm"]) if value.prim == "permute" else (value, None)
+        if source.prim != "cat" or len(source.args) > MOST:
+            return None
+        axis = source.params["axis"]
+        scans = {s for p in source.args if (s := _scan_along(p, axis)) is not None}
+        scan = self.made.get(source.id, scans.pop() if len(scans) == 1 else None)
+        if scan is None:
+            return None
+        if perm is None:
+            return _Steps(scan, axis, source.args)
+        return _Steps(scan, perm.index(axis), tuple(make("permute", p, perm=perm) for p in source.args))
+
+
+def _scan_along(value: Value, axis: int) -> int | None:
+    """The loop whose steps a value has along an axis."""
+    while value.prim in ("permute", "slice"):
+        axis = value.params["perm"][axis] if value.prim == "permute" else axis
+        (value,) = value.args
+    is_step = value.prim == "pick" and value.args[0].prim == "scan" and axis == 0
+    return value.args[0].id if is_step and value.params["index"] >= value.args[0].params["carries"] else None
+
+
+def _is_beside(value: Value) -> bool:
+    """It is made of inputs, element by element, in a few operations."""
+    seen, todo = set[Value](), [value]
+    while todo and len(seen) <= MOST_BESIDE:
+        if (found := todo.pop()) not in seen:
+            seen.add(found)
+            todo += found.args
+    return not todo and all(PRIMS[v.prim].family in BESIDE for v in seen)
+
+
+def _sliced(value: Value, steps: _Steps) -> tuple[Value, ...]:
+    """A value in pieces as long as those of the steps."""
+    ends = list(accumulate(steps.sizes, lambda total, n: simplify_size(total + n)))
+    return tuple(_part(value, steps.axis, start, stop) for start, stop in zip([0, *ends], ends, strict=False))
+
+
+def _part(value: Value, axis: int, start: Size, stop: Size) -> Value:
+    starts = tuple(start if a == axis else 0 for a in range(value.ndim))
+    stops = tuple(stop if a == axis else n for a, n in enumerate(value.shape))
+    return make("slice", value, start=starts, stop=stops, step=(1,) * value.ndim)
