@@ -1,19 +1,21 @@
-"""What is made element by element of a concatenation that a loop gives most of is made piece by piece.
+"""What a loop gives, or reads, but for first or last steps, is made and stored piece by piece, in its own kernel.
 
-    exp(cat(h0, ys))  ->  cat(exp(h0), exp(ys))        exp(ys) is stored by the loop's own kernel, as its steps come
+    exp(cat(h0, ys))                   ->  cat(exp(h0), exp(ys))         exp(ys) is stored as steps come
+    v = exp(x), returned; v[1:] read   ->  cat(v[:1], ys)                ys: what each step reads of v
 
-Otherwise all steps would go through memory, to be read again by another kernel.
+Otherwise all steps would go through memory, or be made twice, by another kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..graph import Graph, Value
-from ..infer import sizes_equal
-from ..loops.loop import scans_of
+from ..graph import Graph, Value, building
+from ..infer import same_shape, sizes_equal
+from ..loops.loop import loop_of, rebuild_scans, scans_of
 from ..prims import PRIMS
 from ..rewrite import join_rules, make, rebuild
 from ..switches import is_on
@@ -22,6 +24,8 @@ from .layout import layout
 
 BESIDE = ("input", "elementwise", "layout", "source")
 """Families of what may be read beside the steps of a loop: it is made again in each of them."""
+READ = (*BESIDE, "gather")
+"""Of what may be stored by the steps that read it."""
 MOST = 4
 """Pieces: all but one are first or last steps by themselves."""
 MOST_BESIDE = 32
@@ -38,6 +42,12 @@ class Pieces:
         divided = _Divided()
         rule = {p.name: (divided.by_pieces,) for p in PRIMS.values() if p.family == "elementwise"}
         return rebuild(graph, join_rules(rule, layout))
+
+
+def given_by_steps(graph: Graph) -> Graph:
+    """The graph whose loops give those of its results that their steps read."""
+    given = _Given()
+    return given.in_place(rebuild_scans(graph, given.by_steps)) if is_on("pieces_of_loops") else graph
 
 
 class _Steps(NamedTuple):
@@ -98,14 +108,63 @@ def _scan_along(value: Value, axis: int) -> int | None:
     return value.args[0].id if is_step and value.params["index"] >= value.args[0].params["carries"] else None
 
 
-def _is_beside(value: Value) -> bool:
+def _is_beside(value: Value, families: Collection[str] = BESIDE) -> bool:
     """It is made of inputs, element by element, in a few operations."""
     seen, todo = set[Value](), [value]
     while todo and len(seen) <= MOST_BESIDE:
         if (found := todo.pop()) not in seen:
             seen.add(found)
             todo += found.args
-    return not todo and all(PRIMS[v.prim].family in BESIDE for v in seen)
+    return not todo and all(PRIMS[v.prim].family in families for v in seen)
+
+
+class _Given:
+    """Results of a graph that its loops give on the way: by what each is, its pieces."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[Value, tuple[Value, ...]] = {}
+
+    def by_steps(self, scan: Value, args: list[Value]) -> list[Value] | None:
+        """The results of a loop, whose steps give also what they read of results of the graph."""
+        wanted, loop, count = set(scan.graph.results), loop_of(scan, args), scan.params["carries"]
+        read = [at for at, x in enumerate(loop_of(scan).xs) if _is_most_of(x, wanted) and _is_beside(x, READ)]
+        if not read:
+            return None
+        pairs = [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
+        ys = [*loop.results[count:], *(loop.inputs.xs[at] for at in read)]
+        made = loop.part(range(count), pairs[0], pairs[1], ys).emit()
+        for at, steps in zip(read, made[len(loop.results) :], strict=True):
+            is_part = loop_of(scan).xs[at] not in wanted
+            whole, pieces = (loop.xs[at].args[0], _around(loop.xs[at], steps)) if is_part else (loop.xs[at], (steps,))
+            self.pieces.setdefault(whole, pieces)
+        return made[: len(loop.results)]
+
+    def in_place(self, graph: Graph) -> Graph:
+        """The graph that returns these in pieces."""
+        with building(graph):
+            whole = {v.id: make("cat", *p, axis=0) if len(p) > 1 else p[0] for v, p in self.pieces.items()}
+        outputs = [o if o is None else whole.get(o.id, o) for o in graph.outputs]
+        return graph.returning(outputs, graph.output_strides)
+
+
+def _is_most_of(x: Value, results: Collection[Value]) -> bool:
+    """One of these, or all of it but a few first or last steps; made by the graph."""
+    if x in results:
+        return x.prim != "input"
+    if x.prim != "slice" or x.args[0] not in results or x.args[0].prim == "input":
+        return False
+    (whole,), (first, *starts), (stop, *stops) = x.args, x.params["start"], x.params["stop"]
+    beside = [first, simplify_size(whole.shape[0] - stop)]
+    is_along_time = not any(starts) and same_shape(stops, whole.shape[1:]) and set(x.params["step"]) == {1}
+    return is_along_time and all(isinstance(n, int) for n in beside) and sum(beside) < MOST
+
+
+def _around(x: Value, steps: Value) -> tuple[Value, ...]:
+    """The steps that a slice has, between those that it has not."""
+    (whole,), first, stop = x.args, x.params["start"][0], x.params["stop"][0]
+    ends = [(0, first), (stop, whole.shape[0])]
+    before, behind = ([] if sizes_equal(*end) else [_part(whole, 0, *end)] for end in ends)
+    return (*before, steps, *behind)
 
 
 def _sliced(value: Value, steps: _Steps) -> tuple[Value, ...]:
