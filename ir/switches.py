@@ -24,6 +24,7 @@ GRAPHS: dict[str, str] = {
     "pieces_of_loops": "what is made of concatenated steps of a loop is made of its pieces",
     "handover": "what a loop hands to another one is chosen by a minimum cut",
     "picked_steps": "single steps of a loop that something is made of are carried to its end",
+    "summed_steps": "sums over the steps of a loop are carried along",
     "recompute": "what backward needs of forward is chosen by a minimum cut",
     "exchange": "a sum over a large product is taken from a product of forward that has summed it already",
     "overlap": "a derived backward takes over values of forward",

@@ -8,6 +8,7 @@ Otherwise all steps would go through memory, or be made twice, by another kernel
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from ..graph import Graph, Value, building
 from ..infer import same_shape, sizes_equal
+from ..loops.around.carrying import is_linear
 from ..loops.loop import loop_of, rebuild_scans, scans_of
 from ..prims import PRIMS
 from ..rewrite import join_rules, make, rebuild
@@ -41,6 +43,7 @@ class Pieces:
             return graph
         divided = _Divided()
         rule = {p.name: (divided.by_pieces,) for p in PRIMS.values() if p.family == "elementwise"}
+        rule["sum"] = (divided.sum_of_pieces,)
         return rebuild(graph, join_rules(rule, layout))
 
 
@@ -84,6 +87,16 @@ class _Divided:
         cat = make("cat", *(make(value.prim, *args, **value.params) for args in zip(*divided, strict=True)), axis=steps.axis)
         self.made[cat.id] = steps.scan
         return cat
+
+    def sum_of_pieces(self, value: Value) -> Value | None:
+        """sum(cat(x, y))  ->  sum(x) + sum(y), where a loop carries its part along"""
+        steps = self._steps(value.args[0])
+        if steps is None or steps.axis not in value.params["axes"] or value.dtype not in ("f32", "f64"):
+            return None
+        if is_linear(loop_of(Value(value.graph, steps.scan))):
+            return None
+        sums = (make("sum", p, axes=value.params["axes"]) for p in steps.pieces)
+        return functools.reduce(lambda total, more: make("add", total, more), sums)
 
     def _steps(self, value: Value) -> _Steps | None:
         source, perm = (value.args[0], value.params["perm"]) if value.prim == "permute" else (value, None)

@@ -16,9 +16,10 @@ from ...codegen import Kernels, Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
-from ...ir.loops.handover import Handover
+from ...ir.loops.around.handover import Handover
+from ...ir.loops.around.picked import PickedSteps
+from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
-from ...ir.loops.picked import PickedSteps
 from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
@@ -53,6 +54,7 @@ Slabbing = Literal["walk", "inside", "none"]
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
     "simplify again": Simplify(), "pieces of loops": Pieces(), "handover": Handover(), "picked steps": PickedSteps(),
+    "summed steps": SummedSteps(),
 }  # fmt: skip
 
 

@@ -71,6 +71,23 @@ def first_two_changed(x: Tensor) -> ANY:
 
 
 @doubled
+def sums_of_states(x: Tensor) -> ANY:
+    """Over steps alone, over all, of what is made of states and something beside them."""
+    states = torch.stack(walked(x), 1)
+    weights = x[0].exp()
+    return states.sum(1), (states * weights[:, None]).sum((0, 1)) + 1, (states.mT * x).mean(0)
+
+
+@doubled
+def sums_in_halves(x: Tensor) -> Tensor:
+    h, hs = torch.zeros_like(x[0]), []
+    for xt in x:
+        h = torch.tanh(h * xt + 0.5)
+        hs.append(h)
+    return torch.stack(hs).sum(0)
+
+
+@doubled
 def there_and_back(x: Tensor) -> Tensor:
     h, there, sums, back = x[0], [], [], []
     for t in range(x.shape[0]):
@@ -118,6 +135,14 @@ def test_numbers(cls: ANY) -> None:
         x = torch.randn(steps, *shape[1:])
         for got, want in zip(as_tuple(fast.apply(x)), as_tuple(cls.apply(x)), strict=True):
             torch.testing.assert_close(got, want)
+
+
+def test_sums_of_halves_are_rounded_once() -> None:
+    fast = fusegrad.compile(sums_in_halves, backend="interpret", fullgraph=True)
+    x = torch.randn(2000, 4, dtype=torch.float16)
+    got, want = fast.apply(x), sums_in_halves.apply(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want)
 
 
 def as_tuple(out: ANY) -> tuple[Tensor, ...]:

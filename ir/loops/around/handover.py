@@ -13,15 +13,15 @@ from functools import cached_property
 
 import networkx as nx
 
-from ..graph import Graph, Value, building
-from ..infer import sizes_equal
-from ..passes.cost import estimate
-from ..prims import PRIMS
-from ..rewrite import copy_into, nodes_between
-from ..switches import is_on
-from .loop import Loop, loop_of, rebuild_scans, scans_of
-from .prune import prune_scans
-from .tidy import in_bodies
+from ...graph import Graph, Value, building
+from ...infer import sizes_equal
+from ...passes.cost import estimate
+from ...prims import PRIMS
+from ...rewrite import copy_into, nodes_between
+from ...switches import is_on
+from ..loop import Loop, loop_of, rebuild_scans, scans_of
+from ..prune import prune_scans
+from ..tidy import in_bodies
 
 AGAIN = ("elementwise", "layout", "source")
 """Families that the steps of the other loop compute again."""
