@@ -84,7 +84,8 @@ class _Divided:
         if steps is None or not all(steps.is_like(s) or _is_beside(a) for a, s in zip(value.args, found, strict=True)):
             return None
         divided = [s.pieces if s else _sliced(a, steps) for a, s in zip(value.args, found, strict=True)]
-        cat = make("cat", *(make(value.prim, *args, **value.params) for args in zip(*divided, strict=True)), axis=steps.axis)
+        pieces = (make(value.prim, *args, **value.params) for args in zip(*divided, strict=True))
+        cat = make("cat", *pieces, axis=steps.axis)
         self.made[cat.id] = steps.scan
         return cat
 

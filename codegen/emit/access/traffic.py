@@ -90,14 +90,16 @@ class _Reach:
         if not self.along or (self.ref, self.beside) != (other.ref, other.beside) or {*self.along} != {*other.along}:
             return False
         further = tidy(self.offset - other.offset)
-        shifts = [{}] if further == 0 else [{c: n} for c in self.along if (n := divide(further, c)) is not None]
-        return any(all(_fits(own, other.along[c], shift.get(c, 0)) for c, own in self.along.items()) for shift in shifts)
+        moves = [{c: n} for c in self.along if (n := divide(further, c)) is not None]
+        return any(self._fits(other, move) for move in (moves if further != 0 else [{}]))
 
-
-def _fits(inner: tuple[Size, Size], outer: tuple[Size, Size], shift: Size) -> bool:
-    """The places from the first of a pair to before the second, moved, lie between those of the other."""
-    before, behind = tidy(inner[0] + shift - outer[0]), tidy(outer[1] - inner[1] - shift)
-    return nonnegative(before) and nonnegative(behind)
+    def _fits(self, other: _Reach, move: Mapping[Size, Size]) -> bool:
+        """Along each stride the places, so many further, lie between those of the other."""
+        pairs = ((own, other.along[c], move.get(c, 0)) for c, own in self.along.items())
+        return all(
+            nonnegative(tidy(low + n - first)) and nonnegative(tidy(behind - high - n))
+            for (low, high), (first, behind), n in pairs
+        )
 
 
 def _is_of_row(load: Term, context: Context) -> bool:

@@ -70,8 +70,8 @@ class Carrying:
         starts, before, after = zip(*self._states, strict=True)
         inputs = [*carries, *before, *xs, *self._xs.values(), *wholes, *self._wholes.values()]
         part = extract([*results[:count], *after, *results[count:]], inputs, name=body.name)
-        operands = {"xs": (*loop.xs, *self._xs), "wholes": (*loop.wholes, *self._wholes)}
-        made = replace(loop, body=part, init=(*loop.init, *starts), **operands).without_unread().emit()
+        init, operands = (*loop.init, *starts), ((*loop.xs, *self._xs), (*loop.wholes, *self._wholes))
+        made = Loop(part, init, *operands, loop.length, loop.reverse).without_unread().emit()
         self.ends = made[count : count + len(after)]
         return made[:count] + made[count + len(after) :]
 

@@ -7,7 +7,7 @@ As between forward and backward: what is computed from what the other loop reads
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,8 +86,8 @@ class _Pair:
     @property
     def wins(self) -> bool:
         """Fewer bytes are read and written."""
-        before, after = (sum(self._bytes(v) for v in dict.fromkeys(values)) for values in (self.handed.values(), self.cut))
-        return after < before
+        before = sum(self._bytes(v) for v in dict.fromkeys(self.handed.values()))
+        return sum(map(self._bytes, self.cut)) < before
 
     @cached_property
     def cut(self) -> list[Value]:
@@ -130,7 +130,8 @@ class _Pair:
         return [v for v in self.cut if v not in given and v not in self.source.inputs.xs]
 
     def _giving(self, loop: Loop) -> Loop:
-        steps, same = (list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True))
+        operands = zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)
+        steps, same = (list(zip(v, o, strict=True)) for v, o in operands)
         return loop.part(range(self.count), steps, same, [*loop.results[self.count :], *self._fresh])
 
     def _operand(self, value: Value) -> Value:
@@ -160,6 +161,6 @@ class _Pair:
         return Loop(body, loop.init, xs, wholes, loop.length, loop.reverse).without_unread()
 
 
-def _as_inputs(out: Graph, values: Sequence[Value] | Iterator[Value], name: str) -> dict[int, Value]:
+def _as_inputs(out: Graph, values: Iterable[Value], name: str) -> dict[int, Value]:
     """New inputs like these values, by their ids."""
     return {v.id: out.input(v.aval, f"{name}_{n}") for n, v in enumerate(values)}

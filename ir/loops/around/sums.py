@@ -20,7 +20,7 @@ from ...passes.cost import estimate
 from ...prims import PRIMS
 from ...switches import is_on
 from ...transforms.ops import zeros
-from ...types import FLOATS, LOW_FLOATS, Size, TensorType
+from ...types import FLOATS, LOW_FLOATS, TensorType
 from ..loop import below, loop_of, scans_of
 from ..tidy import in_bodies
 from .carrying import Carrying, carried_along, is_linear
@@ -68,7 +68,8 @@ class _Summed:
         """What is summed is made of steps in a few operations, and no larger than a step of a result."""
         (source,), seen = self.node.args, list[Value]()
         is_made = self._is_made(source, self.axis, seen) and len(seen) <= MOST_MADE
-        given = (estimate(t.numel) // max(1, estimate(t.shape[0])) for t in self.scan.avals[self.scan.params["carries"] :])
+        results = self.scan.avals[self.scan.params["carries"] :]
+        given = (estimate(t.numel) // max(1, estimate(t.shape[0])) for t in results)
         return is_made and estimate(source.aval.numel) <= estimate(source.shape[self.axis]) * max(given, default=0)
 
     def _is_made(self, value: Value, axis: int, seen: list[Value]) -> bool:
@@ -154,7 +155,7 @@ def _axis_before(value: Value, axis: int) -> int | None:
         return value.params["perm"][axis]  # type: ignore[no-any-return]
     if value.prim == "broadcast" and axis in value.params["axes"]:
         own = value.params["axes"].index(axis)
-        return own if value.args[0].shape[own] != 1 else None  # type: ignore[no-any-return]
+        return own if value.args[0].shape[own] != 1 else None
     return axis if PRIMS[value.prim].family == "elementwise" else None
 
 

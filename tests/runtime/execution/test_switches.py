@@ -192,7 +192,7 @@ class BothWays(Function):
         for t in range(x.shape[0]):
             h = torch.tanh(h + x[t])
             there.append((h, h * x[t].exp()))
-        hs, ys = (torch.stack(part) for part in zip(*there))
+        hs, ys = (torch.stack(part) for part in zip(*there, strict=True))
         for t in reversed(range(x.shape[0])):
             h = torch.sin(h * x[t]) + hs[t] * ys[t]
             back.append(h)
