@@ -23,6 +23,7 @@ from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
 from ..ir.loops.body import Body
 from ..ir.passes.node_kinds import only_moves
+from ..ir.passes.pieces import given_by_steps
 from ..ir.passes.virtual import virtual_values
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
@@ -70,7 +71,7 @@ def generate(
     registers may have any length up to its block, by a guard, where else its length is compiled in. Raises Unfusible.
     """
     # argmax as simpler primitives: what may be fused is asked of those
-    plain = _expanded(graph, virtual_values(graph, hints))
+    plain = given_by_steps(_expanded(graph, virtual_values(graph, hints)))
     for value in plain.order():
         _check_fusible(value)
     # sizes like C / 32 become integers before any arithmetic on indices

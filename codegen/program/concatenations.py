@@ -16,6 +16,8 @@ from .sizes import same, tidy
 
 MAX_PIECES = 16
 """A concatenation of more computed pieces is stored piece by piece: to choose among them, all would be computed."""
+MOST_MADE = 64
+"""Values among which the steps of a loop are looked for."""
 
 
 def pieces(value: Value) -> list[Part]:
@@ -69,10 +71,21 @@ def moved_dims(value: Value) -> list[int] | None:
 
 
 def is_of_loop(value: Value) -> bool:
-    """True for what a loop gives, moved about at most."""
-    while PRIMS[value.prim].family == "layout" and len(value.args) == 1:
-        (value,) = value.args
-    return value.prim in ("scan", "pick")
+    """True for what a loop gives, moved about, and what is made of it element by element."""
+    seen, todo = set[int](), [value]
+    while todo and len(seen) < MOST_MADE:
+        found = todo.pop()
+        if found.prim in ("scan", "pick"):
+            return True
+        is_made = PRIMS[found.prim].family == "elementwise" or (_is_layout(found) and len(found.args) == 1)
+        if found.id not in seen and is_made:
+            todo += found.args
+        seen.add(found.id)
+    return False
+
+
+def _is_layout(value: Value) -> bool:
+    return PRIMS[value.prim].family == "layout"
 
 
 def _is_moved(value: Value) -> bool:

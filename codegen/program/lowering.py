@@ -254,9 +254,14 @@ def indirect_index(
 ) -> list[Index]:
     """The index in what is gathered from, or scattered to: positions along `axes`, else the dimensions of `index`."""
     rank = positions[0].ndim
-    read = {a: Index(values=((b.at(p, index[:rank], guards), 1),)) for a, p in zip(axes, positions, strict=True)}
+    read = {a: _as_place(b.at(p, index[:rank], guards)) for a, p in zip(axes, positions, strict=True)}
     direct = iter(index[rank:])
     return [b.terms.as_i64(read[d]) if d in read else next(direct) for d in range(ndim)]
+
+
+def _as_place(position: Term) -> Index:
+    """A position as a place: where it counts along an axis, that axis is walked."""
+    return position.param if position.op == "index" else Index(values=((position, 1),))
 
 
 def _random(b: Builder, node: Value, index: Place, guards: Guards) -> Term:

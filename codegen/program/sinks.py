@@ -55,7 +55,8 @@ def _parts(builder: Builder, goal: Goal) -> list[Place]:
     parts = [_index(builder, goal.node, goal.part)]
     for axis in builder.unrolling.by_goal.get(builder.goal, ()):
         pieces = [{axis: Index(offset=k)} for k in range(int(axis.size))]
-        parts = [tuple(builder.axes.settled(i).renamed(piece) for i in part) for part in parts for piece in pieces]
+        renamed = [tuple(builder.axes.settled(i).renamed(piece) for i in part) for part in parts for piece in pieces]
+        parts = list(dict.fromkeys(renamed))  # a part beside the axis is stored once
     return parts
 
 

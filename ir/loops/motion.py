@@ -24,6 +24,7 @@ from ..transforms.ops import inline, shift_axes, zeros
 from ..types import Size
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
 from .parts import carried_in_pieces, turned_behind, with_parts
+from .tidy import permuted_results
 
 Batch: TypeAlias = "Callable[[Graph, Sequence[bool], Size], tuple[Graph, tuple[bool, ...]]]"
 """(a graph, its inputs that are mapped, the batch) -> the graph over a batch, and its outputs that have the axis."""
@@ -41,7 +42,10 @@ class Motion:
     batch: Batch = field(hash=False)
 
     def __call__(self, graph: Graph) -> Graph:
-        return rebuild_scans(graph, self._moved) if is_on("motion") and scans_of(graph) else graph
+        if not is_on("motion") or not scans_of(graph):
+            return graph
+        moved = rebuild_scans(graph, self._moved)
+        return rebuild_scans(moved, lambda node, args: permuted_results(loop_of(node, args)))
 
     def _moved(self, node: Value, args: list[Value]) -> list[Value] | None:
         """The results of a scan with what leaves it before and behind it; None where nothing does."""

@@ -6,6 +6,7 @@
     an x that is the same in all steps        the same in all steps: cotangents of a sum over time
     an operand given twice, or a constant     once, or in the body
     a y that is a step of an x, or a whole    that x, or that whole for each step
+    a y that is permuted                      as it was, permuted behind the loop
     xs that are all flipped                   the loop runs the other way, and its ys are flipped
     what no result needs                      gone
 """
@@ -155,6 +156,27 @@ def passed_through(loop: Loop) -> list[Value] | None:
     return [*results[:count], *(whole[o] if o in whole else next(supply) for o in loop.results[count:])]
 
 
+def permuted_results(loop: Loop) -> list[Value] | None:
+    """A step gives what it makes; its axes are moved for all steps at once, which moves nothing."""
+    count = len(loop.init)
+    given = loop.results[count:]
+    if not any(o.prim == "permute" for o in given):
+        return None
+    plain = [_unmoved(o) for o in given]
+    ys = list(dict.fromkeys(o for o, _ in plain))
+    results = loop.part(range(count), *_pairs(loop), ys).emit()
+    all_steps = dict(zip(ys, results[count:], strict=True))
+    moved = (all_steps[y] if perm is None else make("permute", all_steps[y], perm=perm) for y, perm in plain)
+    return [*results[:count], *moved]
+
+
+def _unmoved(step: Value) -> tuple[Value, tuple[int, ...] | None]:
+    """What a step's result is without having been permuted, and how all steps of it are."""
+    if step.prim != "permute":
+        return step, None
+    return step.args[0], (0, *(a + 1 for a in step.params["perm"]))
+
+
 def _for_each_step(loop: Loop, x: Value) -> Value:
     return emit("broadcast", x, shape=(loop.length, *x.shape), axes=tuple(range(1, x.ndim + 1)))
 
@@ -178,7 +200,7 @@ def _unflipped(x: Value) -> Value | None:
 
 
 RULES: tuple[Rule, ...] = (
-    fixed_carries, equal_carries, uniform_steps, repeated_operands, passed_through, flipped_steps,
+    fixed_carries, equal_carries, uniform_steps, repeated_operands, permuted_results, passed_through, flipped_steps,
 )  # fmt: skip
 
 

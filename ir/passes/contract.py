@@ -5,20 +5,28 @@
 Applied where each operand has an axis that the other lacks. sum(x * y) over equal shapes and sum(x [M, N] * w [N]) are
 bound by memory, and stay fused reductions. In low floats eager rounds the product before adding it; here it is not.
 
+In a step of a loop such a product of a matrix and a vector is a sum, if the matrix is carried, or another one in each
+step: a call would read from memory what the loop has at hand. A matrix that all steps multiply with is one product
+over all of them.
+
+    dot(q [B, K], s [B, K, V], labels bk,bkv->bv)  ->  sum(mul(broadcast(q), s), 1)
+
 After `Simplify`, which leaves one layout node between factors and their product; before `Fuse`, to which a `dot` is a
 call, no member of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from ..graph import Graph, Value
+from ..loops.loop import below, loop_of, rebuild_scans
 from ..loops.tidy import in_bodies
 from ..rewrite import make, rebuild
-from ..types import FLOATS, Size
+from ..types import FLOATS, LOW_FLOATS, Size
 from .layout import only_ones, squeezed, wide
 from .simplify import HOLDERS
 
@@ -30,7 +38,7 @@ class Contract:
     """Graph -> an equal graph where sums of outer products are `dot`."""
 
     def __call__(self, graph: Graph) -> Graph:
-        graph = in_bodies(graph, self)
+        graph = rebuild_scans(in_bodies(graph, self), _with_lone_sums)
         contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
         selected = _not_needed_otherwise(graph, contractions)
         return rebuild(graph, {}, {v.id: c.build for v, c in selected.items()}) if selected else graph
@@ -159,6 +167,45 @@ def _not_needed_otherwise(graph: Graph, contractions: dict[Value, Contraction]) 
 
 def _escapes(value: Value, gone: set[Value], live: set[int], results: set[Value]) -> bool:
     return value in results or any(u.id in live and u not in gone for u in value.users)
+
+
+# ------------------------------------------------------------------ products that are sums
+def _with_lone_sums(node: Value, args: list[Value]) -> list[Value] | None:
+    """The results of a loop whose products of a matrix that varies with a vector are sums; None where it has none."""
+    loop = loop_of(node, args)
+    varying = below(loop.body, [*loop.inputs.carries, *loop.inputs.xs])
+    lone = [v for v in loop.body.order() if v.prim == "dot" and (large := _matrix(v)) and large.id in varying]
+    if not lone:
+        return None
+    return replace(loop, body=rebuild(loop.body, {}, {v.id: partial(_summed, v) for v in lone})).emit()
+
+
+def _labelled(value: Value) -> list[Factor]:
+    """The operands of a product."""
+    pairs = zip(value.args, (value.params["x_axes"], value.params["y_axes"]), strict=True)
+    return [Factor(x, tuple(a if n != 1 else None for a, n in zip(axes, x.shape, strict=True))) for x, axes in pairs]
+
+
+def _matrix(value: Value) -> Value | None:
+    """The operand that has all axes of a product, where the other one has fewer."""
+    x, y = sorted(_labelled(value), key=lambda f: len(f.axes))
+    is_summed = not y.axes <= set(value.params["out_axes"])
+    is_plain = all(len(f.axes) == len(wide(f.value.shape)) for f in (x, y))  # none is read along a diagonal
+    return y.value if x.axes < y.axes and is_summed and is_plain else None
+
+
+def _summed(value: Value, env: Mapping[int, Value]) -> Value:
+    """A product as a sum; low floats are added in float32, as by a product."""
+    factors = _labelled(value)
+    sizes = {a: n for f in factors for a, n in zip(f.labels, f.value.shape, strict=True) if a is not None}
+    outer = [a for a in value.params["out_axes"] if a in sizes]
+    labels = (*outer, *(a for a in sizes if a not in outer))
+    shape, wide_dtype = tuple(sizes[a] for a in labels), "f32" if value.dtype in LOW_FLOATS else value.dtype
+    axes = [tuple(a for a in f.labels if a is not None) for f in factors]
+    x, y = (_spread(_plain(env[f.value.id], wide_dtype), a, labels, shape) for f, a in zip(factors, axes, strict=True))
+    total = make("sum", make("mul", x, y), axes=tuple(range(len(outer), len(labels))))
+    total = make("cast", total, dtype=value.dtype) if total.dtype != value.dtype else total
+    return make("reshape", total, shape=value.shape) if total.shape != value.shape else total
 
 
 def _plain(value: Value, dtype: str) -> Value:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import TypeAlias
 
 from ..graph import Graph, Value
-from ..infer import same_shape
+from ..infer import same_shape, sizes_equal
 from ..lazy_attribute import lazy_attribute
 from ..prims import PRIMS
 from ..text.text import symbols_of
-from ..types import COMPLEX, FLOAT8, contiguous_strides
-from .layout import only_ones
+from ..types import COMPLEX, FLOAT8, Size, contiguous_strides
+from .layout import only_ones, segments
 
 EXTERN = ("extern", "contract")
 VIEWS = ("permute", "broadcast", "slice", "reshape")
 SOURCES = ("full", "iota")
+Strides: TypeAlias = tuple[Size, ...]
 
 
 def is_extern(value: Value, apart: frozenset[int] = frozenset()) -> bool:
@@ -36,7 +39,7 @@ def is_view(value: Value) -> bool:
     if value.prim != "reshape":
         return value.prim in VIEWS
     (source,) = value.args
-    return only_ones(source.shape, value.shape) or is_packed(source)
+    return only_ones(source.shape, value.shape) or is_packed(source) or _merged(source, value) is not None
 
 
 def is_packed(value: Value) -> bool:
@@ -44,6 +47,28 @@ def is_packed(value: Value) -> bool:
     if value.prim == "input":
         return same_shape(value.params["strides"], contiguous_strides(value.shape))
     return is_packed(value.args[0]) if value.prim == "reshape" else value.prim not in VIEWS
+
+
+def _strides(value: Value) -> Strides | None:
+    """Strides in memory of what is permuted or reshaped without touching it; None for other views."""
+    if is_packed(value):
+        return contiguous_strides(value.shape)
+    if value.prim == "reshape":
+        return _merged(value.args[0], value)
+    source = _strides(value.args[0]) if value.prim == "permute" else None
+    return source and tuple(source[a] for a in value.params["perm"])
+
+
+def _merged(source: Value, value: Value) -> Strides | None:
+    """Strides of a reshape that merges axes of its source that lie one in the other, and takes none apart."""
+    strides = _strides(source)
+    runs = segments(source.shape, value.shape) if strides else []
+    if not runs or any(len(own) != 1 for _, own in runs):
+        return None
+    assert strides is not None
+    sizes = source.shape
+    nested = all(sizes_equal(strides[a], strides[b] * sizes[b]) for run, _ in runs for a, b in pairwise(run))
+    return tuple(strides[run[-1]] for run, _ in runs) if nested else None
 
 
 class NodeKinds:

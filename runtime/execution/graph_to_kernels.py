@@ -16,11 +16,15 @@ from ...codegen import Kernels, Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
+from ...ir.loops.around.handover import Handover
+from ...ir.loops.around.picked import PickedSteps
+from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
 from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.node_kinds import is_view
+from ...ir.passes.pieces import Pieces
 from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Machine, Products
 from ...ir.passes.simplify import Simplify
@@ -49,7 +53,8 @@ Slabbing = Literal["walk", "inside", "none"]
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
-    "simplify again": Simplify(),
+    "simplify again": Simplify(), "pieces of loops": Pieces(), "handover": Handover(), "picked steps": PickedSteps(),
+    "summed steps": SummedSteps(),
 }  # fmt: skip
 
 

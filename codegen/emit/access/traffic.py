@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ....ir.types import ITEMSIZE, Size, product
+from ...kernel import Ref
 from ...program.axes import Axis, Term
-from ...program.sizes import evaluate_size, tidy
+from ...program.sizes import divide, evaluate_size, nonnegative, tidy
 from ..context import Context
 from .buffers import Buffers
 
@@ -27,13 +28,9 @@ class Traffic:
 def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -> Traffic:
     """Every distinct place once; what a row in flight is read again for comes out of L2."""
     traffic, plan = Traffic(), context.plan
-    counted: set[object] = set()
-    for load in (t for t in context.program.counted if t.op == "load"):
-        if (load.param, load.args) in counted:
-            continue
-        counted.add((load.param, load.args))
+    for load, is_again in _loads(context):
         moved, label = tidy(_places_read(load) * ITEMSIZE[load.dtype]), buffers.labels[load.param.ref]
-        add_bytes(traffic.cached if _is_of_row(load, context) else traffic.reads, label, moved)
+        add_bytes(traffic.cached if is_again else traffic.reads, label, moved)
         # The first pass comes out of memory, the others out of the cache
         again = passes.get(load, 0) - (not plan.shared)
         if again > 0 and set(plan.walk) & load.axes:
@@ -49,9 +46,60 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
     return traffic
 
 
+def _loads(context: Context) -> Iterator[tuple[Term, bool]]:
+    """Each load, and whether the program has what it reads in the cache."""
+    plan, loads = context.plan, [t for t in context.program.counted if t.op == "load"]
+    held = frozenset[Axis]() if plan.chunked else frozenset(plan.row)
+    distinct = {(t.param, t.args): t for t in reversed(loads)}
+    reaches: list[_Reach] = []
+    # what is read whole comes before parts of it
+    for load in sorted(reversed(distinct.values()), key=lambda t: bool(t.args)):
+        reach = _Reach.of(load, held)
+        is_near = not load.param.indirect and any(reach.is_within(other) for other in reaches)
+        yield load, is_near or _is_of_row(load, context)
+        if not load.args:
+            reaches.append(reach)
+
+
 def add_bytes(counts: dict[str, Size], label: str, moved: Size) -> None:
     """Count so many bytes more."""
     counts[label] = tidy(counts.get(label, 0) + moved)
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """The places of a load in one program: those beside one another along axes that it holds whole.
+
+    along: by stride the first of them, and the one behind the last. What reads them along other axes, transposed or
+    some places further, finds them in the cache.
+    """
+
+    ref: Ref
+    beside: frozenset[tuple[Axis, Size]]
+    along: Mapping[Size, tuple[Size, Size]]
+    offset: Size
+
+    @classmethod
+    def of(cls, load: Term, held: frozenset[Axis]) -> _Reach:
+        place, (low, high) = load.param.place, _bounds(load)
+        along = {c: (low.get(a, 0), high.get(a, a.size)) for a, c in place.terms if a in held}
+        return cls(load.param.ref, frozenset(t for t in place.terms if t[0] not in held), along, place.offset)
+
+    def is_within(self, other: _Reach) -> bool:
+        """Each of its places is one of the other's."""
+        if not self.along or (self.ref, self.beside) != (other.ref, other.beside) or {*self.along} != {*other.along}:
+            return False
+        further = tidy(self.offset - other.offset)
+        moves = [{c: n} for c in self.along if (n := divide(further, c)) is not None]
+        return any(self._fits(other, move) for move in (moves if further != 0 else [{}]))
+
+    def _fits(self, other: _Reach, move: Mapping[Size, Size]) -> bool:
+        """Along each stride the places, so many further, lie between those of the other."""
+        pairs = ((own, other.along[c], move.get(c, 0)) for c, own in self.along.items())
+        return all(
+            nonnegative(tidy(low + n - first)) and nonnegative(tidy(behind - high - n))
+            for (low, high), (first, behind), n in pairs
+        )
 
 
 def _is_of_row(load: Term, context: Context) -> bool:
@@ -66,13 +114,19 @@ def _is_of_row(load: Term, context: Context) -> bool:
 
 def _places_read(load: Term) -> Size:
     """The number of places that a load reads: along an axis that its guards bound, those between the bounds."""
+    low, high = _bounds(load)
+    return tidy(product(high.get(a, a.size) - low.get(a, 0) for a in load.axes))
+
+
+def _bounds(load: Term) -> tuple[dict[Axis, Size], dict[Axis, Size]]:
+    """By axis that the guards of a load bound the first place, and the one behind the last."""
     low: dict[Axis, Size] = {}
     high: dict[Axis, Size] = {}
     for guard in load.args[len(load.param.indirect) :]:
         if guard.op in ("ge", "lt", "le") and (bound := _bound_of_guard(guard)) is not None:
             axis, limit = bound
             (low if guard.op == "ge" else high)[axis] = limit + int(guard.op == "le")
-    return tidy(product(high.get(a, a.size) - low.get(a, 0) for a in load.axes))
+    return low, high
 
 
 def _bound_of_guard(guard: Term) -> tuple[Axis, Size] | None:

@@ -165,6 +165,44 @@ class Recurrent(Function):
         return g * x, w * g.sum()
 
 
+class Ends(Function):
+    """Something is made of all states of a loop that runs backwards, of their sum, and of the first one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = x[-1]
+        hs = [h]
+        for t in range(x.shape[0] - 2, -1, -1):
+            h = torch.sin(0.5 * h + x[t])
+            hs.append(2 * h)
+        out = torch.stack(hs[::-1])
+        return out.exp(), out[0] * 2, out.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, first: Tensor, total: Tensor) -> Tensor:
+        return g + first + total
+
+
+class BothWays(Function):
+    """A loop whose steps are read by one that runs the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        h, there, back = torch.zeros_like(x[0]), [], []
+        for t in range(x.shape[0]):
+            h = torch.tanh(h + x[t])
+            there.append((h, h * x[t].exp()))
+        hs, ys = (torch.stack(part) for part in zip(*there, strict=True))
+        for t in reversed(range(x.shape[0])):
+            h = torch.sin(h * x[t]) + hs[t] * ys[t]
+            back.append(h)
+        return torch.stack(back)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
@@ -175,6 +213,8 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     **dict.fromkeys(("cse", "constants", "algebra", "numbers", "layout", "fuse"), (Scaled, SQUARE)),
     "contract": (Outer, ((5, 4), (3, 4))),
     "motion": (Recurrent, ((12, 3, 4), (4, 4))),
+    "handover": (BothWays, ((12, 4),)),
+    **dict.fromkeys(("pieces_of_loops", "picked_steps", "summed_steps"), (Ends, ((12, 4),))),
     "recompute": (Rms, SQUARE),
     "overlap": (product, TALL),
     "siblings": (Two, SQUARE),

@@ -1,0 +1,193 @@
+"""What a loop gives, or reads, but for first or last steps, is made and stored piece by piece, in its own kernel.
+
+    exp(cat(h0, ys))                   ->  cat(exp(h0), exp(ys))         exp(ys) is stored as steps come
+    v = exp(x), returned; v[1:] read   ->  cat(v[:1], ys)                ys: what each step reads of v
+
+Otherwise all steps would go through memory, or be made twice, by another kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from ..graph import Graph, Value, building
+from ..infer import same_shape, sizes_equal
+from ..loops.around.carrying import is_linear
+from ..loops.loop import loop_of, rebuild_scans, scans_of
+from ..prims import PRIMS
+from ..rewrite import join_rules, make, rebuild
+from ..switches import is_on
+from ..types import Size, simplify_size
+from .layout import layout
+
+BESIDE = ("input", "elementwise", "layout", "source")
+"""Families of what may be read beside the steps of a loop: it is made again in each of them."""
+READ = (*BESIDE, "gather")
+"""Of what may be stored by the steps that read it."""
+MOST = 4
+"""Pieces: all but one are first or last steps by themselves."""
+MOST_BESIDE = 32
+"""Operations of what is read beside them."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Graph -> an equal graph where what is made of concatenated steps is concatenated behind it."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        if not is_on("pieces_of_loops") or not scans_of(graph):
+            return graph
+        divided = _Divided()
+        rule = {p.name: (divided.by_pieces,) for p in PRIMS.values() if p.family == "elementwise"}
+        rule["sum"] = (divided.sum_of_pieces,)
+        return rebuild(graph, join_rules(rule, layout))
+
+
+def given_by_steps(graph: Graph) -> Graph:
+    """The graph whose loops give those of its results that their steps read."""
+    given = _Given()
+    return given.in_place(rebuild_scans(graph, given.by_steps)) if is_on("pieces_of_loops") else graph
+
+
+class _Steps(NamedTuple):
+    """A value as pieces along an axis, of which some are steps of a loop."""
+
+    scan: int
+    axis: int
+    pieces: tuple[Value, ...]
+
+    @property
+    def sizes(self) -> list[Size]:
+        return [p.shape[self.axis] for p in self.pieces]
+
+    def is_like(self, other: _Steps | None) -> bool:
+        """The same loop's steps and the same pieces."""
+        if other is None or (self.scan, self.axis, len(self.pieces)) != (other.scan, other.axis, len(other.pieces)):
+            return False
+        return all(sizes_equal(n, m) for n, m in zip(self.sizes, other.sizes, strict=True))
+
+
+@dataclass
+class _Divided:
+    """The rule. `made`: the loops of the concatenations that it has made, by id."""
+
+    made: dict[int, int] = field(default_factory=dict)
+
+    def by_pieces(self, value: Value) -> Value | None:
+        """f(cat(x, y), z)  ->  cat(f(x, z[first]), f(y, z[rest]))"""
+        found = [self._steps(a) for a in value.args]
+        steps = next((s for s in found if s is not None), None)
+        if steps is None or not all(steps.is_like(s) or _is_beside(a) for a, s in zip(value.args, found, strict=True)):
+            return None
+        divided = [s.pieces if s else _sliced(a, steps) for a, s in zip(value.args, found, strict=True)]
+        pieces = (make(value.prim, *args, **value.params) for args in zip(*divided, strict=True))
+        cat = make("cat", *pieces, axis=steps.axis)
+        self.made[cat.id] = steps.scan
+        return cat
+
+    def sum_of_pieces(self, value: Value) -> Value | None:
+        """sum(cat(x, y))  ->  sum(x) + sum(y), where a loop carries its part along"""
+        steps = self._steps(value.args[0])
+        if steps is None or steps.axis not in value.params["axes"] or value.dtype not in ("f32", "f64"):
+            return None
+        if is_linear(loop_of(Value(value.graph, steps.scan))):
+            return None
+        sums = (make("sum", p, axes=value.params["axes"]) for p in steps.pieces)
+        return functools.reduce(lambda total, more: make("add", total, more), sums)
+
+    def _steps(self, value: Value) -> _Steps | None:
+        source, perm = (value.args[0], value.params["perm"]) if value.prim == "permute" else (value, None)
+        if source.prim != "cat" or len(source.args) > MOST:
+            return None
+        axis = source.params["axis"]
+        scans = {s for p in source.args if (s := _scan_along(p, axis)) is not None}
+        scan = self.made.get(source.id, scans.pop() if len(scans) == 1 else None)
+        if scan is None:
+            return None
+        if perm is None:
+            return _Steps(scan, axis, source.args)
+        return _Steps(scan, perm.index(axis), tuple(make("permute", p, perm=perm) for p in source.args))
+
+
+def _scan_along(value: Value, axis: int) -> int | None:
+    """The loop whose steps a value has along an axis."""
+    while value.prim in ("permute", "slice"):
+        axis = value.params["perm"][axis] if value.prim == "permute" else axis
+        (value,) = value.args
+    is_step = value.prim == "pick" and value.args[0].prim == "scan" and axis == 0
+    return value.args[0].id if is_step and value.params["index"] >= value.args[0].params["carries"] else None
+
+
+def _is_beside(value: Value, families: Collection[str] = BESIDE) -> bool:
+    """It is made of inputs, element by element, in a few operations."""
+    seen, todo = set[Value](), [value]
+    while todo and len(seen) <= MOST_BESIDE:
+        if (found := todo.pop()) not in seen:
+            seen.add(found)
+            todo += found.args
+    return not todo and all(PRIMS[v.prim].family in families for v in seen)
+
+
+class _Given:
+    """Results of a graph that its loops give on the way: by what each is, its pieces."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[Value, tuple[Value, ...]] = {}
+
+    def by_steps(self, scan: Value, args: list[Value]) -> list[Value] | None:
+        """The results of a loop, whose steps give also what they read of results of the graph."""
+        wanted, loop, count = set(scan.graph.results), loop_of(scan, args), scan.params["carries"]
+        read = [at for at, x in enumerate(loop_of(scan).xs) if _is_most_of(x, wanted) and _is_beside(x, READ)]
+        if not read:
+            return None
+        pairs = [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
+        ys = [*loop.results[count:], *(loop.inputs.xs[at] for at in read)]
+        made = loop.part(range(count), pairs[0], pairs[1], ys).emit()
+        for at, steps in zip(read, made[len(loop.results) :], strict=True):
+            is_part = loop_of(scan).xs[at] not in wanted
+            whole, pieces = (loop.xs[at].args[0], _around(loop.xs[at], steps)) if is_part else (loop.xs[at], (steps,))
+            self.pieces.setdefault(whole, pieces)
+        return made[: len(loop.results)]
+
+    def in_place(self, graph: Graph) -> Graph:
+        """The graph that returns these in pieces."""
+        with building(graph):
+            whole = {v.id: make("cat", *p, axis=0) if len(p) > 1 else p[0] for v, p in self.pieces.items()}
+        outputs = [o if o is None else whole.get(o.id, o) for o in graph.outputs]
+        return graph.returning(outputs, graph.output_strides)
+
+
+def _is_most_of(x: Value, results: Collection[Value]) -> bool:
+    """One of these, or all of it but a few first or last steps; made by the graph."""
+    if x in results:
+        return x.prim != "input"
+    if x.prim != "slice" or x.args[0] not in results or x.args[0].prim == "input":
+        return False
+    (whole,), (first, *starts), (stop, *stops) = x.args, x.params["start"], x.params["stop"]
+    beside = [first, simplify_size(whole.shape[0] - stop)]
+    is_along_time = not any(starts) and same_shape(stops, whole.shape[1:]) and set(x.params["step"]) == {1}
+    return is_along_time and all(isinstance(n, int) for n in beside) and sum(beside) < MOST
+
+
+def _around(x: Value, steps: Value) -> tuple[Value, ...]:
+    """The steps that a slice has, between those that it has not."""
+    (whole,), first, stop = x.args, x.params["start"][0], x.params["stop"][0]
+    ends = [(0, first), (stop, whole.shape[0])]
+    before, behind = ([] if sizes_equal(*end) else [_part(whole, 0, *end)] for end in ends)
+    return (*before, steps, *behind)
+
+
+def _sliced(value: Value, steps: _Steps) -> tuple[Value, ...]:
+    """A value in pieces as long as those of the steps."""
+    ends = list(accumulate(steps.sizes, lambda total, n: simplify_size(total + n)))
+    return tuple(_part(value, steps.axis, start, stop) for start, stop in zip([0, *ends], ends, strict=False))
+
+
+def _part(value: Value, axis: int, start: Size, stop: Size) -> Value:
+    starts = tuple(start if a == axis else 0 for a in range(value.ndim))
+    stops = tuple(stop if a == axis else n for a, n in enumerate(value.shape))
+    return make("slice", value, start=starts, stop=stops, step=(1,) * value.ndim)

@@ -1,0 +1,149 @@
+"""Between loops and what reads them: pieces, single steps, what one loop hands to another, products in steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import fusegrad
+
+ANY = Any
+
+
+def doubled(forward: ANY) -> type[Function]:
+    """A Function with this forward, and a backward that is easy to write."""
+
+    def backward(ctx: ANY, *gs: Tensor) -> ANY:
+        (x,) = ctx.saved_tensors
+        return 2 * gs[0].sum() * x
+
+    def keeping(ctx: ANY, x: Tensor) -> ANY:
+        ctx.save_for_backward(x)
+        return forward(x)
+
+    members = {"forward": staticmethod(keeping), "backward": staticmethod(backward)}
+    return type(forward.__name__, (Function,), members)
+
+
+def walked(x: Tensor) -> list[Tensor]:
+    """A recurrence whose first state is a step of x."""
+    h = x[0]
+    hs = [h]
+    for t in range(1, x.shape[0]):
+        h = torch.tanh(h * x[t] + 0.5)
+        hs.append(h)
+    return hs
+
+
+@doubled
+def powers_of_states(x: Tensor) -> Tensor:
+    return (torch.stack(walked(x), 1) * 0.5).exp() + x.mT
+
+
+@doubled
+def states_and_powers(x: Tensor) -> ANY:
+    states = torch.stack(walked(x))
+    return states, torch.exp(states - 1) * x
+
+
+@doubled
+def first_of_the_walk_back(x: Tensor) -> ANY:
+    h, hs = x[-1], [x[-1]]
+    for t in range(x.shape[0] - 2, -1, -1):
+        h = torch.tanh(h * x[t] + 0.5)
+        hs.append(3 * h)
+    states = torch.stack(hs[::-1])
+    return states, states[0].sum() + 1
+
+
+@doubled
+def first_two_changed(x: Tensor) -> ANY:
+    h, hs = torch.zeros_like(x[0]), []
+    for t in reversed(range(x.shape[0])):
+        h = torch.tanh(h * x[t] + 0.5)
+        hs.append(3 * h)
+    states = torch.stack(hs[::-1])
+    return torch.cat([states[:2] + h, states[2:]])
+
+
+@doubled
+def sums_of_states(x: Tensor) -> ANY:
+    """Over steps alone, over all, of what is made of states and something beside them."""
+    states = torch.stack(walked(x), 1)
+    weights = x[0].exp()
+    return states.sum(1), (states * weights[:, None]).sum((0, 1)) + 1, (states.mT * x).mean(0)
+
+
+@doubled
+def sums_in_halves(x: Tensor) -> Tensor:
+    h, hs = torch.zeros_like(x[0]), []
+    for xt in x:
+        h = torch.tanh(h * xt + 0.5)
+        hs.append(h)
+    return torch.stack(hs).sum(0)
+
+
+@doubled
+def there_and_back(x: Tensor) -> Tensor:
+    h, there, sums, back = x[0], [], [], []
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        there.append(h)
+        sums.append(h * x[t].exp() + h)
+    for t in reversed(range(x.shape[0])):
+        h = torch.sin(h * x[t]) + there[t] * sums[t]
+        back.append(h)
+    return torch.stack(back)
+
+
+@doubled
+def states_of_keys(x: Tensor) -> ANY:
+    s, ys, states = x.new_zeros(x.shape[1], x.shape[2], x.shape[2]), [], []
+    for t in range(x.shape[0]):
+        s = 0.9 * s + x[t].unsqueeze(2) * x[t].unsqueeze(1)
+        states.append(s)
+        ys.append(torch.einsum("bk,bkv->bv", x[t], s))
+    return torch.stack(ys), torch.stack(states)
+
+
+WIDE = (40, 4)
+CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
+    powers_of_states: (WIDE, 1.05), states_and_powers: (WIDE, 1.05), first_of_the_walk_back: (WIDE, 1.05),
+    first_two_changed: (WIDE, 1.05), there_and_back: (WIDE, 2.6), states_of_keys: ((40, 2, 4), 1.2),
+}  # fmt: skip
+"""The shape of the argument, and the bytes that forward moves, at most, over the least possible."""
+TWO_LOOPS = (there_and_back,)
+
+
+@pytest.mark.parametrize("cls", CASES, ids=lambda c: c.__name__)
+def test_launches_and_bytes(cls: ANY) -> None:
+    shape, most = CASES[cls]
+    report = fusegrad.explain(fusegrad.compile(cls), torch.empty(shape, requires_grad=True), target="cuda:90")
+    forward = report.directions["forward"]
+    assert forward.launch_count == 1 + (cls in TWO_LOOPS)
+    assert forward.moved <= most * forward.minimal
+
+
+@pytest.mark.parametrize("cls", CASES, ids=lambda c: c.__name__)
+def test_numbers(cls: ANY) -> None:
+    fast, shape = fusegrad.compile(cls, backend="interpret", fullgraph=True), CASES[cls][0]
+    for steps in (12, shape[0], 9):
+        x = torch.randn(steps, *shape[1:])
+        for got, want in zip(as_tuple(fast.apply(x)), as_tuple(cls.apply(x)), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_sums_of_halves_are_rounded_once() -> None:
+    fast = fusegrad.compile(sums_in_halves, backend="interpret", fullgraph=True)
+    x = torch.randn(2000, 4, dtype=torch.float16)
+    got, want = fast.apply(x), sums_in_halves.apply(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want)
+
+
+def as_tuple(out: ANY) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)
