@@ -541,7 +541,7 @@ def _without_lone_axes(sink: Sink) -> Sink:
 
 def _stem_and_end(label: str) -> tuple[str, str]:
     """loop_0_joined  ->  loop_0, _joined"""
-    found = re.search(f"({'|'.join(ENDS)})(_\d+)?$", label)
+    found = re.search(rf"({'|'.join(ENDS)})(_\d+)?$", label)
     end = found.group() if found else ""
     return label.removesuffix(end), end
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
 from ....ir.types import Size
+from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
 from ...program.axes import Axis, Sink
 from ...program.sizes import Hints
 from ...program.terms import TermTable

@@ -192,7 +192,7 @@ class Division:
         is_forced, units = whole > HELD, self.w.target.units
         largest = min(power_of_two(self.w.size[self.lanes]) // 2, HELD // (self.held * self.beside))
         blocks = [n for n in _halves(largest) if n * self.held * self.beside >= LEAST]
-        if not blocks or not is_forced and self._programs(NONE) >= units:
+        if not blocks or (not is_forced and self._programs(NONE) >= units):
             return None
         light = [n for n in blocks if self.bytes_between(n) <= SHARE * self.bytes_moved]
         if not light:

@@ -91,7 +91,7 @@ def chunks_at(wanted: Size, w: Workload) -> int:
 
 @dataclass(frozen=True)
 class Joining:
-    """The programs that find the states before chunks: what each chunk makes of them, then one chunk after the other."""
+    """The programs that find the states before chunks: what each chunk makes of them, then all chunks in order."""
 
     chunks: LoopProgram
     ends: tuple[tuple[LoopState, LoopState, Linear], ...]
