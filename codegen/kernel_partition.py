@@ -10,6 +10,7 @@ The symbols of a resident row are pinned: the stage is built again with their va
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,14 +29,14 @@ from ..ir.passes.virtual import virtual_values
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
 from ..ir.text.source_names import variable_name
-from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
+from ..ir.types import COMPLEX, FLOAT8, ITEMSIZE, LOW_FLOATS, Size, TensorType, contiguous_strides
 from .emit import prelude, products
 from .emit.emit import kernel_of
 from .emit.loops.kernel import kernels_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
-from .kernel import ENDS, MERGED, TOTALS, Buffer, Kernel, Kernels, Leaning, Ref, Target
+from .kernel import ENDS, MERGED, TOTALS, Buffer, Kernel, Kernels, Leaning, Pointer, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import parts_to_store
 from .program.loops import STATE
@@ -342,9 +343,23 @@ class _Group:
         for goals in self._goals(memory):
             for part in self._in_order(self._parts(goals)):
                 kernels += self._stage(part, memory, len(kernels))
+        self._check_stored(kernels)
         if len({_stem_and_end(k.name)[0] for k in kernels}) == 1:
             kernels = [_with_name(k, self.name + _stem_and_end(k.name)[1]) for k in kernels]
         return Kernels(tuple(kernels), tuple(self.temporaries), {} if kernels else dict(self.empty))
+
+    def _check_stored(self, kernels: Sequence[Kernel]) -> None:
+        """Kernels write as many places of each result as it has, at the current sizes. Raises Unfusible."""
+        written: defaultdict[Ref, int] = defaultdict(int)
+        for kernel in kernels:
+            for pointer in (a for a in kernel.arguments if isinstance(a, Pointer)):
+                written[pointer.buffer] += evaluate_size(kernel.writes.get(pointer.name, 0), self.hints)
+        for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
+            if value is None or strides is None:
+                continue
+            places = math.prod(evaluate_size(n, self.hints) for n in value.shape)
+            if written[Ref("output", position)] < places * ITEMSIZE[value.dtype]:
+                raise Unfusible(value, "kernels were found that do not store all of it: please report this")
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
         """Goals that may share a kernel; scatters and values in `alone` get their own."""
@@ -518,18 +533,26 @@ class _Group:
         return self._merged(terms, split.merged, label) or self._merged(terms, lone, label)
 
     def _merged(self, terms: TermTable, stores: Sequence[Sink], label: str) -> list[Kernel]:
-        # what leans to another tile leans there alone: beside that the merging is nothing
-        target, kernels = replace(self.target, leaning=Leaning()), list[Kernel]()
-        for number, sinks in enumerate(_by_nested_axes(unify(terms, list(stores)))):
-            workload = self._workload(terms, sinks, target)
+        """The kernels of stores that read what kernels before them have summed; none where they need more than that."""
+        kernels, todo = list[Kernel](), _by_nested_axes(unify(terms, list(stores)))
+        while todo:
+            # what leans to another tile leans there alone: beside that the merging is nothing
+            workload = self._workload(terms, todo[0], replace(self.target, leaning=Leaning()))
             try:
                 plan = schedule_of(workload)
-            except (Separate, Materialize):
+            except Separate as request:
+                parts = [[s for s in todo[0] if (s in request.sinks) is side] for side in (False, True)]
+                if not all(parts):
+                    return []
+                todo[:1] = parts
+                continue
+            except Materialize:
                 return []
             if symbols(a.size for a in plan.pinned):
                 return []
-            name = f"{label}_{number}" if number else label
-            kernels.append(kernel_of(workload.program, plan, target, self.hints, name))
+            name = f"{label}_{len(kernels)}" if kernels else label
+            kernels.append(kernel_of(workload.program, plan, workload.target, self.hints, name))
+            del todo[0]
         return kernels
 
 

@@ -96,7 +96,7 @@ class Loops:
             ((axis, sign),) = index.terms
             covers = same(axis.size, time.size) and same(index.offset, 0 if sign == 1 else tidy(time.size - 1))
             # what has fewer places than there are steps is stored in some of them
-            is_stored = covers or self._builder.stores_steps
+            is_stored = covers or (self._builder.stores_steps and _is_step_each(axis, time, index.offset, sign))
             if is_stored and sign in (1, -1) and axes.is_of_goal(axis, self._builder.goal):
                 axes.replace(axis, own * sign + tidy(-index.offset * sign))
             # the steps of another loop in the same direction: both are one
@@ -137,6 +137,15 @@ class Loops:
             Sink(Ref(INITIAL, number), initial, place, walked, dtype, "store", state.initial),
             Sink(Ref(STATE, number), update, place, (*time, *walked), dtype, "store", state.parameter),
         ]
+
+
+def _is_step_each(axis: Axis, time: Axis, offset: Size, sign: Size) -> bool:
+    """Each place along an axis is that of a step: offset + sign * place is in 0 .. steps - 1."""
+    if sign not in (1, -1):
+        return False
+    ends = (offset, tidy(offset + sign * (axis.size - 1)))
+    first, last = ends if sign == 1 else ends[::-1]
+    return nonnegative(first) and nonnegative(tidy(time.size - 1 - last))
 
 
 class Step(Builder):

@@ -16,7 +16,7 @@ from functools import cached_property
 from ....ir.types import ITEMSIZE, LOW_FLOATS, contiguous_strides
 from ...kernel import Buffer, Ref, Target
 from ...program.axes import REDUCTIONS, SCANS, Access, Axis, Index, Sink, Term, terms_below
-from ...program.sizes import Hints, cdiv, power_of_two
+from ...program.sizes import Hints, cdiv, power_of_two, tidy
 from ...program.terms import TermTable
 from ..workload import Workload
 from .recurrences import added_to
@@ -55,6 +55,7 @@ class Sums:
         self.late: dict[Term, Axes] = {}
         self.wrong: set[Axis] = set()
         self._is_walked: dict[Term, bool] = {}
+        self.delays = {s.before: s for s in program.states if _is_delay(s)}
         self.totals = {s: x for s in program.states if (x := added_to(program, s)) is not None}
         self._sorts = {s.update.value: x for s, x in self.totals.items()}
         self._of_totals = {s.last: x for s, x in self.totals.items()}
@@ -73,7 +74,8 @@ class Sums:
             return
         arguments = NONE.union(*(self.partial.get(a, NONE) for a in term.args))
         late = NONE.union(*(self.late.get(a, NONE) for a in term.args))
-        self._is_walked[term] = term.op in ("carried", "last") or any(self._is_walked.get(a, False) for a in term.args)
+        is_state = term.op in ("carried", "last") and term not in self.delays
+        self._is_walked[term] = is_state or any(self._is_walked.get(a, False) for a in term.args)
         if term.op == "sum" and not late and not (arguments and term.dtype in LOW_FLOATS):
             self._set(term, arguments | (self.axes & set(term.param)))
         elif late or arguments:
@@ -108,6 +110,11 @@ class Sums:
 
     def is_late(self, sink: Sink) -> bool:
         return bool(self._waiting(sink.value))
+
+
+def _is_delay(state: LoopState) -> bool:
+    """What it is in a step is made of what the step before has read: no state goes into it."""
+    return not any(t.op == "carried" for t in terms_below([state.update.value]))
 
 
 # ---------------------------------------------------------------------- which axes
@@ -274,12 +281,33 @@ class Division:
         """The stores of what needs whole sums; steps are an axis like any other."""
         table, time = self.table, self.program.time
         totals = {p.term: self._total(p) for p in partials}
-        new = table.replaced([s.value for s in late], totals)
+        new = table.replaced([s.value for s in late], totals | self._delayed())
         steps = {time: Index.over(table.axes.axis(("steps of", time), time.size))}
         for sink in (s.of_terms({**{t: t for t in s.terms}, **new}) for s in late):
             axes = tuple(steps[a].walked[0] if a is time else a for a in sink.axes)
             place, value = sink.place.renamed(steps), table.moved(sink.value, steps)
             yield replace(sink, value=value, place=place, axes=axes)
+
+    def _delayed(self) -> dict[Term, Term]:
+        """By what is carried from one step to the next alone: the same, made again of what the step before has read."""
+        table, time = self.table, self.program.time
+        op, limit, shift = ("ge", 1, -1) if time.turn == "forward" else ("lt", tidy(time.size - 1), 1)
+        is_later = table.test(op, table.index(Index.over(time)), table.const(limit, "i64"))
+        before = {time: Index.over(time) + shift}
+        new: dict[Term, Term] = {}
+        for carried, state in self.sums.delays.items():
+            value, first = self._guarded(table.moved(state.update.value, before), is_later), state.initial.value
+            new[carried] = table.make("where", is_later, value, first, dtype=value.dtype, node=carried.node)
+        return new
+
+    def _guarded(self, term: Term, is_there: Term) -> Term:
+        """The term, of which loads along the steps are where the condition holds."""
+        new: dict[Term, Term] = {}
+        for t in terms_below([term]):
+            args = tuple(new[a] for a in t.args)
+            along = t.op == "load" and self.program.time in t.axes
+            new[t] = self.table.again(t, (*args, is_there) if along else args)
+        return new[term]
 
     def _total(self, partial: _Partial) -> Term:
         term, load = partial.term, partial.load
