@@ -32,6 +32,7 @@ ONE_IN = {
     "distributed/test_ranks.py": 3,
     "loops/test_loops.py": 2,
     "loops/test_around.py": 2,
+    "loops/test_between.py": 6,
     "codegen/test_mixed_axes.py": 2,
     "contract/test_grad_mode.py": 2,
     "contract/test_torch_func.py": 2,
