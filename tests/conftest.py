@@ -33,6 +33,7 @@ ONE_IN = {
     "loops/test_loops.py": 2,
     "loops/test_around.py": 2,
     "loops/test_divided_sums.py": 13,
+    "loops/test_between.py": 6,
     "codegen/test_mixed_axes.py": 2,
     "contract/test_grad_mode.py": 2,
     "contract/test_torch_func.py": 2,

@@ -21,45 +21,53 @@ Figures = dict[str, tuple[int, float]]
 LENGTHS_OF = {"SoftDTW": (12,), "Sinkhorn": (1, 2)}
 """Where another length takes minutes: each step is several launches, or a number of iterations is unrolled."""
 MISSES: dict[tuple[str, int], Figures] = {
-    ("Advantages", 100): {"backward": (2, 2.0)},
-    ("Advantages", 4096): {"backward": (2, 2.0)},
+    # what is read of a neighbour of each step, first and last ones included, waits for all steps
+    ("Advantages", 100): {"backward": (2, 2.01)},
+    ("Advantages", 4096): {"forward": (3, 1.8), "backward": (2, 2.0)},
     ("CRF", 2): {"forward": (3, 2.27), "backward": (3, 2.0)},
-    ("CRF", 100): {"backward": (2, 1.65)},
-    ("CRF", 4096): {"backward": (2, 1.67)},
-    ("CTC", 100): {"forward": (2, 1.34), "backward": (4, 3.09)},
-    ("CTC", 4096): {"forward": (2, 1.33), "backward": (4, 3.09)},
+    # floats are added to places that are data, which the library does in a fixed order
+    ("CTC", 100): {"backward": (3, 2.7)},
+    ("CTC", 4096): {"backward": (3, 2.7)},
     ("DeltaRule", 1): {"backward": (3, 3.13)},
     ("DeltaRule", 2): {"backward": (6, 4.12)},
-    ("HoltWinters", 100): {"backward": (3, 2.5)},
-    ("HoltWinters", 4096): {"backward": (3, 2.5)},
+    # in chunks of time (three launches) what factors and rests are made of is read twice: here and below, of 4096 steps
+    ("Gated", 4096): {"forward": (3, 1.67), "backward": (3, 1.4)},
+    ("DiscountedReturns", 4096): {"forward": (3, 1.51), "backward": (3, 1.51)},
+    ("LeakyFire", 4096): {"backward": (3, 1.67)},
+    ("MovingAverage", 4096): {"forward": (3, 1.51), "backward": (3, 1.51)},
+    # sums over two rows: partial sums are as large as half of what is summed
     ("LeakyPool", 1): {"backward": (1, 1.25)},
     ("LeakyPool", 2): {"backward": (1, 1.25)},
-    ("LeakyPool", 100): {"backward": (4, 1.05)},
-    ("LeakyPool", 4096): {"backward": (4, 1.0)},
+    # a loop in each direction
+    ("LeakyPool", 100): {"backward": (4, 1.04)},
+    ("LeakyPool", 4096): {"forward": (3, 1.52), "backward": (4, 1.0)},
     ("LinearAttention", 1): {"forward": (1, 1.97), "backward": (1, 1.28)},
     ("LinearAttention", 2): {"forward": (1, 1.97), "backward": (1, 1.28)},
+    # a loop in each direction: both read k, v and the gradient, and hand nothing to one another
     ("LinearAttention", 100): {"backward": (2, 1.43)},
     ("LinearAttention", 4096): {"backward": (2, 1.43)},
     ("MinGRU", 2): {"backward": (2, 1.31)},
+    ("MinGRU", 4096): {"forward": (3, 1.67), "backward": (3, 1.34)},
     ("Oscillators", 1): {"backward": (1, 1.17)},
     ("Oscillators", 2): {"backward": (1, 1.17)},
+    ("ResettingMaximum", 4096): {"backward": (3, 1.57)},
     ("Retention", 1): {"forward": (2, 17.0), "backward": (5, 24.29)},
     ("Retention", 2): {"forward": (4, 17.5), "backward": (9, 24.86)},
-    ("Retention", 100): {"forward": (3, 1.94), "backward": (3, 2.67)},
-    ("Retention", 4096): {"forward": (3, 1.94), "backward": (3, 2.67)},
+    # a matmul of all steps beside the loop is the library's
+    ("Retention", 100): {"backward": (2, 1.03)},
+    ("Retention", 4096): {"backward": (2, 1.03)},
     ("SelectiveScan", 1): {"backward": (5, 2.62)},
     ("SelectiveScan", 2): {"forward": (1, 1.12), "backward": (5, 3.29)},
     ("SelectiveScan", 100): {"backward": (2, 1.05)},
-    ("SelectiveScan", 4096): {"backward": (2, 1.05)},
+    ("SelectiveScan", 4096): {"forward": (3, 1.13), "backward": (2, 1.05)},
     ("Sinkhorn", 1): {"forward": (5, 2.56), "backward": (3, 2.44)},
     ("Sinkhorn", 2): {"forward": (8, 3.71), "backward": (5, 3.94)},
     ("SoftDTW", 12): {"forward": (74, 10.11), "backward": (3, 3.14)},
     ("Viterbi", 2): {"backward": (1, 1.76)},
-    ("Viterbi", 100): {"backward": (1, 1.63)},
-    ("Viterbi", 4096): {"backward": (1, 1.67)},
     ("WKV", 1): {"backward": (1, 1.13)},
-    ("WKV", 100): {"backward": (2, 2.83)},
-    ("WKV", 4096): {"backward": (2, 2.83)},
+    # a loop in each direction: both read k, v and y, and two values of each step go through memory between them
+    ("WKV", 100): {"backward": (2, 2.16)},
+    ("WKV", 4096): {"backward": (2, 2.17)},
 }
 """What is not within these, by class and steps: launches and ratio of each direction that is not."""
 
