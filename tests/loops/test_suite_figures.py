@@ -76,8 +76,11 @@ all steps at once, the sums of what they add up and the first step beside it."""
 
 SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
     ("DeltaRule", 64): {("DeltaRule_backward", target) for target in TARGETS[:3]},
+    ("GRU", 64): {(f"GRU_{name}", TARGETS[3]) for name in ("forward", "backward_1_0")},
+    ("LSTM", 64): {(f"LSTM_{name}", TARGETS[3]) for name in ("forward", "backward_1")},
     ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
     ("RungeKutta", 64): {(f"RungeKutta_{d}", target) for d in ("forward", "backward") for target in TARGETS[:3]},
+    ("TorchGRU", 64): {(f"TorchGRU_{name}", TARGETS[3]) for name in ("forward", "backward_2_0")},
     ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
 }
 """Kernels that do not fit into registers yet, by class and width, and on which target."""
