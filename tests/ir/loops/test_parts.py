@@ -1,4 +1,4 @@
-"""Products, sums and results of steps in parts: what leaves the loop, and the same numbers; where concatenations divide."""
+"""Products, sums and results of steps in parts: what leaves the loop; and where concatenations divide."""
 
 from __future__ import annotations
 
