@@ -163,7 +163,7 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
             else:
                 report.launches += [_kernel_report(k, direction, sizes) for k in kernels.kernels]
         elif isinstance(step, Extern) and is_loop(step):
-            _add_loop(report, step.value, direction, sizes, target)
+            _add_loop(report, step.value, direction, sizes, target, generated.refused.get(step.value.id))
         elif isinstance(step, Extern):
             report.launches.append(_node_report(step.value, direction, sizes))
     if any(map(is_opaque, generated.steps)):
@@ -173,11 +173,13 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
     return report
 
 
-def _add_loop(report: DirectionReport, scan: Value, direction: str, sizes: Sizes, target: Target) -> None:
-    """The launches of each step, and those that stack what the steps give."""
+def _add_loop(
+    report: DirectionReport, scan: Value, direction: str, sizes: Sizes, target: Target, why: str | None
+) -> None:  # fmt: skip
+    """The launches of each step, and those that stack what the steps give. why: it has no kernel of its own."""
     body = kernels_report(scan.params["body"].graph, direction, sizes, target)
     report.loops.append(body)
-    report.reasons += [STEP_BY_STEP, *body.reasons]
+    report.reasons += [f"{STEP_BY_STEP} ({why})" if why else STEP_BY_STEP, *body.reasons]
     report.launches += [_repeated(k, number(scan.params["length"], sizes)) for k in body.launches]
     stacked = [number(t.nbytes, sizes) for t in scan.avals[scan.params["carries"] :]]
     report.launches += [KernelReport("stack", direction, "", n, n, kind="library") for n in stacked]

@@ -71,10 +71,24 @@ MISSES: dict[tuple[str, int], Figures] = {
 }
 """What is not within these, by class and steps: launches and ratio of each direction that is not."""
 
+CELLS = {
+    "EchoState": (1, 3),
+    "GRU": (1, 7),
+    "JoinedLSTM": (2, 8),
+    "LSTM": (1, 3),
+    "TorchGRU": (2, 8),
+    "VanillaRNN": (1, 3),
+}
+"""Launches of forward and backward where a step multiplies what it carries: a kernel for each loop, and the products of
+all steps at once, the sums of what they add up and the first step beside it."""
+
 SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
     ("DeltaRule", 64): {("DeltaRule_backward", target) for target in TARGETS[:3]},
+    ("GRU", 64): {(f"GRU_{name}", TARGETS[3]) for name in ("forward", "backward_1_0")},
+    ("LSTM", 64): {(f"LSTM_{name}", TARGETS[3]) for name in ("forward", "backward_1")},
     ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
     ("RungeKutta", 64): {(f"RungeKutta_{d}", target) for d in ("forward", "backward") for target in TARGETS[:3]},
+    ("TorchGRU", 64): {(f"TorchGRU_{name}", TARGETS[3]) for name in ("forward", "backward_2_0")},
     ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
 }
 """Kernels that do not fit into registers yet, by class and width, and on which target."""
@@ -103,6 +117,13 @@ def test_a_loop_is_one_launch_that_moves_what_it_must(case: LoopFunction) -> Non
     fast = fusegrad.compile(case.cls)
     for steps in (n for n in LENGTHS_OF.get(case.name, LENGTHS) if n >= case.shortest):
         assert misses(case, fast, steps) == MISSES.get((case.name, steps), {}), steps
+
+
+@pytest.mark.parametrize("case", [c for c in FUNCTIONS if c.product], ids=lambda c: c.name)
+def test_a_recurrent_cell_is_no_launch_for_each_step(case: LoopFunction) -> None:
+    found = fusegrad.explain(fusegrad.compile(case.cls), *in_meta(case, 100, WIDTH), target="cuda:90").directions
+    assert (found["forward"].launch_count, found["backward"].launch_count) == CELLS[case.name]
+    assert all(k.times == 1 for report in found.values() for k in report.kernels)
 
 
 @pytest.mark.parametrize("width", [16, 64])

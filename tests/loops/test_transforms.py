@@ -13,6 +13,7 @@ from torch.autograd import Function
 from torch.func import grad, jacrev, vmap
 
 import fusegrad
+from fusegrad.runtime.execution.graph_to_kernels import graph_of
 
 
 class Composable(Function):
@@ -79,6 +80,51 @@ def test_a_plain_function_has_a_loop_in_its_derived_backward() -> None:
         expected = torch.autograd.grad(recurrence(a, x).pow(2).sum(), (a, x))
         assert all(map(torch.equal, found, expected))
     assert captures == [2, 0]
+
+
+def test_the_derived_gradient_of_what_steps_read_is_put_together_once() -> None:
+    """Autograd adds up as many tensors of the size of x as there are steps, and takes `w.T` anew in each."""
+
+    def recurrence(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        hs = []
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] @ w.T + h @ w.T)
+            hs.append(h)
+        return torch.stack(hs)
+
+    fast = fusegrad.compile(recurrence)
+    for steps in (12, 15):
+        given = [torch.randn(*s, requires_grad=True) for s in ((steps, 3, 5), (5, 5), (3, 5))]
+        found, expected = (
+            torch.autograd.grad(f(*given).sin().sum(), given, allow_unused=True) for f in (fast, recurrence)
+        )
+        assert all(a is b or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert fast._fusegrad.ledger.records["backward"].reason is None
+    ((spec,),) = fast._fusegrad.table.by_facts.values()
+    (entry,) = spec.backward.entries.values()
+    scans = [v for v in graph_of(entry.trace, "backward").order() if v.prim == "scan"]
+    assert scans and all(t.shape != given[0].shape for v in scans for t in v.avals[: v.params["carries"]])
+
+
+def test_a_slice_from_a_size_on_is_not_the_whole_axis() -> None:
+    class Halves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Any:
+            total, rest = torch.zeros_like(x[0]), []
+            for t in range(x.shape[0]):
+                total += x[t]
+                rest.append((x[t] * 2)[:, w.shape[0] :])
+            return total, torch.stack(rest)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor, rest: Tensor) -> Any:
+            return None, None
+
+    fast = fusegrad.compile(Halves)
+    for steps in (12, 15):
+        x, w = torch.randn(steps, 2, 7), torch.randn(3)
+        assert all(map(torch.equal, fast.apply(x, w), Halves.apply(x, w)))
+    assert fast._fusegrad.ledger.records["forward"].reason is None
 
 
 def test_a_plain_function_that_draws_in_a_loop_is_left_to_eager() -> None:

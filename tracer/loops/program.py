@@ -121,6 +121,10 @@ def program_of(trace: Trace, length: int) -> Program:
     return with_shared_views(Program(length, inputs, reader.steps, reader.results, trace))
 
 
+WHOLE_VIEWS = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("t", "permute", "view", "expand", "unsqueeze", "detach", "alias")
+) | {torch.ops.aten.transpose.int, torch.ops.aten.squeeze.dim}
+"""Views of all of a tensor: those of a part are of another part in each step."""
 OFTEN = 3
 """Times from which on the same view of an input is taken that it is one of a loop's steps that takes it."""
 
@@ -154,9 +158,8 @@ class _Sharing:
 
     def _is_view(self, step: Step) -> bool:
         """True for a view of what there is before all loops, or of such a view."""
-        returns = getattr(getattr(step.target, "_schema", None), "returns", ())
-        is_view = any(r.alias_info is not None for r in returns)
-        return is_view and all(r.step < 0 or r.step in self.same for r in refs_in(step.leaves)) and not is_sliced(step)
+        is_early = all(ref.step < 0 or ref.step in self.same for ref in refs_in(step.leaves))
+        return step.target in WHOLE_VIEWS and is_early
 
     def _key(self, step: Step) -> str:
         """The same where steps are; of the views among its operands the first that is the same counts."""
