@@ -79,9 +79,8 @@ class Index:
     def __add__(self, addend: Index | Size) -> Index:
         if not isinstance(addend, Index):
             return Index(self.terms, tidy(self.offset + addend), self.values)
-        return Index(
-            _added(self.terms, addend.terms), tidy(self.offset + addend.offset), _added(self.values, addend.values)
-        )
+        terms, values = _summed((*self.terms, *addend.terms)), _summed((*self.values, *addend.values))
+        return Index(terms, tidy(self.offset + addend.offset), values)
 
     def __mul__(self, by: Size) -> Index:
         if by == 0:
@@ -107,10 +106,12 @@ class Index:
         """The same place with axes replaced; `values` are left alone."""
         if not any(a in to for a, _ in self.terms):
             return self
-        moved = Index((), self.offset, self.values)
+        moved = Index()
         for axis, coefficient in self.terms:
-            moved = moved + to.get(axis, Index.over(axis)) * coefficient
-        return moved
+            if axis in to:
+                moved = moved + to[axis] * coefficient
+        kept = Index(tuple((axis, c) for axis, c in self.terms if axis not in to), self.offset, self.values)
+        return kept + moved
 
     def bounds(self) -> tuple[Size, Size] | None:
         """Smallest and largest place, or None where a value decides or a sign is unknown."""
@@ -149,11 +150,13 @@ class Index:
         return (outer, inner) if inner.is_within(size) else None
 
 
-def _added(a: tuple[tuple[Any, Size], ...], b: tuple[tuple[Any, Size], ...]) -> tuple[tuple[Any, Size], ...]:
-    total = dict(a)
-    for key, coefficient in b:
-        total[key] = tidy(total.get(key, 0) + coefficient)
-    return tuple(sorted(((w, c) for w, c in total.items() if c != 0), key=lambda wc: wc[0].order))
+def _summed(pairs: Iterable[tuple[Any, Size]]) -> tuple[tuple[Any, Size], ...]:
+    """Each key once, in order, with the sum of its coefficients."""
+    total: dict[Any, Size] = {}
+    for key, coefficient in pairs:
+        total[key] = total[key] + coefficient if key in total else coefficient
+    found = ((key, tidy(c)) for key, c in total.items())
+    return tuple(sorted(((key, c) for key, c in found if c != 0), key=lambda kc: kc[0].order))
 
 
 class Term:

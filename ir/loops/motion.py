@@ -94,7 +94,8 @@ class Motion:
     def _done_before(self, loop: Loop) -> list[Value] | None:
         """What no step's result goes into is made for all steps at once."""
         carried = below(loop.body, loop.inputs.carries)
-        early = [v for v in loop.body.order() if v.id not in carried and PRIMS[v.prim].family in APART]
+        free = (v for v in loop.body.order() if v.id not in carried and PRIMS[v.prim].family in APART)
+        early = [v for v in free if not _calls(nodes_between([v], [i.id for i in loop.body.inputs]))]
         if not early:
             return None
         needed = [v for v in early if any(u not in early for u in v.users) or v in loop.results]
@@ -137,7 +138,7 @@ class Motion:
         carried = below(loop.body, loop.inputs.carries)
         handed = [v for v in frontier if v.id in carried]
         fresh = [v for v in handed if v not in loop.results[count:]]
-        if _bytes(fresh) > MOST * _bytes(ends) or any(v.id in sources for v in ends):
+        if _bytes(fresh) > MOST * _bytes(ends) or any(v.id in sources for v in ends) or _calls(between):
             return None
         own = [o for o in dict.fromkeys(loop.results[count:]) if o.id not in late]
         stacked = list(dict.fromkeys([*own, *handed]))
@@ -195,6 +196,11 @@ def _pairs(loop: Loop) -> list[list[tuple[Value, Value]]]:
 def _above(loop: Loop, values: Sequence[Value]) -> set[int]:
     """The ids of these and of what they are made of, inputs aside."""
     return {v.id for v in nodes_between(values, [v.id for v in loop.body.inputs])}
+
+
+def _calls(nodes: Sequence[Value]) -> bool:
+    """Something among them is no primitive: what it is for all steps at once is not known here."""
+    return any(PRIMS[v.prim].family == "extern" for v in nodes)
 
 
 def _bytes(values: Collection[Value]) -> int:

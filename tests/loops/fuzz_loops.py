@@ -1,7 +1,7 @@
 """Random functions with loops over a size, compiled beside eager: results and gradients at several lengths.
 
-Rolled and, one in so many, unrolled on `reference`, bitwise; on `interpret` by tolerance, in float64. One in so many that
-rolled is pushed forward, mapped over samples, or differentiated twice as well.
+Rolled and, one in so many, unrolled on `reference`, bitwise; on `interpret` by tolerance, in float64. One in so many
+that rolled is pushed forward, mapped over samples, or differentiated twice as well.
 
     python tests/loops/fuzz_loops.py --seconds 600 --seed 0
     python tests/loops/fuzz_loops.py --seconds 600 --seed 0 --backend interpret

@@ -169,7 +169,8 @@ class Writer:
             self.statement(reads, owned)
         if self.chance(0.08):
             self.lines += [f"        for u in {self.of('range(3)', 'range(x.shape[1])', 'reversed(range(2))')}:"]
-            self.lines += [f"            {self.of('h', 'k')} = {self.expression((*reads, 'm[u]', 'v[u, t].expand(3)'), 1)}"]
+            value = self.expression((*reads, "m[u]", "v[u, t].expand(3)"), 1)
+            self.lines += [f"            {self.of('h', 'k')} = {value}"]
         self.others()
         if collects:
             add = self.of("{}.append({})", "{}.append({})", "{}.append({})", "{}.insert(0, {})", "{} += [{}]")

@@ -17,3 +17,9 @@ def test_random_loops_are_those_of_eager(seed: int) -> None:
 def test_random_loops_in_kernels(seed: int) -> None:
     pytest.importorskip("triton")
     assert try_one(seed, "interpret") in VERDICTS
+
+
+def test_a_call_in_what_could_leave_a_loop() -> None:
+    """A matmul leaves a loop with what reads it, but for a call of which it is not known what it is for all steps."""
+    pytest.importorskip("triton")
+    assert try_one(72009, "interpret") == "rolled"

@@ -100,9 +100,9 @@ def differences(
 ) -> list[str]:
     """Where the compiled call is further from float64 than eager and the dtype allow; [] where it is right.
 
-    layout: of the gradients of results. neighbours: so many calls of eager close by are asked, too, where it is further:
-    that eager is near once, in a sum that cancels, says nothing of what the dtype allows. Raises FallbackWarning where
-    something is run as it was written.
+    layout: of the gradients of results. neighbours: so many calls of eager close by are asked, too, where it is
+    further: that eager is near once, in a sum that cancels, says nothing of what the dtype allows. Raises
+    FallbackWarning where something is run as it was written.
     """
     dtype = next(a.dtype for a in arguments if isinstance(a, Tensor) and a.is_floating_point())
     plain = run(eager, arguments)

@@ -22,6 +22,7 @@ FOUND = {
     411: "a row sum of bfloat16 that was rounded between two kernels",
     823: "scores and their transpose, which the interpreter multiplied in two orders",
     832: "an unmasked block below a length from memory, of heads that lie side by side",
+    1210: "rows of the least float, of which twice the maximum is taken off",
     851: "a proof that took products of many sizes apart",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +12,13 @@ from ....ir.errors import Unfusible
 from ....ir.types import FLOATS
 from ...program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, terms_below
 from ...program.terms import TermTable
-from ..separation.algebra import Algebra, Factor, Shift, depends, is_number
+from ..separation.algebra import Algebra, Factor, Shift, depends, is_number, is_tile_product
 from ..separation.exponents import Exponents
 from .roles import Roles
 
 Kind = Literal["product", "sum", "amax", "amin"]
+LARGE = 1e30
+"""Finite numbers beyond it are masks."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class _Accumulators:
         assert isinstance(found, Factor)
         if any(self.found[r].kind not in ("amax", "amin") for r in running if depends(found.shift or body, (r,))):
             return Accumulator(term, body, kind, turn + 1)
-        if not Exponents.of(body, running, self.roles.is_fixed).are_bounded(body):
+        if not Exponents.of(body, running, self.roles.is_fixed).are_bounded(body) or _overflows(found, body, running):
             return Accumulator(term, body, kind, turn + 1)
         return Accumulator(term, body, kind, turn, running, found.shift, found.base)
 
@@ -217,6 +220,38 @@ def operands_of(body: Term, roles: Roles) -> tuple[Term, Term] | None:
 def _is_online(found: Factor | Shift | None) -> bool:
     """A sum that is relative by a power alone; extremes that move have a pass of their own."""
     return isinstance(found, Factor) and found.by is None
+
+
+def _overflows(found: Factor, body: Term, running: frozenset[Term]) -> bool:
+    """It is relative to several times an extreme that may be the least float: a mask, of which twice is infinite."""
+    return found.shift is not None and _multiple(found.shift, running) > 1 and not is_moderate(body)
+
+
+def is_moderate(tile: Term) -> bool:
+    """Made of products, places and numbers of moderate size: no float that was loaded for it."""
+    todo, seen = [tile], set[Term]()
+    while todo:
+        term = todo.pop()
+        if term in seen or is_tile_product(term):
+            continue
+        seen.add(term)
+        is_wild = term.op == "const" and is_number(term) and LARGE < abs(term.param) < math.inf
+        if is_wild or (term.op == "load" and term.dtype in FLOATS):
+            return False
+        todo += term.args
+    return True
+
+
+def _multiple(term: Term, running: frozenset[Term]) -> float:
+    """How many times a running value is in a sum of such values."""
+    if term in running:
+        return 1
+    parts = [_multiple(a, running) for a in term.args]
+    if term.op in ("add", "sub"):
+        return sum(parts)
+    if term.op == "mul" and is_number(term.args[1]):
+        return parts[0] * abs(float(term.args[1].param))
+    return max(parts, default=0)
 
 
 def _node(term: Term) -> Value:

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from ....ir.types import FLOATS, LOW_FLOATS
 from ...program.axes import Term, terms_below
-from ..separation.algebra import Algebra, is_number, is_tile_product
-from .accumulators import Accumulation
+from ..separation.algebra import Algebra, is_number
+from .accumulators import Accumulation, is_moderate
 from .roles import Roles
 
 LOG2E = math.log2(math.e)
-LARGE = 1e30
 
 
 def with_powers_of_two(algebra: Algebra, sums: Accumulation, roles: Roles) -> Accumulation:
@@ -40,7 +39,7 @@ def _power(algebra: Algebra, term: Term, args: tuple[Term, ...], roles: Roles) -
         return None
     tile, row = args[0].args
     both = {roles.row, roles.stream}
-    if not both <= tile.axes or both <= row.axes or not _is_moderate(tile):
+    if not both <= tile.axes or both <= row.axes or not is_moderate(tile):
         return None
     scale, tile = _scaled(tile)
     power = algebra.number(scale * LOG2E, tile)
@@ -52,18 +51,3 @@ def _scaled(term: Term) -> tuple[float, Term]:
     """x * 0.125 in float32  ->  (0.125, x)"""
     is_product = term.op == "mul" and term.dtype == "f32" and is_number(term.args[1]) and term.args[0].dtype == "f32"
     return (float(term.args[1].param), term.args[0]) if is_product else (1.0, term)
-
-
-def _is_moderate(tile: Term) -> bool:
-    """Made of products, places and numbers of moderate size: no float that was loaded for it."""
-    todo, seen = [tile], set[Term]()
-    while todo:
-        term = todo.pop()
-        if term in seen or is_tile_product(term):
-            continue
-        seen.add(term)
-        is_wild = term.op == "const" and is_number(term) and LARGE < abs(term.param) < math.inf
-        if is_wild or (term.op == "load" and term.dtype in FLOATS):
-            return False
-        todo += term.args
-    return True
