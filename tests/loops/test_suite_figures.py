@@ -64,9 +64,15 @@ MISSES: dict[tuple[str, int], Figures] = {
 """What is not within these, by class and steps: launches and ratio of each direction that is not."""
 
 SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
-    ("DeltaRule", 64): {("DeltaRule_backward", target) for target in TARGETS[:3]},
+    ("Advantages", 64): {("Advantages_backward_0", "cuda:90")},
+    ("Gated", 16): {("Gated_forward", "cuda:90")},
+    ("Gated", 64): {("Gated_forward", "cuda:90")},
+    ("LeakyPool", 64): {("LeakyPool_backward_0", target) for target in TARGETS[1:3]},
+    ("LinearAttention", 64): {("LinearAttention_backward_0", "cuda:100")},
+    ("LSTM", 64): {("LSTM_backward_1", target) for target in TARGETS[:3]},
+    ("MinGRU", 16): {("MinGRU_backward", "cuda:100")},
     ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
-    ("RungeKutta", 64): {(f"RungeKutta_{d}", target) for d in ("forward", "backward") for target in TARGETS[:3]},
+    ("MovingAverage", 64): {("MovingAverage_backward", "cuda:90")},
     ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
 }
 """Kernels that do not fit into registers yet, by class and width, and on which target."""
