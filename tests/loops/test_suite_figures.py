@@ -73,6 +73,7 @@ SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
     ("MinGRU", 16): {("MinGRU_backward", "cuda:100")},
     ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
     ("MovingAverage", 64): {("MovingAverage_backward", "cuda:90")},
+    ("RungeKutta", 64): {("RungeKutta_backward", target) for target in ("cuda:80", "cuda:100")},
     ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
 }
 """Kernels that do not fit into registers yet, by class and width, and on which target."""
