@@ -83,11 +83,18 @@ CELLS = {
 all steps at once, the sums of what they add up and the first step beside it."""
 
 SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
+    ("Advantages", 64): {("Advantages_backward_0", "cuda:90")},
     ("DeltaRule", 64): {("DeltaRule_backward", target) for target in TARGETS[:3]},
+    ("Gated", 16): {("Gated_forward", "cuda:90")},
+    ("Gated", 64): {("Gated_forward", "cuda:90")},
     ("GRU", 64): {(f"GRU_{name}", TARGETS[3]) for name in ("forward", "backward_1_0")},
+    ("LeakyPool", 64): {("LeakyPool_backward_0", target) for target in TARGETS[1:3]},
+    ("LinearAttention", 64): {("LinearAttention_backward_0", "cuda:100")},
     ("LSTM", 64): {(f"LSTM_{name}", TARGETS[3]) for name in ("forward", "backward_1")},
+    ("MinGRU", 16): {("MinGRU_backward", "cuda:100")},
     ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
-    ("RungeKutta", 64): {(f"RungeKutta_{d}", target) for d in ("forward", "backward") for target in TARGETS[:3]},
+    ("MovingAverage", 64): {("MovingAverage_backward", "cuda:90")},
+    ("RungeKutta", 64): {("RungeKutta_backward", target) for target in ("cuda:80", "cuda:100")},
     ("TorchGRU", 64): {(f"TorchGRU_{name}", TARGETS[3]) for name in ("forward", "backward_2_0")},
     ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
 }
