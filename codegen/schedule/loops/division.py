@@ -47,6 +47,8 @@ class Sums:
 
     partial   by term: the axes along which it is yet to be summed; linear in these sums
     late      terms that need the whole of a sum: they are computed once all steps are over
+    delays    by what they are before a step: states that hand on what a step has read, which can be read again
+    totals    what is added to each state that only adds up
     """
 
     def __init__(self, program: LoopProgram, axes: Axes) -> None:
@@ -54,10 +56,10 @@ class Sums:
         self.partial: dict[Term, Axes] = {}
         self.late: dict[Term, Axes] = {}
         self.wrong: set[Axis] = set()
-        self._is_walked: dict[Term, bool] = {}
+        self._needs_steps: dict[Term, bool] = {}
         self.delays = {s.before: s for s in program.states if _is_delay(s)}
         self.totals = {s: x for s in program.states if (x := added_to(program, s)) is not None}
-        self._sorts = {s.update.value: x for s, x in self.totals.items()}
+        self._of_updates = {s.update.value: x for s, x in self.totals.items()}
         self._of_totals = {s.last: x for s, x in self.totals.items()}
         for term in terms_below([*(t for s in program.states for t in s.update.terms), *program.terms]):
             self._take(term)
@@ -68,14 +70,14 @@ class Sums:
         self.wrong.update(a for s in program.sinks for t in s.terms[1:] for a in self._waiting(t))
 
     def _take(self, term: Term) -> None:
-        source = self._of_totals.get(term) or self._sorts.get(term)
+        source = self._of_totals.get(term) or self._of_updates.get(term)
         if source is not None:  # what is added up is partial as what is added to it
             self._set(term, self.partial.get(source, NONE))
             return
         arguments = NONE.union(*(self.partial.get(a, NONE) for a in term.args))
         late = NONE.union(*(self.late.get(a, NONE) for a in term.args))
         is_state = term.op in ("carried", "last") and term not in self.delays
-        self._is_walked[term] = is_state or any(self._is_walked.get(a, False) for a in term.args)
+        self._needs_steps[term] = is_state or any(self._needs_steps.get(a, False) for a in term.args)
         if term.op == "sum" and not late and not (arguments and term.dtype in LOW_FLOATS):
             self._set(term, arguments | (self.axes & set(term.param)))
         elif late or arguments:
@@ -83,13 +85,13 @@ class Sums:
 
     def _set(self, term: Term, axes: Axes) -> None:
         self.partial[term] = axes
-        self._is_walked[term] = True
+        self._needs_steps[term] = True
 
     def _set_late(self, term: Term, axes: Axes) -> None:
         self.late[term] = axes
         others = [a for a in term.args if a not in self.late and not self.partial.get(a)]
         is_elsewhere = term.op in ("moved", "crossed", "matmul", *SCANS)
-        if is_elsewhere or any(self._is_walked.get(a, False) for a in others):
+        if is_elsewhere or any(self._needs_steps.get(a, False) for a in others):
             self.wrong |= axes
 
     def _check_state(self, state: LoopState) -> None:
