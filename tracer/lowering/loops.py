@@ -264,9 +264,9 @@ class _Steps:
         """The number of elements of a slice, where it is the same in all steps."""
         if len(node.args) < 4 or node.args[4:] not in ((), (1,)):
             return None
-        widths = {self._at(node.args[3], t) - self._at(node.args[2], t) for t in (0, 1)}
-        width = widths.pop()
-        return width if not widths and isinstance(width, int) and 0 < width <= MOST_IN_A_WINDOW else None
+        width, following = (self._at(node.args[3], t) - self._at(node.args[2], t) for t in (0, 1))
+        is_fixed = isinstance(width, int) and isinstance(following, int) and width == following
+        return width if is_fixed and 0 < width <= MOST_IN_A_WINDOW else None
 
     def _input_of(self, source: Any, axis: Any, index: Any, shift: int) -> fx.Node:
         whole = self.whole_nodes[source]

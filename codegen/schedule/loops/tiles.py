@@ -74,7 +74,7 @@ def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
         return None
     lanes = min(lanes, power_of_two(w.size[grid[-1]])) if grid else 1
     blocks = {**held, **({grid[-1]: lanes} if lanes > 1 else {}), time: rows}
-    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (32 * PER_THREAD))))
     return LoopTile(grid, whole, {a: blocks[a] for a in w.order if a in blocks}, {}, warps, 1)
 
 
