@@ -40,8 +40,8 @@ may still move is float32 until it is multiplied: the exponentials of a softmax 
 the next matmul, before they are divided, where eager divides first and rounds then. The quotient by the row's sum is
 made at the end, of the row's result, in float32: a product with the sum's reciprocal, rounded with it. Backward has
 the complete maxima and sums, as float32, and rounds where eager does, with one exception: a sum that is taken off what
-it is a sum of (`p * (dp - (p * dp).sum(-1))`) stays float32, and so does what stands between it and the sum that `p` was
-divided by, since little may be left of such a difference. Exponentials of what was bfloat16 or float16
+it is a sum of (`p * (dp - (p * dp).sum(-1))`) stays float32, and so does what stands between it and the sum that `p`
+was divided by, since little may be left of such a difference. Exponentials of what was bfloat16 or float16
 are powers of two of `x * log2(e) - m * log2(e)`, those of float32 are of `x - m`. float32 is multiplied exactly
 unless torch's setting allows TF32; float64 stays with the library. A stream that is divided among programs is summed in
 float32 by each, then over them in order: the same bits each time, and others on a device of another size.
