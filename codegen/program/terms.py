@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ...ir import Value
-from ...ir.types import Size
+from ...ir.types import Size, contiguous_strides
+from ..kernel import Buffer, Ref
 from .axes import REDUCTIONS, SCANS, Access, Axis, Index, Memory, Sink, Term, Turn, terms_below
 from .sizes import divide
 
@@ -196,3 +197,36 @@ def _param(term: Term, to: Mapping[Axis, Index], place_of: Callable[[Index], Ind
 def _axes(axes: Iterable[Axis], to: Mapping[Axis, Index]) -> tuple[Axis, ...]:
     leaves = (a for axis in axes for a in to.get(axis, Index.over(axis)).walked)
     return tuple(sorted(dict.fromkeys(leaves), key=lambda a: a.order))
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """Memory between kernels: a value at each place along its axes, the last one fastest. `node`: where it is from."""
+
+    number: int
+    label: str
+    dtype: str
+    axes: tuple[Axis, ...]
+    node: Value | None
+
+    @property
+    def ref(self) -> Ref:
+        return Ref("temporary", self.number)
+
+    @property
+    def strides(self) -> tuple[Size, ...]:
+        return contiguous_strides(tuple(a.size for a in self.axes))
+
+    @property
+    def buffer(self) -> Buffer:
+        return Buffer(f"{self.label}_{self.number}", self.dtype, tuple(a.size for a in self.axes), self.strides)
+
+    @property
+    def place(self) -> Index:
+        return Index.linear([Index() if a.size == 1 else Index.over(a) for a in self.axes], self.strides)
+
+    def store(self, value: Term, node: Value) -> Sink:
+        return Sink(self.ref, value, self.place, self.axes, self.dtype, "store", node)
+
+    def load(self, table: TermTable) -> Term:
+        return table.make("load", dtype=self.dtype, param=Access(self.ref, self.place), node=self.node)

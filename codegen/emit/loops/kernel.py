@@ -61,11 +61,12 @@ def kernels_of_loop(
     chunks = chunks_at(wanted, workload)
     steps, block, units = program.time.size, tile.blocks[program.time], target.units
     course = Course(steps, block, programs_of(tile), units, chunks, whole, _parts_of(program))
-    made = LoopKernels((_made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear)),))
     if chunks > 1:
         phases = phases_of(table, program, linear, workload.order, chunks, first)
         kernels = _kernels_of_phases(phases, program, tile, target, hints, label)
         made = LoopKernels(tuple(kernels), phases.buffers, phases.merged)
+    else:
+        made = LoopKernels((_made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear)),))
     course = replace(course, launches=len(made.kernels) + bool(made.merged))
     head = replace(made.kernels[0], splits=chunks, wanted=wanted, course=course)
     return made._replace(kernels=(head, *made.kernels[1:]))

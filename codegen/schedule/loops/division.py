@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ....ir.types import ITEMSIZE, LOW_FLOATS, contiguous_strides
-from ...kernel import Buffer, Ref, Target
-from ...program.axes import REDUCTIONS, SCANS, Access, Axis, Index, Sink, Term, terms_below
+from ....ir.types import ITEMSIZE, LOW_FLOATS
+from ...kernel import Buffer, Target
+from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Sink, Term, terms_below
 from ...program.sizes import Hints, cdiv, power_of_two, tidy
-from ...program.terms import TermTable
+from ...program.terms import Temporary, TermTable
 from ..workload import Workload
 from .recurrences import added_to
 from .roles import Carried, LoopProgram, LoopState, Part
@@ -242,7 +242,7 @@ class Division:
         stores = [*early, *(p.sink(new) for p in partials)]
         program = LoopProgram(stores, states, self.program.time, part=Part(part, self.lanes, block))
         late = [s for s in self.program.sinks if self.sums.is_late(s)]
-        return Divided(program, tuple(self._merged(late, partials)), tuple(p.buffer for p in partials))
+        return Divided(program, tuple(self._merged(late, partials)), tuple(p.memory.buffer for p in partials))
 
     def _terms(self) -> dict[Term, Term]:
         """What each program computes of each term."""
@@ -312,7 +312,7 @@ class Division:
         return new[term]
 
     def _total(self, partial: _Partial) -> Term:
-        term, load = partial.term, partial.load
+        term, load = partial.term, partial.memory.load(self.table)
         total = self.table.make("sum", load, dtype=load.dtype, param=partial.summed, node=term.node)
         total = self.table.cast(total, term.dtype, term.node)
         state = next((s for s in self.program.states if s.last is term), None)
@@ -344,33 +344,15 @@ class _Partial:
         own = [self.part if a is self.division.lanes and a not in self.term.axes else a for a in order]
         return tuple(sorted(own, key=lambda a: not a.turn))
 
-    @property
-    def dtype(self) -> str:
-        return _wide(self.term.dtype)
-
-    @property
-    def buffer(self) -> Buffer:
-        shape = tuple(a.size for a in self.axes)
-        stem = self.term.node.origin.name if self.term.node is not None else None
-        return Buffer(f"{stem or self.term.op}_parts_{self.number}", self.dtype, shape, contiguous_strides(shape))
-
-    @property
-    def place(self) -> Index:
-        index = [Index() if a.size == 1 else Index.over(a) for a in self.axes]
-        return Index.linear(index, contiguous_strides(tuple(a.size for a in self.axes)))
-
-    @property
-    def ref(self) -> Ref:
-        return Ref("temporary", self.number)
+    @cached_property
+    def memory(self) -> Temporary:
+        node = self.term.node
+        label = f"{(node.origin.name if node is not None else None) or self.term.op}_parts"
+        return Temporary(self.number, label, _wide(self.term.dtype), self.axes, node)
 
     def sink(self, new: dict[Term, Term]) -> Sink:
         node = self.term.node or self.division.program.states[0].update.node
-        return Sink(self.ref, new[self.term], self.place, self.axes, self.dtype, "store", node)
-
-    @property
-    def load(self) -> Term:
-        access = Access(self.ref, self.place)
-        return self.division.table.make("load", dtype=self.dtype, param=access, node=self.term.node)
+        return self.memory.store(new[self.term], node)
 
 
 def _wide(dtype: str) -> str:

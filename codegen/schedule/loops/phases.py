@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 import sympy
 
 from ....ir.switches import is_on
-from ....ir.types import Size, contiguous_strides, product
-from ...kernel import WORTH, Buffer, Ref
-from ...program.axes import Access, Axis, Index, Sink, Term, terms_below
+from ....ir.types import Size, product
+from ...kernel import WORTH, Buffer
+from ...program.axes import Axis, Sink, Term, terms_below
 from ...program.sizes import cdiv, evaluate_size, whole_times
-from ...program.terms import TermTable
+from ...program.terms import Temporary, TermTable
 from ..workload import Workload
 from .recurrences import Linear, added_to
 from .roles import Carried, LoopProgram, LoopState
@@ -202,12 +202,11 @@ class _ChunkedState:
     def dtype(self) -> str:
         return WIDE.get(self.state.dtype, self.state.dtype)
 
-    def axes(self, word: str) -> tuple[Axis, ...]:
-        return (*([] if word == "last" else [self.axis]), *self.order)
-
-    def place(self, word: str) -> Index:
-        index = [Index() if a.size == 1 else Index.over(a) for a in self.axes(word)]
-        return Index.linear(index, contiguous_strides(tuple(a.size for a in self.axes(word))))
+    def memory(self, word: str) -> Temporary:
+        """Where what is kept by this word is."""
+        node, number = self.state.update.node, self.first + self.kept.index(word)
+        axes = (*([] if word == "last" else [self.axis]), *self.order)
+        return Temporary(number, f"{node.origin.name or 'state'}_{word}", self.dtype, axes, node)
 
     # ------------------------------------------------------------------ chunks
     def ends(self) -> tuple[LoopState, LoopState]:
@@ -263,24 +262,14 @@ class _ChunkedState:
     # ------------------------------------------------------------------ terms
     def buffers(self) -> list[Buffer]:
         """One for each word of what is kept."""
-        return [self._buffer(word) for word in self.kept]
-
-    def _buffer(self, word: str) -> Buffer:
-        shape, stem = tuple(a.size for a in self.axes(word)), self.state.update.node.origin.name or "state"
-        number = self._ref(word).index
-        return Buffer(f"{stem}_{word}_{number}", self.dtype, shape, contiguous_strides(shape))
-
-    def _ref(self, word: str) -> Ref:
-        return Ref("temporary", self.first + self.kept.index(word))
+        return [self.memory(word).buffer for word in self.kept]
 
     def stored(self, word: str, value: Term) -> Sink:
         """What is kept of a chunk, or of all, to memory."""
-        node = self.state.update.node
-        return Sink(self._ref(word), value, self.place(word), self.axes(word), self.dtype, "store", node)
+        return self.memory(word).store(value, self.state.update.node)
 
     def _load(self, word: str) -> Term:
-        access = Access(self._ref(word), self.place(word))
-        return self.table.make("load", dtype=self.dtype, param=access, node=self.state.update.node)
+        return self.memory(word).load(self.table)
 
     def _wide(self, term: Term | None) -> Term:
         return self._number(0.0) if term is None else self.table.cast(term, self.dtype)

@@ -9,17 +9,17 @@ power it moves from the r of a part to the r of all. A part without anything has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import sympy
 
 from ....ir.switches import is_on
-from ....ir.types import Size, contiguous_strides
-from ...kernel import WORTH, Buffer, Ref, Target
-from ...program.axes import Access, Axis, Index, Memory, Sink, Term
+from ....ir.types import Size
+from ...kernel import WORTH, Buffer, Target
+from ...program.axes import Axis, Sink, Term
 from ...program.sizes import Hints, cdiv, evaluate_size, whole_times
-from ...program.terms import TermTable
+from ...program.terms import Temporary, TermTable
 from ..separation.algebra import Algebra
 from .accumulators import Accumulation, Accumulator
 from .roles import Roles
@@ -90,18 +90,8 @@ class _Partial:
         term = accumulator.term
         assert term.node is not None
         axes = (split, *(a for a in (*roles.grid, roles.row, *roles.depth) if a in term.axes))
-        shape = tuple(a.size for a in axes)
-        strides = contiguous_strides(shape)
-        label = f"{term.node.origin.name or term.op}_parts_{number}"
-        ref, place = Ref("temporary", number), [Index() if a.size == 1 else Index.over(a) for a in axes]
-        sink = Sink(ref, term, Index.linear(place, strides), axes, term.dtype, "store", term.node)
-        loaded = _loaded(table, Memory(ref, strides, term.dtype), place, term)
-        return _Partial(accumulator, Buffer(label, term.dtype, shape, strides), sink, loaded)
-
-
-def _loaded(table: TermTable, memory: Memory, place: Sequence[Index], term: Term) -> Term:
-    access = Access(memory.ref, Index.linear(place, memory.strides))
-    return table.make("load", dtype=memory.dtype, param=access, node=term.node)
+        memory = Temporary(number, f"{term.node.origin.name or term.op}_parts", term.dtype, axes, term.node)
+        return _Partial(accumulator, memory.buffer, memory.store(term, term.node), memory.load(table))
 
 
 class _Merge:
