@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..graph import Graph, Value, building
 from ..infer import same_shape, sizes_equal
-from ..loops.around.carrying import is_linear
+from ..loops.around.carrying import BESIDE, is_linear
 from ..loops.loop import loop_of, rebuild_scans, scans_of
 from ..prims import PRIMS
 from ..rewrite import join_rules, make, rebuild
@@ -24,8 +24,6 @@ from ..switches import is_on
 from ..types import Size, simplify_size
 from .layout import layout
 
-BESIDE = ("input", "elementwise", "layout", "source")
-"""Families of what may be read beside the steps of a loop: it is made again in each of them."""
 READ = (*BESIDE, "gather")
 """Of what may be stored by the steps that read it."""
 MOST = 4

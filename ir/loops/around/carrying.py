@@ -11,6 +11,9 @@ from ...prims import PRIMS
 from ...rewrite import copy_into, extract, nodes_between
 from ..loop import Loop, below, loop_of
 
+BESIDE = ("input", "elementwise", "layout", "source")
+"""Families of what may be read beside the steps of a loop: it is made again in each of them."""
+
 
 class Wanted(Protocol):
     """A node that is made of what a loop carries to its end."""

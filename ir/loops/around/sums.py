@@ -23,10 +23,8 @@ from ...transforms.ops import zeros
 from ...types import FLOATS, LOW_FLOATS, TensorType
 from ..loop import below, loop_of, scans_of
 from ..tidy import in_bodies
-from .carrying import Carrying, carried_along, is_linear
+from .carrying import BESIDE, Carrying, carried_along, is_linear
 
-BESIDE = ("input", "elementwise", "layout", "source")
-"""Families of what may be read beside the steps: it is made again in each of them."""
 MOST_MADE = 32
 """Operations between what a loop gives and the sum."""
 MOST = 4
