@@ -48,6 +48,8 @@ class Walk:
         self.when: dict[int, str] = {}
         self.of_virtual: set[int] = set()
         for node in self.nodes:
+            if len(node.avals) > 1:
+                raise refusal(node, "has several results")
             self._place(node)
         self._require_fusible()
 

@@ -1,0 +1,198 @@
+"""A program written once more, step by step, by rules for what its steps call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...sizes import hint_of
+from ..affine import ONE, Number
+from ..program import MARK, Program, Ref, Step, refs_in
+
+aten = torch.ops.aten
+WRITES = 3
+"""Writes to one buffer, or places of one sum, from which on they are a loop's."""
+UNWRITTEN = 4
+"""The most places of a buffer that a loop leaves as they were."""
+WHOLE = (0, 0, sys.maxsize, 1)
+"""Axis, start, stop and stride of a slice of which nothing was said."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """A buffer with one slice of it exchanged."""
+
+    buffer: Ref
+    slice: Ref
+    dim: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is added up at one place; has_whole: with what has all places and is added as well."""
+
+    value: Ref
+    has_whole: bool = False
+
+
+@dataclass(frozen=True)
+class Places:
+    """A sum of tensors that are zero but for places along a dim.
+
+    model: a step that makes one of them. number: how many are added up. whole: what has all places and is added, too.
+    """
+
+    model: Step
+    dim: int
+    at: Mapping[int, Place]
+    number: int
+    whole: Ref | None = None
+
+
+Rule = Callable[["Rewriting", Step], Ref | None]
+Finish = Callable[["Rewriting", Ref], Ref | None]
+
+
+class Rewriting:
+    """What becomes of a program: each step by the rule for it, else as it is.
+
+    finish: what a value that a rule only took note of is, once it is read as a whole.
+    """
+
+    def __init__(self, program: Program, rules: Mapping[Any, Rule], finish: Sequence[Finish]) -> None:
+        self.source, self.rules, self.finish = program, rules, finish
+        self.steps: list[Step] = []
+        self.known: dict[Ref, Ref] = {}  # values of the program by their new names
+        self.writes: dict[Ref, Write] = {}
+        self.placed: dict[Ref, Places] = {}
+        self.joined: dict[Ref, Ref] = {}
+
+    def program(self) -> Program:
+        for number, step in enumerate(self.source.steps):
+            self.rewrite(Ref(number), step)
+        results = [self.whole(leaf) for leaf in self.source.results]
+        return _pruned(replace(self.source, steps=self.steps, results=results))
+
+    def named(self, ref: Ref) -> Ref:
+        """A value by its new name; a port of what was renamed."""
+        if ref.step < 0 or ref in self.known:
+            return self.known.get(ref, ref)
+        return Ref(self.known[Ref(ref.step)].step, ref.port)
+
+    def rewrite(self, ref: Ref, step: Step) -> None:
+        rule = self.rules.get(step.target)
+        found = rule(self, step) if rule is not None else None
+        self.known[ref] = self.as_it_is(step) if found is None else found
+
+    def as_it_is(self, step: Step) -> Ref:
+        return self.add(replace(step, leaves=[self.whole(leaf) for leaf in step.leaves]))
+
+    def add(self, step: Step) -> Ref:
+        self.steps.append(step)
+        return Ref(len(self.steps) - 1)
+
+    def whole(self, leaf: Any) -> Any:
+        """An operand, where a filled buffer is read as a whole."""
+        if isinstance(leaf, list):
+            return [self.whole(ref) for ref in leaf]
+        return self.put_together(self.named(leaf)) if isinstance(leaf, Ref) else leaf
+
+    def put_together(self, buffer: Ref) -> Ref:
+        """What a value is in the end that rules took note of."""
+        if buffer not in self.joined:
+            found = (finish(self, buffer) for finish in self.finish)
+            self.joined[buffer] = next((ref for ref in found if ref is not None), buffer)
+        return self.joined[buffer]
+
+    # ------------------------------------------------------------------ what the steps of the source say
+    def axis_and_index(self, step: Step, tensors: int) -> tuple[int, int]:
+        """The axis and the index of a slice, counted from the front."""
+        shape = self.source_value(step.leaves[0]).shape
+        dim, index = (leaf.get(ONE, 0) for leaf in step.leaves[1 + tensors : 3 + tensors])
+        return dim % len(shape), index % hint_of(shape[dim])
+
+    def source_value(self, ref: Ref) -> Any:
+        return _value(self.source, ref)
+
+    def value(self, ref: Ref) -> Any:
+        return _value(replace(self.source, steps=self.steps), ref)
+
+    def kind(self, ref: Ref) -> Any:
+        value = self.value(ref)
+        shape = tuple(hint_of(n) for n in value.shape)
+        return (value.dtype, value.device, shape) if isinstance(value, torch.Tensor) else None
+
+
+def _value(program: Program, ref: Ref) -> Any:
+    if ref.step < 0:
+        return [*program.trace.fakes, *program.trace.lifted][~ref.step]
+    value = program.steps[ref.step].value
+    return value if ref.port is None else value[ref.port]
+
+
+# ---------------------------------------------------------------------- numbers
+def number(n: int) -> Number:
+    return {ONE: n} if n else {}
+
+
+def plain(leaf: Any) -> int | None:
+    """A number that is no symbol."""
+    return leaf.get(ONE, 0) if isinstance(leaf, Mapping) and leaf.keys() <= {ONE} else None
+
+
+def slice_of(leaves: Sequence[Any]) -> tuple[int | None, ...]:
+    """Axis, start, stop and stride of a slice by what was said of them; None where one is a symbol."""
+    pairs = zip(leaves, WHOLE, strict=False)
+    given = [plain(leaf) if isinstance(leaf, Mapping) else default for leaf, default in pairs]
+    return (*given, *WHOLE[len(given) :])
+
+
+# ---------------------------------------------------------------------- steps
+def selected(step: Step, buffer: Ref, dim: int, index: int) -> Step:
+    return like(step, aten.select.int, [buffer, number(dim), number(index)], step.value.select(dim, 0))
+
+
+def stacked(step: Step, slices: list[Ref], dim: int) -> Step:
+    return like(step, aten.stack.default, [slices, number(dim)], step.value)
+
+
+def zeros(step: Step, model: Ref, value: Any) -> Step:
+    return like(step, aten.zeros_like.default, [model], value)
+
+
+def like(step: Step, target: Any, leaves: list[Any], value: Any) -> Step:
+    """A step at the place of another."""
+    return Step(target, ((MARK,) * len(leaves), {}), leaves, (target, step.place), step.meta, value)
+
+
+# ---------------------------------------------------------------------- what is left
+def _pruned(program: Program) -> Program:
+    """Without the steps that nothing reads, but for those that draw numbers."""
+    alive = _alive(program)
+    renumbered = {old: new for new, old in enumerate(sorted(alive))}
+
+    def renamed(leaf: Any) -> Any:
+        if isinstance(leaf, list):
+            return [renamed(ref) for ref in leaf]
+        return Ref(renumbered[leaf.step], leaf.port) if isinstance(leaf, Ref) and leaf.step >= 0 else leaf
+
+    steps = [replace(program.steps[i], leaves=list(map(renamed, program.steps[i].leaves))) for i in sorted(alive)]
+    return replace(program, steps=steps, results=list(map(renamed, program.results)))
+
+
+def _alive(program: Program) -> set[int]:
+    alive = {ref.step for ref in refs_in(program.results)}
+    for index in reversed(range(len(program.steps))):
+        step = program.steps[index]
+        if index in alive or torch.Tag.nondeterministic_seeded in getattr(step.target, "tags", ()):
+            alive |= {index, *(ref.step for ref in _read_by(step))}
+    return {index for index in alive if index >= 0}
+
+
+def _read_by(step: Step) -> Iterator[Ref]:
+    return refs_in(step.leaves)
