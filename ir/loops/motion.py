@@ -54,7 +54,7 @@ class Motion:
 
     @property
     def _rules(self) -> list[Callable[[Loop], list[Value] | None]]:
-        behind = (self._summed_later, self._done_in_parts, self._done_behind, self._turned)
+        behind = (self._laid_out_behind, self._summed_later, self._done_in_parts, self._done_behind, self._turned)
         return [*behind, self._carried_in_pieces, self._done_before]
 
     def _emitted(self, loop: Loop) -> list[Value]:
@@ -123,6 +123,20 @@ class Motion:
         return [m for m in made if m is not None], list(mapped)
 
     # ------------------------------------------------------------------ behind the loop
+    def _laid_out_behind(self, loop: Loop) -> list[Value] | None:
+        """Results of steps that are operands in another shape are these, of all steps at once."""
+        count = len(loop.init)
+        ends = [o for o in dict.fromkeys(loop.results[count:]) if _is_view_of_steps(loop, o)]
+        if not ends:
+            return None
+        kept = [o for o in dict.fromkeys(loop.results[count:]) if o not in ends]
+        pairs = _pairs(loop)
+        results = self._emitted(loop.part(range(count), pairs[0], pairs[1], kept).without_unread())
+        made, has_axis = self._for_all_steps(loop, ends, {})
+        assert all(has_axis)
+        at_step = dict(zip([*kept, *ends], [*results[count:], *made], strict=True))
+        return [*results[:count], *(at_step[o] for o in loop.results[count:])]
+
     def _done_behind(self, loop: Loop) -> list[Value] | None:
         """Results of steps that are made of products, and go into no other step, are made of what these multiply."""
         count = len(loop.init)
@@ -191,6 +205,14 @@ class Motion:
 def _pairs(loop: Loop) -> list[list[tuple[Value, Value]]]:
     """The inputs of the body with their operands: xs, wholes."""
     return [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
+
+
+def _is_view_of_steps(loop: Loop, value: Value) -> bool:
+    """Whether a value of the body is one operand that is another one in each step, in another shape."""
+    at = value
+    while PRIMS[at.prim].family == "layout" and len(at.args) == 1:
+        (at,) = at.args
+    return at != value and at in loop.inputs.xs
 
 
 def _above(loop: Loop, values: Sequence[Value]) -> set[int]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..sizes import hint_of
@@ -30,7 +31,7 @@ from .description import (
     Source,
     steps_by_place,
 )
-from .program import Constant, Expression, Program, Ref, Step, is_sliced
+from .program import Constant, Expression, Program, Ref, Step, is_sliced, refs_in
 from .reasons import LoopFailure, NotRolled
 
 APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
@@ -53,16 +54,56 @@ def roll(short: Program, long: Program) -> Rolled:
 
 
 def _rolled(short: Program, long: Program, regions: Sequence[Region]) -> Rolled:
-    """The same where the loops are there, or a step or two of theirs apart."""
+    """The same where the loops are there, or cut elsewhere."""
+    ways = [list(_cuts(short, region)) for region in regions]
     chosen = [0] * len(regions)
     while True:
-        apart = [APART[c] for c in chosen]
+        cut = [way[c] for way, c in zip(ways, chosen, strict=True)]
         try:
-            return _Roller(short, long, _layout(short.length, regions, apart, short is long)).rolled()
+            return _Roller(short, long, _layout(short.length, cut, short is long)).rolled()
         except LoopFailure as failure:
             chosen[failure.loop] += 1
-            if chosen[failure.loop] == len(APART):
+            if chosen[failure.loop] == len(ways[failure.loop]):
                 raise NotRolled(failure.reason) from None
+
+
+def _cuts(program: Program, region: Region) -> Iterator[Region]:
+    """Where a loop may be cut: where a step hands the least on to the next, or where it was; a step or two apart."""
+    for turned in dict.fromkeys((_turned(program, region), region)):
+        yield from (turned.without(*apart) for apart in APART)
+
+
+def _turned(program: Program, region: Region) -> Region:
+    """The region, its steps beginning where the fewest values go from one to the next.
+
+    Autograd adds up in the order in which gradients come: a turn may begin in the middle of what is one step.
+    """
+    stop = region.stop
+    rest = next((n for n in range(region.period) if not _goes_on(program, region, stop + n)), region.period - 1)
+    handed = _handed(program, region)
+    best = min(range(region.period), key=lambda r: (handed[r], r > rest, r))
+    turned = replace(region, start=region.start + best, count=region.count - (best > rest))
+    return turned if turned.count >= LEAST + 2 or best <= rest else region
+
+
+def _goes_on(program: Program, region: Region, at: int) -> bool:
+    """Whether the step behind a region is the next one of its turn."""
+    return at < len(program.steps) and program.steps[at].token == program.steps[at - region.period].token
+
+
+def _handed(program: Program, region: Region) -> list[int]:
+    """For each step of a turn at which turns may begin, how many values go from one to the next."""
+    last = program.steps[region.stop - region.period : region.stop]
+    first = region.stop - region.period
+    reads = {(ref, first + j) for j, step in enumerate(last) for ref in refs_in(step.leaves) if ref.step >= region.start}
+    ends: dict[Ref, int] = {}
+    for ref, reader in reads:
+        ends[ref] = max(ends.get(ref, 0), reader)
+    handed = [0] * region.period
+    for ref, reader in ends.items():
+        for boundary in range(max(ref.step, first - region.period) + 1, reader + 1):
+            handed[(boundary - region.start) % region.period] += 1
+    return handed
 
 
 def roll_fixed(program: Program, least: int) -> Rolled:
@@ -73,14 +114,11 @@ def roll_fixed(program: Program, least: int) -> Rolled:
     return _rolled(program, program, regions)
 
 
-def _layout(
-    length: int, regions: Sequence[Region], apart: Sequence[tuple[int, int]], is_fixed: bool = False
-) -> Layout:
-    left = [region.without(*steps) for region, steps in zip(regions, apart, strict=True)]
-    for loop, region in enumerate(left):
+def _layout(length: int, regions: Sequence[Region], is_fixed: bool = False) -> Layout:
+    for loop, region in enumerate(regions):
         if region.count < LEAST:
             raise LoopFailure(loop, "its steps are not the same ones each time")
-    return Layout(length, tuple(left), is_fixed)
+    return Layout(length, tuple(regions), is_fixed)
 
 
 class Located:
