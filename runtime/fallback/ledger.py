@@ -70,9 +70,13 @@ class Ledger:
 
     def note_steps(self, method: str, reasons: Sequence[str]) -> None:
         """Loops over a size are traced step by step: on record, where nothing else is."""
-        if reasons and self.records.get(method, Record("compiled")) == Record("compiled"):
+        self.note_steps_in(self.records, method, reasons)
+
+    def note_steps_in(self, records: dict[str, Record], method: str, reasons: Sequence[str]) -> None:
+        """The same in records of a report, which are not kept."""
+        if reasons and records.get(method, Record("compiled")) == Record("compiled"):
             why = f"a loop is traced step by step: {reasons[0]}"
-            self.records[method] = Record("compiled", why, self._place(method))
+            records[method] = Record("compiled", why, self._place(method))
 
     def note_opaque(self, role: str, error: CaptureError | None) -> None:
         """A role that must not be captured: with a warning, but for one that was declared so."""

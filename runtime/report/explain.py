@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,6 +190,7 @@ def _forward(
     # Captured on stand-ins; real tensors are compared as at a first call, so that a refusal there is on record here.
     try:
         specialization = compiler.captures.only(stand_ins)
+        _note_steps(compiler, specialization, methods)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
             map(is_spec, real)
         ):
@@ -202,6 +204,13 @@ def _forward(
         without_rules_over_opaque(compiler, methods)
         return None
     return specialization
+
+
+def _note_steps(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> None:
+    """Loops that this capture, or that of backward, traces step by step, are on record."""
+    note = partial(compiler.ledger.note_steps_in, methods)
+    note("forward", specialization.captured.session.take_unrolled())
+    specialization.backward.note_steps = partial(note, "backward")
 
 
 def _require_that_eager_runs(compiler: Compiled, stand_ins: Sequence[Any], met: CaptureError) -> None:

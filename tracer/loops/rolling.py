@@ -268,7 +268,10 @@ class _Roller:
         source, distance = last.source, last_t - last.index
         if not isinstance(source, Each) or source.loop != loop or not 0 < distance <= DEEPEST:
             raise LoopFailure(loop, "what it reads is another value in each step")
-        if any(p != Place(source, t - distance) for (t, _), p in places.items() if t >= distance):
+        own = {t for (t, _), p in places.items() if isinstance(p.source, Each) and p.source.loop == loop}
+        if own != set(range(distance, last_t + 1)) or any(
+            p != Place(source, t - distance) for (t, _), p in places.items() if t >= distance
+        ):
             raise LoopFailure(loop, "what it reads is another value in each step")
         self.require_small(source)
         first = [[places[t, n] for n in self.lengths] for t in range(distance)]
