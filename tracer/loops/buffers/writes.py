@@ -40,8 +40,8 @@ def _covers(r: Rewriting, step: Step, tensors: int) -> bool:
 
 def _copy(r: Rewriting, step: Step) -> Ref | None:
     """A copy to a place of the same kind is what is copied."""
-    place, value = r.named(step.leaves[0]), r.whole(step.leaves[1])
-    same = isinstance(value, Ref) and r.kind(place) is not None and r.kind(place) == r.kind(value)
+    place, value = (r.named(leaf) if isinstance(leaf, Ref) else None for leaf in step.leaves[:2])
+    same = place is not None and value is not None and r.kind(place) is not None and r.kind(place) == r.kind(value)
     return value if same else None
 
 
