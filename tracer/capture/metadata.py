@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
+import sympy
 import torch
 
 from ..torch_private import (
@@ -29,7 +30,7 @@ Tensor = torch.Tensor
 Pattern = tuple[torch.dtype, tuple[int, ...], tuple[Any, ...]]
 """Of a tensor: dtype, each length (-1 - k: the k-th unknown one), its axes from the innermost outwards.
 
-~axis: the stride along it is 0; (n,): the stride along the next is n, after a gap.
+~axis: the stride along it is 0; (n,): the stride along the next is n, after a gap; (n, factor): as many times more.
 """
 APART = ((1009, 1021, 1031, 1049, 1061, 1087, 1103, 1123), (2113, 2087, 2063, 2029, 2011, 1999, 1987, 1949))
 """Two examples, so that nothing rests on which size is larger."""
@@ -44,6 +45,8 @@ _NAMES = """
 """
 SHAPED = frozenset(f"aten::{name}" for name in _NAMES.split())
 """Operations that are no elementwise ones, whose result has sizes of their arguments."""
+SPREAD = (torch.ops.aten.select_backward.default, torch.ops.aten.slice_backward.default)
+"""Operations that make zeros of the sizes that they are given, but for what they are given."""
 VIEWS = frozenset(f"aten::{name}" for name in "unsqueeze transpose.int t select.int squeeze.dim squeeze.dims".split())
 """Views whose kernel in C++ takes symbols as they are."""
 
@@ -70,6 +73,9 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _fake_result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         if is_exemplary(func):
             return by_example(self, func, args, kwargs)
+        if func in SPREAD and not kwargs and _is_simple(self, args[0], args[0].device) and args[0].constant is None:
+            memory = torch.empty(args[1], dtype=args[0].dtype, device="meta")
+            return FakeTensor(self, memory, args[0].device)
         if not views_take_symbols or kwargs or not _is_simple_view(self, args):
             return None
         if (axes := AXES.get(func)) is not None:
@@ -233,10 +239,22 @@ def _pattern(t: Tensor, lengths: dict[Any, tuple[int, Any]]) -> Pattern | None:
     if order is None:
         return None
     dims = tuple(
-        n if isinstance(n, int) else -1 - lengths.setdefault(n, (len(lengths), s))[0]
-        for n, s in zip(sizes, shape, strict=True)
+        n if isinstance(n, int) else _number_of(n, lengths, s) for n, s in zip(sizes, shape, strict=True)
     )
-    return t.dtype, dims, order
+    return t.dtype, dims, tuple(_numbered(axis, lengths) for axis in order)
+
+
+def _number_of(expr: Any, lengths: dict[Any, tuple[int, Any]], length: Any = None) -> int:
+    """-1 - k of the k-th unknown length."""
+    known = lengths.get(expr)
+    if known is None or known[1] is None:
+        lengths[expr] = known = (len(lengths) if known is None else known[0], length)
+    return -1 - known[0]
+
+
+def _numbered(axis: Any, lengths: dict[Any, tuple[int, Any]]) -> Any:
+    """A gap of unknown length by its number."""
+    return (axis[0], _number_of(axis[1], lengths)) if isinstance(axis, tuple) and len(axis) == 2 else axis
 
 
 def _length(n: Any) -> Any:
@@ -253,6 +271,9 @@ def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...] | No
         axis = next((i for i in axes_left if strides[i] == step), None)
         if axis is None and (axis := _beyond(axes_left, strides, step)) is not None:
             order.append((step := strides[axis],))
+        elif axis is None and (axis := _beyond_unknown(axes_left, strides, step)) is not None:
+            order.append((None, strides[axis] / step))
+            step = strides[axis]
         if axis is None:
             break
         axes_left.remove(axis)
@@ -269,6 +290,19 @@ def _beyond(axes_left: Sequence[int], strides: Sequence[Any], step: Any) -> int 
     return min(candidates, key=strides.__getitem__, default=None)
 
 
+def _beyond_unknown(axes_left: Sequence[int], strides: Sequence[Any], step: Any) -> int | None:
+    """The same where the gap is as many times longer as sizes say: `x[:, :, t]`."""
+    factors = {i: strides[i] / step for i in axes_left if isinstance(strides[i], sympy.Expr)}
+    within = {i: f.free_symbols for i, f in factors.items() if _is_product(f)}
+    best = min(within, key=lambda i: len(within[i]), default=None)
+    return best if best is not None and all(within[best] <= symbols for symbols in within.values()) else None
+
+
+def _is_product(factor: sympy.Expr) -> bool:
+    """True for sizes multiplied."""
+    return all(f.is_Symbol and f.is_positive for f in sympy.Mul.make_args(factor))
+
+
 def _is_row_major(order: Sequence[int]) -> bool:
     return all(i + axis + 1 == len(order) for i, axis in enumerate(order))
 
@@ -278,7 +312,7 @@ def strides_in_order(sizes: Sequence[Any], order: Sequence[Any]) -> list[Any]:
     strides, step = [0] * len(sizes), 1
     for axis in order:
         if isinstance(axis, tuple):
-            (step,) = axis
+            step = axis[0] if axis[0] is not None else step * axis[1]
         elif axis >= 0:
             strides[axis] = step
             step = step * sizes[axis]
@@ -328,4 +362,5 @@ def _example(slot: Any, primes: Sequence[int]) -> Any:
         return slot[1]
     dtype, dims, order = slot
     sizes = [n if n >= 0 else primes[-1 - n] for n in dims]
-    return torch.empty_strided(sizes, strides_in_order(sizes, order), dtype=dtype, device="meta")
+    apart = [(None, primes[-1 - a[1]]) if isinstance(a, tuple) and a[0] is None else a for a in order]
+    return torch.empty_strided(sizes, strides_in_order(sizes, apart), dtype=dtype, device="meta")

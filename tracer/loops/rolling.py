@@ -95,7 +95,8 @@ def _handed(program: Program, region: Region) -> list[int]:
     """For each step of a turn at which turns may begin, how many values go from one to the next."""
     last = program.steps[region.stop - region.period : region.stop]
     first = region.stop - region.period
-    reads = {(ref, first + j) for j, step in enumerate(last) for ref in refs_in(step.leaves) if ref.step >= region.start}
+    pairs = ((ref, first + j) for j, step in enumerate(last) for ref in refs_in(step.leaves))
+    reads = {(ref, reader) for ref, reader in pairs if ref.step >= region.start}
     ends: dict[Ref, int] = {}
     for ref, reader in reads:
         ends[ref] = max(ends.get(ref, 0), reader)
