@@ -42,7 +42,8 @@ CALLS = {
     "gap": lambda x, y: aten.mul(four(x, 0, 3), aten.sum(y)), "last": lambda x, y: aten.exp(four(x, 3, 4)),
     "gaps": lambda x, y: aten.add(four(x, 0, 4, 2), four(x, 1, 4, 2)), "into": lambda x, y: aten.add_(four(x, 0, 3), 1),
     "gap sum": lambda x, y: aten.sum(four(x, 0, 3), [0]), "turned": lambda x, y: aten.exp(aten.t(four(x, 1, 3))),
-    "step": lambda x, y: aten.exp(aten.select(aten.new_zeros(x, [*x.shape, 4, x.shape[1]]), 1, 2)),
+    "step": lambda x, y: aten.exp(aten.select(aten.new_zeros(x, [x.shape[0], *x.shape]), 1, 2)),
+    "step of four": lambda x, y: aten.exp(aten.select(aten.new_zeros(x, [x.shape[0], 4, x.shape[1]]), 1, 2)),
     "place": lambda x, y: aten.select_backward(y, [3, *y.shape], 0, 1),
     "far": lambda x, y: aten.mul(aten.unsqueeze(four(x, 0, 3), 0), aten.new_zeros(x, [2, 1, 3])),
 }  # fmt: skip
@@ -91,13 +92,13 @@ def test_the_short_way_is_taken_where_it_is_sure(monkeypatch: pytest.MonkeyPatch
         return made
 
     monkeypatch.setattr(metadata, "by_example", watched)
-    sure = {"same": True, "row": True, "transposed": True, "mixed": True, "outer": True, "gapped": True, "sliced": False}
-    sure["over itself"] = False
+    sure = dict.fromkeys(("same", "row", "transposed", "mixed", "outer", "gapped"), True)
+    sure |= dict.fromkeys(("sliced", "over itself"), False)
     for kind in sure:
         taken.clear()
         described(CALLS["mul"], PAIRS[kind]())
         assert taken[0] is sure[kind], kind
-    for call in ("gap", "last", "gaps", "into", "turned", "step"):
+    for call in ("gap", "last", "gaps", "into", "turned", "step", "step of four"):
         taken.clear()
         described(CALLS[call], PAIRS["same"]())
         assert taken[-1], call

@@ -299,8 +299,8 @@ def _beyond_unknown(axes_left: Sequence[int], strides: Sequence[Any], step: Any)
 
 
 def _is_product(factor: sympy.Expr) -> bool:
-    """True for sizes multiplied."""
-    return all(f.is_Symbol and f.is_positive for f in sympy.Mul.make_args(factor))
+    """True for sizes and numbers multiplied."""
+    return all((f.is_Symbol or f.is_Integer) and f.is_positive for f in sympy.Mul.make_args(factor))
 
 
 def _is_row_major(order: Sequence[int]) -> bool:
