@@ -31,6 +31,7 @@ ONE_IN = {
     "exporting/test_module.py": 7,
     "distributed/test_ranks.py": 5,
     "loops/test_loops.py": 3,
+    "loops/test_derived_backwards.py": 8,
     "loops/test_around.py": 3,
     "loops/test_divided_sums.py": 13,
     "loops/test_between.py": 6,

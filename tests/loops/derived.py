@@ -1,0 +1,115 @@
+"""Plain functions with loops over time, as they are written where nobody thinks of a compiler: autograd's backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Derived(NamedTuple):
+    """function, its arguments by the number of steps, and the most launches of its backward."""
+
+    function: Callable[..., Any]
+    make: Callable[[int], tuple[Tensor, ...]]
+    launches: int
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+
+def rand(*shape: int) -> Tensor:
+    return (torch.rand(*shape, dtype=torch.float64) - 0.5).requires_grad_()
+
+
+def scan_by_einsum(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    decay = torch.exp(torch.einsum("bld,dn->bldn", delta.sigmoid(), a))
+    entering = torch.einsum("bld,bln,bld->bldn", delta, b, u)
+    state, ys = decay.new_zeros(u.shape[0], u.shape[2], a.shape[1]), []
+    for i in range(u.shape[1]):
+        state = decay[:, i] * state + entering[:, i]
+        ys.append(torch.einsum("bdn,bn->bd", state, c[:, i, :]))
+    return torch.stack(ys, dim=1) + u
+
+
+def advantages_in_place(rewards: Tensor, values: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    out, last = torch.zeros_like(rewards), torch.zeros_like(after)
+    for t in reversed(range(len(rewards))):
+        following = after if t == len(rewards) - 1 else values[t + 1]
+        out[t] = last = rewards[t] + 0.99 * following - values[t] + 0.9 * last
+    return out, out + values
+
+
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    state, out = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), torch.zeros_like(v)
+    for t in range(q.shape[2]):
+        key = k[:, :, t]
+        error = (v[:, :, t] - (state * key[..., None]).sum(-2)) * beta[:, :, t, None]
+        state = state + key[..., None] * error[..., None, :]
+        out[:, :, t] = (state * q[:, :, t][..., None]).sum(-2)
+    return out, state
+
+
+def filtered(z: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    mean, variance, likelihood, means = torch.zeros_like(z[:, 0]), torch.ones_like(z[:, 0]), z.new_zeros(()), []
+    for t in range(z.shape[1]):
+        variance = variance + q.exp()
+        total = variance + r.exp()
+        error, gain = z[:, t] - mean, variance / total
+        likelihood = likelihood - 0.5 * (torch.log(total) + error * error / total)
+        mean, variance = mean + gain * error, (1 - gain) * variance
+        means.append(mean)
+    return torch.stack(means, -1), likelihood
+
+
+def masked_cell(x: Tensor, mask: Tensor, w: Tensor, u: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    h, hs = x.new_zeros(x.shape[1], w.shape[0]), []
+    for step, kept in zip(x, mask, strict=True):
+        h = torch.where(kept[:, None] > 0, torch.tanh(F.linear(step, w, bias) + F.linear(h, u)), h)
+        hs.append(h)
+    return torch.stack(hs), h
+
+
+def both_ways(x: Tensor, w: Tensor) -> Tensor:
+    forth = back = x.new_zeros(x.shape[0], x.shape[2])
+    ahead, behind = [], []
+    for t in range(x.shape[1]):
+        forth = torch.tanh(x[:, t] + forth @ w)
+        ahead.append(forth)
+    for t in range(x.shape[1] - 1, -1, -1):
+        back = torch.tanh(x[:, t] + back @ w)
+        behind.append(back)
+    return torch.cat([torch.stack(ahead, 1), torch.stack(behind[::-1], 1)], -1)
+
+
+def matrix_states(r: Tensor, k: Tensor, v: Tensor, w: Tensor, first: Tensor) -> Tensor:
+    state, out = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]), torch.zeros_like(v)
+    for i in range(r.shape[2]):
+        entering = k[:, :, i, :, None] * v[:, :, i, None, :]
+        out[:, :, i] = (r[:, :, i, :, None] * (first[None, :, :, None] * entering + state)).sum(-2)
+        state = state * w[:, :, i, :, None] + entering
+    return out
+
+
+def first_row_in_each_step(x: Tensor, tables: Tensor) -> Tensor:
+    h, hs = x.new_zeros(x.shape[1:]), []
+    for t in range(len(x)):
+        h = torch.tanh(h * tables[0] + x[t : t + 1].squeeze(0)) * tables[1]
+        hs.append(h)
+    return torch.stack(hs) + x
+
+
+DERIVED = (
+    Derived(scan_by_einsum, lambda t: (rand(2, t, 4), rand(2, t, 4), rand(4, 3), rand(2, t, 3), rand(2, t, 3)), 14),
+    Derived(advantages_in_place, lambda t: (rand(t, 5), rand(t, 5), rand(5)), 3),
+    Derived(delta_rule, lambda t: (*(rand(2, 2, t, 3) for _ in range(3)), rand(2, 2, t)), 6),
+    Derived(filtered, lambda t: (rand(3, t), rand(3), rand(3)), 4),
+    Derived(masked_cell, lambda t: (rand(t, 3, 4), torch.rand(t, 3).round(), rand(4, 4), rand(4, 4), rand(4)), 18),
+    Derived(both_ways, lambda t: (rand(2, t, 4), rand(4, 4)), 14),
+    Derived(matrix_states, lambda t: (*(rand(2, 2, t, 3) for _ in range(4)), rand(2, 3)), 3),
+    Derived(first_row_in_each_step, lambda t: (rand(t, 3, 4), rand(2, 3, 4)), 4),
+)

@@ -1,0 +1,56 @@
+"""Autograd's own backward of plain functions with loops: a loop as well, for all lengths, with kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from loops.derived import DERIVED, Derived
+from torch import Tensor
+
+import fusegrad
+
+LENGTHS = (13, 21, 34)
+MANY = 512
+
+
+def outcome(function: Any, args: Sequence[Tensor]) -> list[Tensor]:
+    results = function(*args)
+    moving = results if isinstance(results, tuple) else (results,)
+    torch.manual_seed(1)
+    leaves = [a for a in args if a.requires_grad]
+    return [*moving, *torch.autograd.grad(moving, leaves, [torch.randn_like(r) for r in moving])]
+
+
+@pytest.mark.parametrize("case", DERIVED, ids=lambda c: c.name)
+def test_one_graph_has_the_bits_of_autograd(case: Derived) -> None:
+    fast = fusegrad.compile(case.function)
+    captures = []
+    for steps in LENGTHS:
+        torch.manual_seed(steps)
+        args = case.make(steps)
+        before = fusegrad.stats()["captures"]
+        assert all(map(torch.equal, outcome(fast, args), outcome(case.function, args)))
+        captures.append(fusegrad.stats()["captures"] - before)
+    assert captures[1:] == [0, 0]
+
+
+@pytest.mark.parametrize("case", DERIVED, ids=lambda c: c.name)
+def test_values_on_kernels(case: Derived) -> None:
+    with fusegrad.config.patch(backend="interpret"):
+        fast = fusegrad.compile(case.function)
+        torch.manual_seed(0)
+        args = case.make(LENGTHS[0])
+        for found, expected in zip(outcome(fast, args), outcome(case.function, args), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", DERIVED, ids=lambda c: c.name)
+def test_launches_do_not_grow_with_time(case: Derived) -> None:
+    given = case.make(MANY)
+    args = [torch.empty_like(a, dtype=torch.float32, device="meta").requires_grad_(a.requires_grad) for a in given]
+    explanation = fusegrad.explain(fusegrad.compile(case.function), *args, target="cuda:90")
+    assert {explanation.methods[m].reason for m in ("forward", "backward")} == {None}
+    assert explanation.directions["backward"].launch_count <= case.launches, explanation
