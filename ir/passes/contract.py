@@ -11,6 +11,8 @@ over all of them.
 
     dot(q [B, K], s [B, K, V], labels bk,bkv->bv)  ->  sum(mul(broadcast(q), s), 1)
 
+A product of matrices that sums along nothing is an elementwise one.
+
 After `Simplify`, which leaves one layout node between factors and their product; before `Fuse`, to which a `dot` is a
 call, no member of a group.
 """
@@ -38,10 +40,19 @@ class Contract:
     """Graph -> an equal graph where sums of outer products are `dot`."""
 
     def __call__(self, graph: Graph) -> Graph:
-        graph = rebuild_scans(in_bodies(graph, self), _with_lone_sums)
+        graph = rebuild(rebuild_scans(in_bodies(graph, self), _with_lone_sums), {"dot": (_outer_product,)})
         contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
         selected = _not_needed_otherwise(graph, contractions)
         return rebuild(graph, {}, {v.id: c.build for v, c in selected.items()}) if selected else graph
+
+
+def _outer_product(value: Value) -> Value | None:
+    """dot(x, y, labels bi,bj->bij)  ->  mul(broadcast(x), broadcast(y)): a product that sums along nothing"""
+    out, operands = value.params["out_axes"], (value.params["x_axes"], value.params["y_axes"])
+    if set(out) != {a for axes in operands for a in axes} or {a.dtype for a in value.args} != {value.dtype}:
+        return None
+    pairs = zip(value.args, operands, strict=True)
+    return make("mul", *(_spread(x, axes, out, value.shape) for x, axes in pairs))
 
 
 class Factor(NamedTuple):

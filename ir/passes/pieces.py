@@ -88,14 +88,24 @@ class _Divided:
         return cat
 
     def sum_of_pieces(self, value: Value) -> Value | None:
-        """sum(cat(x, y))  ->  sum(x) + sum(y), where a loop carries its part along"""
+        """sum(cat(x, y))  ->  sum(x) + sum(y), where a loop carries its part along; or the sums of each step"""
         steps = self._steps(value.args[0])
-        if steps is None or steps.axis not in value.params["axes"] or value.dtype not in ("f32", "f64"):
+        if steps is not None and steps.axis not in value.params["axes"]:
+            return self.sums_of_steps(value, steps)
+        if steps is None or value.dtype not in ("f32", "f64"):
             return None
         if is_linear(loop_of(Value(value.graph, steps.scan))):
             return None
         sums = (make("sum", p, axes=value.params["axes"]) for p in steps.pieces)
         return functools.reduce(lambda total, more: make("add", total, more), sums)
+
+    def sums_of_steps(self, value: Value, steps: _Steps) -> Value:
+        """sum(cat(x, y), 2)  ->  cat(sum(x, 2), sum(y, 2))"""
+        axes = value.params["axes"]
+        sums = (make("sum", p, axes=axes) for p in steps.pieces)
+        cat = make("cat", *sums, axis=steps.axis - sum(a < steps.axis for a in axes))
+        self.made[cat.id] = steps.scan
+        return cat
 
     def _steps(self, value: Value) -> _Steps | None:
         source, perm = (value.args[0], value.params["perm"]) if value.prim == "permute" else (value, None)
