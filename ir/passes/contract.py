@@ -40,19 +40,28 @@ class Contract:
     """Graph -> an equal graph where sums of outer products are `dot`."""
 
     def __call__(self, graph: Graph) -> Graph:
-        graph = rebuild(rebuild_scans(in_bodies(graph, self), _with_lone_sums), {"dot": (_outer_product,)})
+        graph = _without_outer_products(rebuild_scans(in_bodies(graph, self), _with_lone_sums))
         contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
         selected = _not_needed_otherwise(graph, contractions)
         return rebuild(graph, {}, {v.id: c.build for v, c in selected.items()}) if selected else graph
 
 
-def _outer_product(value: Value) -> Value | None:
+def _without_outer_products(graph: Graph) -> Graph:
     """dot(x, y, labels bi,bj->bij)  ->  mul(broadcast(x), broadcast(y)): a product that sums along nothing"""
-    out, operands = value.params["out_axes"], (value.params["x_axes"], value.params["y_axes"])
-    if set(out) != {a for axes in operands for a in axes} or {a.dtype for a in value.args} != {value.dtype}:
+    sums_nothing = any(v.prim == "dot" and _sums_nothing(v) for v in graph.order())
+    return rebuild(graph, {"dot": (_outer_product,)}) if sums_nothing else graph
+
+
+def _sums_nothing(dot: Value) -> bool:
+    axes = {*dot.params["x_axes"], *dot.params["y_axes"]}
+    return axes == set(dot.params["out_axes"]) and {a.dtype for a in dot.args} == {dot.dtype}
+
+
+def _outer_product(dot: Value) -> Value | None:
+    out, axes = dot.params["out_axes"], (dot.params["x_axes"], dot.params["y_axes"])
+    if not _sums_nothing(dot):
         return None
-    pairs = zip(value.args, operands, strict=True)
-    return make("mul", *(_spread(x, axes, out, value.shape) for x, axes in pairs))
+    return make("mul", *(_spread(x, own, out, dot.shape) for x, own in zip(dot.args, axes, strict=True)))
 
 
 class Factor(NamedTuple):
