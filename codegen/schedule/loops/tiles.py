@@ -74,7 +74,7 @@ def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
         return None
     lanes = min(lanes, power_of_two(w.size[grid[-1]])) if grid else 1
     blocks = {**held, **({grid[-1]: lanes} if lanes > 1 else {}), time: rows}
-    warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     return LoopTile(grid, whole, {a: blocks[a] for a in w.order if a in blocks}, {}, warps, 1)
 
 
@@ -85,7 +85,7 @@ def _chunked_tile_of_part(w: Workload, program: LoopProgram, part: Part) -> Loop
     if rows < FEW:
         return None
     blocks = {**one.blocks, program.time: rows}
-    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     return one._replace(blocks={a: blocks[a] for a in w.order if a in blocks}, warps=warps, stages=1)
 
 
@@ -98,7 +98,7 @@ def _tile_of_part(w: Workload, program: LoopProgram, part: Part) -> LoopTile:
     if grid[-1] is not part.of:
         lanes = lanes_beside(w.size[grid[-1]])
         blocks |= {grid[-1]: lanes} if lanes > 1 else {}
-    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     kept = {a: blocks[a] for a in order if a in blocks}
     return LoopTile(grid, whole, kept, {}, warps, _stages(program, kept, w.target))
 
@@ -126,7 +126,7 @@ def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
         raise Unfusible(program.states[0].update.node, "a product without rows and columns")
     blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
     order = order if not program.products else [*grid, *whole]
-    warps = power_of_two(max(1, min(8, tall * lanes // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(8, tall * lanes // (w.target.warp * PER_THREAD))))
     stages = _stages(program, {**blocks, **depths}, w.target)
     return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, warps, stages)
 
