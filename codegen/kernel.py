@@ -54,6 +54,13 @@ ENDS = MERGED, CHUNKS, JOINED, TOTALS = "_merged", "_chunks", "_joined", "_total
 what adds up what these have added up."""
 MOST_REGISTERS, ALL_REGISTERS = 255, 1 << 16
 """Of a thread, and of a multiprocessor."""
+
+
+def most_registers(threads: int) -> int:
+    """Of each thread of a program."""
+    return min(MOST_REGISTERS, ALL_REGISTERS // threads)
+
+
 WORTH = 4
 """How many times as many programs have to be of use: another launch, and what it reads, cost as much as some turns."""
 
@@ -164,7 +171,7 @@ class Kernel:
         """Options of the compiler for this kind of device: eager's roundings are those of single operations."""
         flushes = {"enable_reflect_ftz": self.fast} if kind == "cuda" else {}
         fused = {"enable_fp_fusion": self.fast}
-        held = {"maxnreg": MOST_REGISTERS} if kind == "cuda" and self.roomy else {}
+        held = {"maxnreg": most_registers(32 * self.num_warps)} if kind == "cuda" and self.roomy else {}
         plain = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return {**plain, **fused, **flushes, **held, **self.assertions}
 

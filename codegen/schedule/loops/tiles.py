@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....ir.errors import Unfusible
@@ -11,8 +12,10 @@ from ....ir.types import ITEMSIZE
 from ...kernel import Target
 from ...program.axes import Axis, Term
 from ...program.sizes import Hints, power_of_two
+from ..registers import ROOM
 from ..schedule import Schedule
 from ..workload import Workload
+from .registers import registers_of
 from .roles import LoopProgram, Part
 
 LANES = (1024, 512, 256, 128, 64, 32)
@@ -23,6 +26,8 @@ MOST = 1 << 14
 """Elements of a tile along axes that a step reduces along."""
 HELD = 1 << 12
 """Elements of a tile, where it can be as small: a step holds several such tiles."""
+WIDEST = 1 << 15
+"""Elements of a tile of which no value has all axes, at most: threads along an axis that it lacks repeat a value."""
 PER_THREAD = 4
 """Elements of a tile for each thread, at least."""
 STAGES = 8
@@ -121,14 +126,33 @@ def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     tall = math.prod(held.values())
     if tall > MOST:
         raise Unfusible(program.states[0].update.node, f"a step reduces {tall} elements, which no program holds")
-    lanes = max(least, _lanes(w, grid, tall))
     if program.products and (len(whole) != 1 or not grid):
         raise Unfusible(program.states[0].update.node, "a product without rows and columns")
-    blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
     order = order if not program.products else [*grid, *whole]
-    warps = power_of_two(max(1, min(8, tall * lanes // (w.target.warp * PER_THREAD))))
-    stages = _stages(program, {**blocks, **depths}, w.target)
-    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, warps, stages)
+    tiles = [_of_lanes(w, program, grid, order, held, n) for n in halves(max(least, _lanes(w, grid, tall))) if n >= least]
+    blocks, warps = next((tile for tile in tiles if _fits(w, program, *tile)), tiles[-1])
+    return LoopTile(grid, whole, blocks, depths, warps, _stages(program, {**blocks, **depths}, w.target))
+
+
+def _of_lanes(
+    w: Workload, program: LoopProgram, grid: Sequence[Axis], order: Sequence[Axis], held: dict[Axis, int], lanes: int
+) -> tuple[dict[Axis, int], int]:
+    """The tile with so many lanes of the grid's fastest axis, in order, and its warps."""
+    blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
+    return {a: blocks[a] for a in order if a in blocks}, warps
+
+
+def _fits(w: Workload, program: LoopProgram, blocks: dict[Axis, int], warps: int) -> bool:
+    """Registers hold what a step needs. Of products as much is in shared memory as in these."""
+    if w.target.kind == "interpret" or program.products:
+        return True
+    return registers_of(program, blocks, warps * w.target.warp) <= ROOM
+
+
+def halves(largest: int) -> list[int]:
+    """A power of two and all smaller ones."""
+    return [1 << k for k in reversed(range(largest.bit_length()))]
 
 
 def _stages(program: LoopProgram, blocks: dict[Axis, int], target: Target) -> int:
@@ -154,7 +178,8 @@ def _lanes(w: Workload, grid: tuple[Axis, ...], tall: int) -> int:
     size, others = w.size[grid[-1]], math.prod(max(1, w.size[a]) for a in grid[:-1])
     if w.target.kind == "interpret":
         return min(1 << 12, max(16, power_of_two(size) // 2))
-    fitting = [n for n in LANES if n * tall <= HELD and n < 2 * size] or [max(1, min(LANES[-1], power_of_two(size)))]
+    few = max(1, min(LANES[-1], power_of_two(size), WIDEST // tall))
+    fitting = [n for n in LANES if n * tall <= HELD and n < 2 * size] or [few]
     busy = [n for n in fitting if -(-size // n) * others >= w.target.units]
     return busy[0] if busy else fitting[-1]
 
