@@ -59,6 +59,9 @@ def kernels_of_loop(
         return LoopKernels((replace(kernel, course=_course_by_step(program, tile, target)),))
     whole = whole or why_whole(program, linear)
     wanted = 1 if whole else wanted_chunks(workload, program, tile, linear)
+    if chunks_at(wanted, workload) > 1:
+        tile = chunked_tile_of(workload, program, by_sectors=True) or tile
+        wanted = wanted_chunks(workload, program, tile, linear)
     chunks = chunks_at(wanted, workload)
     steps, block, units = program.time.size, tile.blocks[program.time], target.units
     course = Course(steps, block, programs_of(tile), units, chunks, whole, _parts_of(program))

@@ -9,7 +9,7 @@ A sum that a state adds up from step to step is one of them: the state of each p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 

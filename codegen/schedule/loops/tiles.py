@@ -51,6 +51,8 @@ ROWS, CHUNK = 64, 2048
 """Steps that are taken at once, at most, and elements of such a tile."""
 FEW, LONG = 4, 2048
 """The same of a program that sums a part: steps at least, and elements."""
+SECTOR = 8
+"""Neighbours that memory hands out together, of 32 bits."""
 LANES_OF_UNIT = 512
 """Elements that go through time by themselves, for each unit: with as many, their loads fill the bandwidth."""
 
@@ -64,8 +66,12 @@ def in_chunks(w: Workload, program: LoopProgram) -> bool:
     return is_on("at_once") and w.size[program.time] > LEAST and is_few
 
 
-def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
-    """A tile of many steps; None where what a step reduces along leaves no room for it."""
+def chunked_tile_of(w: Workload, program: LoopProgram, by_sectors: bool = False) -> LoopTile | None:
+    """A tile of many steps; None where what a step reduces along leaves no room for it.
+
+    by_sectors: of fewer steps, if need be, so that what is contiguous is read by whole sectors: as time is in chunks,
+    fewer programs in each of them do not matter.
+    """
     if program.part is not None:
         return _chunked_tile_of_part(w, program, program.part)
     time = program.time
@@ -73,11 +79,13 @@ def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
     whole = tuple(a for a in order if a in program.whole)
     grid = tuple(a for a in order if a not in program.whole)
     held = {a: power_of_two(w.size[a]) for a in whole}
-    rows = min(ROWS, power_of_two(w.size[time]))
-    lanes = CHUNK // (math.prod(held.values()) * rows)
-    if not lanes:
+    room, steps = CHUNK // math.prod(held.values()), min(ROWS, power_of_two(w.size[time]))
+    if room < steps:
         return None
-    lanes = min(lanes, power_of_two(w.size[grid[-1]])) if grid else 1
+    size = power_of_two(w.size[grid[-1]]) if grid else 1
+    is_wide = by_sectors and bool(grid) and grid[-1] is w.vector
+    rows = min(steps, room // min(SECTOR, size)) if is_wide else steps
+    lanes = min(room // rows, size)
     blocks = {**held, **({grid[-1]: lanes} if lanes > 1 else {}), time: rows}
     warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     return LoopTile(grid, whole, {a: blocks[a] for a in w.order if a in blocks}, {}, warps, 1)
@@ -129,13 +137,14 @@ def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     if program.products and (len(whole) != 1 or not grid):
         raise Unfusible(program.states[0].update.node, "a product without rows and columns")
     order = order if not program.products else [*grid, *whole]
-    tiles = [_of_lanes(w, program, grid, order, held, n) for n in halves(max(least, _lanes(w, grid, tall))) if n >= least]
+    counts = [n for n in halves(max(least, _lanes(w, grid, tall))) if n >= least]
+    tiles = [_of_lanes(w, grid, order, held, n) for n in counts]
     blocks, warps = next((tile for tile in tiles if _fits(w, program, *tile)), tiles[-1])
     return LoopTile(grid, whole, blocks, depths, warps, _stages(program, {**blocks, **depths}, w.target))
 
 
 def _of_lanes(
-    w: Workload, program: LoopProgram, grid: Sequence[Axis], order: Sequence[Axis], held: dict[Axis, int], lanes: int
+    w: Workload, grid: Sequence[Axis], order: Sequence[Axis], held: dict[Axis, int], lanes: int
 ) -> tuple[dict[Axis, int], int]:
     """The tile with so many lanes of the grid's fastest axis, in order, and its warps."""
     blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
