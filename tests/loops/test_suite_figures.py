@@ -138,9 +138,8 @@ def test_a_recurrent_cell_is_no_launch_for_each_step(case: LoopFunction) -> None
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda c: c.name)
 def test_kernels_compile_without_spills_but_those_that_are_known(case: LoopFunction, width: int) -> None:
     fast, args = fusegrad.compile(case.cls), in_meta(case, 96, width)
-    found = fusegrad.explain(fast, *args, target="cuda:90").binaries(*TARGETS[:3])
-    amd = fusegrad.explain(fast, *args, target="hip:gfx942").binaries("hip:gfx942")
-    rows = [(kernel, target, b) for by in (found, amd) for kernel, each in by.items() for target, b in each.items()]
+    plans = {target: fusegrad.explain(fast, *args, target=target) for target in TARGETS}
+    rows = [(kernel, t, by[t]) for t, plan in plans.items() for kernel, by in plan.binaries(t).items()]
     assert rows and not [(k, t, b.error) for k, t, b in rows if b.error]
     assert {(k, t) for k, t, b in rows if b.spills not in (0, -1)} == SPILLS.get((case.name, width), set())
 

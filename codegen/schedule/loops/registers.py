@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from ....ir.types import ITEMSIZE
 from ...program.axes import Axis, Term, terms_below
@@ -20,16 +20,16 @@ FREE = ("const", "index", "carried")
 WORD = 4
 
 
-def threads_of(blocks: Mapping[Axis, int], threads: int) -> dict[Axis, int]:
+def threads_of(blocks: dict[Axis, int], threads: int) -> dict[Axis, int]:
     """The threads along each axis of a tile, whose last axis has the first of them."""
     along: dict[Axis, int] = {}
-    for axis, lanes in reversed(list(blocks.items())):
+    for axis, lanes in reversed(blocks.items()):
         along[axis] = min(threads, lanes)
         threads //= along[axis]
     return along
 
 
-def registers_of(program: LoopProgram, blocks: Mapping[Axis, int], threads: int) -> int:
+def registers_of(program: LoopProgram, blocks: dict[Axis, int], threads: int) -> int:
     """About so many, step by step, with these lanes along each axis of the tile in its order."""
 
     def held(terms: Iterable[Term]) -> int:
@@ -51,7 +51,7 @@ def _moving(step: Iterable[Term], time: Axis) -> dict[Term, None]:
     return found
 
 
-def _words(term: Term, blocks: Mapping[Axis, int], threads: int) -> int:
+def _words(term: Term, blocks: dict[Axis, int], threads: int) -> int:
     """Of a thread, for its elements of a tile; a number that all have alike needs none of its own.
 
     Threads along an axis that a value lacks hold the same of it, but for the last axis: without that, it has a layout
