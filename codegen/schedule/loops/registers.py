@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import accumulate
 
 from ....ir.types import ITEMSIZE
 from ...program.axes import Axis, Term, terms_below
@@ -31,15 +33,12 @@ def threads_of(blocks: dict[Axis, int], threads: int) -> dict[Axis, int]:
 
 def registers_of(program: LoopProgram, blocks: dict[Axis, int], threads: int) -> int:
     """About so many, step by step, with these lanes along each axis of the tile in its order."""
-
-    def held(terms: Iterable[Term]) -> int:
-        return sum(_words(t, blocks, threads) for t in terms)
-
     step = terms_below(t for s in (*program.in_loop, *(s.update for s in program.states)) for t in s.terms)
     moving = _moving(step, program.time)
-    before = [t for t in step if t not in moving and t.op != "const" and any(t in u.args for u in moving)]
-    states = [s.before for s in program.states]
-    return ADDRESSES + held(states) + held(before) + _most_at_once(program, [t for t in step if t in moving], held)
+    read = {a for t in moving for a in t.args}
+    before = (t for t in step if t in read and t not in moving and t.op not in FREE)
+    held = sum(_words(t, blocks, threads) for t in (*before, *(s.before for s in program.states)))
+    return ADDRESSES + held + _most_at_once(program, list(moving), partial(_words, blocks=blocks, threads=threads))
 
 
 def _moving(step: Iterable[Term], time: Axis) -> dict[Term, None]:
@@ -64,11 +63,14 @@ def _words(term: Term, blocks: dict[Axis, int], threads: int) -> int:
     return math.prod(-(-n // along[a]) for a, n in own.items()) * -(-ITEMSIZE[term.dtype] // WORD)
 
 
-def _most_at_once(program: LoopProgram, step: list[Term], held: Callable[[Iterable[Term]], int]) -> int:
+def _most_at_once(program: LoopProgram, step: list[Term], words: Callable[[Term], int]) -> int:
     """What lives at the same time within a step, at most."""
     uses = Counter(a for t in step for a in t.args)
     ends = {a: at for at, t in enumerate(step) for a in t.args} | {s.update.value: len(step) for s in program.states}
-    lasting = [t for t in step if (uses[t] > 1 or ends.get(t) == len(step)) and t.op not in FREE]
-    begins = {t: at for at, t in enumerate(step)}
-    counts = (held(t for t in lasting if begins[t] <= at < ends[t]) for at in range(len(step)))
-    return max(counts, default=0)
+    changes: Counter[int] = Counter()
+    for at, term in enumerate(step):
+        end = ends.get(term, at)
+        if term.op not in FREE and (uses[term] > 1 or end == len(step)):
+            changes[at] += words(term)
+            changes[end] -= words(term)
+    return max(accumulate(changes[at] for at in range(len(step))), default=0)
