@@ -52,6 +52,15 @@ class Scalar:
 ENDS = MERGED, CHUNKS, JOINED, TOTALS = "_merged", "_chunks", "_joined", "_totals"
 """Ends of names: of what merges the parts of a kernel, of what precedes the steps of a loop in chunks of time, and of
 what adds up what these have added up."""
+MOST_REGISTERS, ALL_REGISTERS = 255, 1 << 16
+"""Of a thread, and of a multiprocessor."""
+
+
+def most_registers(threads: int) -> int:
+    """Of each thread of a program."""
+    return min(MOST_REGISTERS, ALL_REGISTERS // threads)
+
+
 WORTH = 4
 """How many times as many programs have to be of use: another launch, and what it reads, cost as much as some turns."""
 
@@ -127,7 +136,8 @@ class Kernel:
     accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, one for
     each program, whose sums the next kernel merges; sizes may have a use for more or fewer: `wanted`. `walk`: where it
     was generated in this process, and has matrices that are never in memory. `course`: the same of a loop over time,
-    where many steps are taken at once.
+    where many steps are taken at once. `roomy`: programs are so few that the compiler may take all
+    registers of a thread; by itself it spills some where that lets one more program run beside others.
     """
 
     name: str
@@ -151,6 +161,7 @@ class Kernel:
     wanted: Size = 1
     walk: Walk | None = field(default=None, compare=False)
     course: Course | None = field(default=None, compare=False)
+    roomy: bool = False
 
     def suits(self, wanted: int) -> bool:
         """Its parts are not so far from what some sizes want that another kernel would be worth it."""
@@ -160,7 +171,9 @@ class Kernel:
         """Options of the compiler for this kind of device: eager's roundings are those of single operations."""
         flushes = {"enable_reflect_ftz": self.fast} if kind == "cuda" else {}
         fused = {"enable_fp_fusion": self.fast}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **fused, **flushes, **self.assertions}
+        held = {"maxnreg": most_registers(32 * self.num_warps)} if kind == "cuda" and self.roomy else {}
+        plain = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {**plain, **fused, **flushes, **held, **self.assertions}
 
     @property
     def assertions(self) -> dict[str, bool]:

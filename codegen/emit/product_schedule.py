@@ -30,6 +30,8 @@ OPEN = (64, 64, 32)
 MOST_HELD = 128
 """Registers of a thread, at most, that hold the sums of several products and several results that are made of them."""
 MOST_WARPS = 8
+WORD, PLAIN = 4, 2
+"""Bytes of a register, and tiles that a product reads for its operands where each is one in memory."""
 
 
 class Tile(NamedTuple):
@@ -261,10 +263,15 @@ def _shortest_sides(axes: Sequence[Axis], target: Target) -> list[int]:
 def _with_room(tile: Tile, roles: Roles) -> Tile | None:
     """The tile with as many warps as hold the sums of several products; None where not even the most do."""
     if len(roles.sums) == 1:
-        return tile
+        return tile._replace(warps=min(MOST_WARPS, 2 * tile.warps)) if _are_chosen(roles) else tile
     held = (len(roles.sums) + roles.results - 1) * tile.rows * tile.cols
     counts = (w for w in (tile.warps, 2 * tile.warps) if w <= MOST_WARPS and held <= MOST_HELD * w * 32)
     return next((tile._replace(warps=w) for w in counts), None)
+
+
+def _are_chosen(roles: Roles) -> bool:
+    """Operands of 32 bits are made of several tiles each, which pass through registers: pieces of concatenations."""
+    return roles.itemsize == WORD and any(len(_tiles_read(p)) > PLAIN for p in roles.products)
 
 
 def _fit_tile(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:

@@ -83,6 +83,11 @@ class Builder:
         self._questions: dict[int, set[tuple[Place, Guards]]] = {}
         self._pieces: dict[int, list[Part]] = {}
 
+    @property
+    def most_questions(self) -> int:
+        """Places at which one value is asked for, at most."""
+        return MAX_QUESTIONS
+
     def at(self, node: Value, index: Sequence[Index], guards: Guards = ()) -> Term:
         """The value of `node` at an index."""
         if any(n == 0 for n in node.shape):  # never looked at: there may be no memory behind it
@@ -137,7 +142,7 @@ class Builder:
         kinds.add(tuple(i.kind for i in place))
         questions = self._questions.setdefault(node.id, set())
         questions.add((place, guards))
-        often = len(kinds) > MAX_PLACES or len(questions) > MAX_QUESTIONS
+        often = len(kinds) > MAX_PLACES or len(questions) > self.most_questions
         if often and PRIMS[node.prim].family == "elementwise":
             raise Materialize([node])
 

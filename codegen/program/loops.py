@@ -158,6 +158,11 @@ class Step(Builder):
         self._read: dict[int, dict[Hashable, Size]] = {}
         self._loops, self._outer, self._scan, self._time = loops, outer, scan, time
 
+    @property
+    def most_questions(self) -> int:
+        """Each of what is carried has axes of its own, until they are unified."""
+        return super().most_questions * max(1, int(self._scan.params["carries"]))
+
     def guarded(self, node: Value | None, index: Place) -> Term:
         """A value of the body; there is no memory between its nodes. Raises Unfusible."""
         assert node is not None

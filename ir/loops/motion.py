@@ -23,7 +23,7 @@ from ..switches import is_on
 from ..transforms.ops import inline, shift_axes, zeros
 from ..types import Size
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
-from .parts import carried_in_pieces, turned_behind, with_parts
+from .parts import carry_in_pieces, turned_behind, with_parts
 from .tidy import permuted_results
 
 Batch: TypeAlias = "Callable[[Graph, Sequence[bool], Size], tuple[Graph, tuple[bool, ...]]]"
@@ -71,13 +71,7 @@ class Motion:
 
     def _carried_in_pieces(self, loop: Loop) -> list[Value] | None:
         """What a concatenation is added to is carried in its pieces, each of which goes through time by itself."""
-        found = carried_in_pieces(loop)
-        if found is None:
-            return None
-        divided, number, count, dim = found
-        results = self._emitted(divided)
-        whole = emit("cat", *results[number : number + count], axis=dim)
-        return [*results[:number], whole, *results[number + count :]]
+        return carry_in_pieces(loop, self._emitted)
 
     def _turned(self, loop: Loop) -> list[Value] | None:
         """What steps give is turned for all of them at once."""

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate, combinations, pairwise
 from typing import TypeAlias
@@ -17,8 +17,9 @@ from typing import TypeAlias
 from ..graph import Graph, Value, building, emit
 from ..infer import sizes_equal
 from ..rewrite import extract, make, nodes_between, rebuild
+from ..switches import is_on
 from ..types import Size
-from .loop import Loop, below
+from .loop import Loop, below, loop_of, rebuild_scans
 from .pieces import cuts, is_at_most, plus
 
 Build: TypeAlias = "Callable[[dict[int, Value]], Value]"
@@ -187,6 +188,30 @@ def carried_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
     outputs = _with(number, after, [Value(body, o.id) for o in loop.results])
     own = extract(outputs, inputs, name=body.name)
     return replace(loop, body=own, init=tuple(_with(number, init, loop.init))), number, len(pieces), dim
+
+
+def carry_in_pieces(loop: Loop, emitted: Callable[[Loop], list[Value]]) -> list[Value] | None:
+    """The results of a loop whose carries go through time in pieces, `emitted` so; None where none of them can."""
+    found = carried_in_pieces(loop)
+    if found is None:
+        return None
+    divided, number, count, dim = found
+    results = emitted(divided)
+    whole = emit("cat", *results[number : number + count], axis=dim)
+    return [*results[:number], whole, *results[number + count :]]
+
+
+@dataclass(frozen=True)
+class CarriedPieces:
+    """Graph -> an equal graph whose loops carry in its pieces what concatenations are added to."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        if not is_on("motion"):
+            return graph
+        return rebuild_scans(graph, lambda node, args: self._in_pieces(loop_of(node, args)))
+
+    def _in_pieces(self, loop: Loop) -> list[Value] | None:
+        return carry_in_pieces(loop, lambda divided: self._in_pieces(divided) or divided.emit())
 
 
 def _with(number: int, several: Sequence[Value], values: Sequence[Value]) -> list[Value]:

@@ -7,6 +7,7 @@
     an operand given twice, or a constant     once, or in the body
     a y that is a step of an x, or a whole    that x, or that whole for each step
     a y that is permuted                      as it was, permuted behind the loop
+    a y given twice                           once
     xs that are all flipped                   the loop runs the other way, and its ys are flipped
     what no result needs                      gone
 """
@@ -157,10 +158,10 @@ def passed_through(loop: Loop) -> list[Value] | None:
 
 
 def permuted_results(loop: Loop) -> list[Value] | None:
-    """A step gives what it makes; its axes are moved for all steps at once, which moves nothing."""
+    """A step gives what it makes, once; its axes are moved for all steps at once, which moves nothing."""
     count = len(loop.init)
     given = loop.results[count:]
-    if not any(o.prim == "permute" for o in given):
+    if not any(o.prim == "permute" for o in given) and len(set(given)) == len(given):
         return None
     plain = [_unmoved(o) for o in given]
     ys = list(dict.fromkeys(o for o, _ in plain))

@@ -50,13 +50,15 @@ def is_packed(value: Value) -> bool:
 
 
 def _strides(value: Value) -> Strides | None:
-    """Strides in memory of what is permuted or reshaped without touching it; None for other views."""
+    """Strides in memory of what is permuted, sliced or reshaped without touching it; None for other views."""
     if is_packed(value):
         return contiguous_strides(value.shape)
     if value.prim == "reshape":
         return _merged(value.args[0], value)
-    source = _strides(value.args[0]) if value.prim == "permute" else None
-    return source and tuple(source[a] for a in value.params["perm"])
+    source = _strides(value.args[0]) if value.prim in ("permute", "slice") else None
+    if source is None or value.prim == "permute":
+        return source and tuple(source[a] for a in value.params["perm"])
+    return tuple(stride * step for stride, step in zip(source, value.params["step"], strict=True))
 
 
 def _merged(source: Value, value: Value) -> Strides | None:

@@ -31,16 +31,25 @@ Places = dict[int, Place]
 
 def place_concatenations(graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], Places]:
     """Steps in which such concatenations are views of what was written before, and where the calls are to write."""
-    called = {s.value for s in steps if isinstance(s, Extern) and is_plain_product(s.value)}
+    called = {s.value for s in steps if isinstance(s, Extern) and is_product_of_rows(s.value)}
     results = set(graph.results)
-    placed_steps: list[Step] = list(steps)
+    placed_steps: list[Step] = []
     places: Places = {}
-    for at, step in enumerate(steps):
+    for step in steps:
         concatenation = _concatenation(step)
         if concatenation is not None and _parts_are_calls(results, concatenation, called, places):
-            placed_steps[at] = View(concatenation)
+            known = {s.value for s in placed_steps if not isinstance(s, Group)}
+            placed_steps += [View(part) for part in concatenation.args if part not in known]
+            placed_steps.append(View(concatenation))
             places |= _places(concatenation)
+        else:
+            placed_steps.append(step)
     return placed_steps, places
+
+
+def made_by(part: Value) -> Value:
+    """The result of a call that a part of a concatenation is, in another shape at most."""
+    return part.args[0] if part.prim == "reshape" else part
 
 
 def is_plain_product(value: Value) -> bool:
@@ -51,6 +60,15 @@ def is_plain_product(value: Value) -> bool:
     return len({*x, *y}) == 3 and len(set(x) & set(y)) == 1 and not set(x) & set(y) & set(out)
 
 
+def is_product_of_rows(value: Value) -> bool:
+    """A product of two matrices, the rows of the first along one axis or several."""
+    if value.prim != "dot" or value.args[1].ndim != 2:
+        return is_plain_product(value)
+    *rows, depth = value.params["x_axes"]
+    columns = [a for a in value.params["y_axes"] if a != depth]
+    return is_plain_product(value) or (len(columns) == 1 and value.params["out_axes"] == (*rows, *columns))
+
+
 def _concatenation(step: Step) -> Value | None:
     """The row-major result of a step that does nothing but put its inputs one behind the other."""
     if not isinstance(step, Group) or len(step.outputs) != 1:
@@ -58,19 +76,20 @@ def _concatenation(step: Step) -> Value | None:
     (result,), (strides,) = step.outputs, step.graph.output_strides
     outermost = result.prim == "cat" and all(n == 1 for n in result.shape[: result.params["axis"]])
     packed = strides is not None and same_shape(strides, contiguous_strides(result.shape))
-    return result if outermost and packed and set(result.args) == set(step.inputs) else None
+    return result if outermost and packed and set(map(made_by, result.args)) == set(step.inputs) else None
 
 
 def _parts_are_calls(results: set[Value], concatenation: Value, called: set[Value], places: Places) -> bool:
     """Each part is made by a call, is in one place only, and is no result of its own."""
-    apart = len(set(concatenation.args)) == len(concatenation.args) and not set(concatenation.args) & results
-    return apart and all(a in called and a.id not in places for a in concatenation.args)
+    made = [made_by(part) for part in concatenation.args]
+    apart = len(set(made)) == len(made) and not {*made, *concatenation.args} & results
+    return apart and all(v in called and v.id not in places for v in made)
 
 
 def _places(concatenation: Value) -> Places:
     starts: Places = {}
     start: Size = 0
     for part in concatenation.args:
-        starts[part.id] = Place(concatenation, start)
+        starts[made_by(part).id] = Place(concatenation, start)
         start = simplify_size(start + product(part.shape))
     return starts

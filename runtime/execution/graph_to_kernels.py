@@ -20,6 +20,7 @@ from ...ir.loops.around.handover import Handover
 from ...ir.loops.around.picked import PickedSteps
 from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
+from ...ir.loops.parts import CarriedPieces
 from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
@@ -54,7 +55,7 @@ Slabbing = Literal["walk", "inside", "none"]
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
     "simplify again": Simplify(), "pieces of loops": Pieces(), "handover": Handover(), "picked steps": PickedSteps(),
-    "summed steps": SummedSteps(),
+    "summed steps": SummedSteps(), "carried pieces": CarriedPieces(),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ...codegen import Kernels, Target
 from ...ir import Graph, Value
 from ...ir.errors import InternalError
 from ...ir.passes.fuse import Extern, Group, Step, View
-from ...ir.passes.place import Place, Places
+from ...ir.passes.place import Place, Places, made_by
 from ...ir.passes.streaming.slabs import Slabs
 from ...ir.switches import slab_bytes, switch_state, use_switch_state
 from ...ir.text.text import symbols_of
@@ -240,7 +240,7 @@ class KernelPlan:
                 operands = [_value(operations, memory, a) for a in value.args]
                 memory[value.id] = operations.product_into(value, place, memory[room], operands)
             case View(value=value) if _is_filled(self.places, value):
-                memory[value.id] = memory.pop(_room_id(self.places[value.args[0].id]))
+                memory[value.id] = memory.pop(_room_id(self.places[made_by(value.args[0]).id]))
             case Extern(value=value) if at in self.loops:
                 operands = [_value(operations, memory, a) for a in value.args]
                 memory[value.id] = operations.run_loop(self.loops[at], operands)
@@ -300,7 +300,8 @@ def _room_id(place: Place) -> int:
 
 def _is_filled(places: Places, value: Value) -> bool:
     """True for a concatenation whose parts were written where they belong."""
-    return value.prim == "cat" and value.args[0].id in places and places[value.args[0].id].whole == value
+    place = places.get(made_by(value.args[0]).id) if value.prim == "cat" else None
+    return place is not None and place.whole == value
 
 
 def is_opaque(step: Step) -> bool:

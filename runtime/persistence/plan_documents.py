@@ -106,7 +106,7 @@ def _bytes(moved: Mapping[str, Any]) -> dict[str, Any]:
 
 _FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] = {
     **dict.fromkeys(
-        ("name", "source", "constants", "num_warps", "num_stages", "fast", "for_multiples", "splits"),
+        ("name", "source", "constants", "num_warps", "num_stages", "fast", "for_multiples", "splits", "roomy"),
         (lambda v: v, lambda d, s: d),
     ),
     **dict.fromkeys(("grid", "operations", "wanted"), (size_document, size_of)),

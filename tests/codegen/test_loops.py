@@ -9,6 +9,9 @@ from harness import INTERPRET, T, graph_of, inputs_of, run
 from loop_bodies import AT_ONCE, LINEAR, TIME, B, D, H, agrees, loops
 
 from fusegrad.codegen import TARGETS, generate, module
+from fusegrad.codegen.kernel import Kernel
+from fusegrad.codegen.program.axes import Axis
+from fusegrad.codegen.schedule.loops.registers import threads_of
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.runtime.kernels.cross_compile.pool import compile_for
 
@@ -91,6 +94,24 @@ def test_two_loops_in_one_kernel() -> None:
     wanted = evaluate(graph, [v.double().numpy() for v in given], sizes)
     for x, y in zip(found, wanted, strict=True):
         np.testing.assert_allclose(x.numpy(), y, rtol=1e-4, atol=1e-5)
+
+
+def test_few_programs_have_all_registers() -> None:
+    """Of more of them a multiprocessor runs the more side by side, the fewer registers each has: the compiler's to say."""
+
+    def made(batch: int) -> Kernel:
+        hints = {TIME: 512, B: batch, D: 64, H: 64}
+        return generate(CASES["gated"].graph(), target=TARGETS["cuda:90"], hints=hints, name="loop").kernels[-1]
+
+    few, many = made(4), made(1 << 16)
+    assert few.options("cuda")["maxnreg"] == 255
+    assert "maxnreg" not in few.options("hip") | many.options("cuda")
+
+
+def test_threads_fill_the_last_axis_first() -> None:
+    a, b, c = (Axis(n, at) for at, n in enumerate((64, 64, 8)))
+    assert threads_of({a: 64, b: 64, c: 8}, 256) == {c: 8, b: 32, a: 1}
+    assert threads_of({a: 64, b: 2}, 256) == {b: 2, a: 64}
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])

@@ -66,7 +66,7 @@ for steps in t.REFUSED:
 def module(tmp_path: Path) -> None:
     """In a process of its own, under the interpreter."""
     text = fusegrad.export(MovingAverage, argument(EXPORTED), 0.9, path=tmp_path / "average.py")
-    assert f"<= {LONGEST}" in text
+    assert f"<= {LONGEST}" in text and "**ROOMY" in text
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", MODULE, ROOT, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

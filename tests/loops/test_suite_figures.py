@@ -40,7 +40,7 @@ MISSES: dict[tuple[str, int], Figures] = {
     ("LeakyPool", 2): {"backward": (1, 1.25)},
     # a loop in each direction
     ("LeakyPool", 100): {"backward": (4, 1.04)},
-    ("LeakyPool", 4096): {"forward": (3, 1.52), "backward": (4, 1.0)},
+    ("LeakyPool", 4096): {"forward": (3, 1.52), "backward": (7, 1.01)},
     ("LinearAttention", 1): {"forward": (1, 1.97), "backward": (1, 1.28)},
     ("LinearAttention", 2): {"forward": (1, 1.97), "backward": (1, 1.28)},
     # a loop in each direction: both read k, v and the gradient, and hand nothing to one another
@@ -62,7 +62,7 @@ MISSES: dict[tuple[str, int], Figures] = {
     ("SelectiveScan", 4096): {"forward": (3, 1.13), "backward": (2, 1.05)},
     ("Sinkhorn", 1): {"forward": (5, 2.56), "backward": (3, 2.44)},
     ("Sinkhorn", 2): {"forward": (8, 3.71), "backward": (5, 3.94)},
-    ("SoftDTW", 12): {"forward": (74, 10.11), "backward": (3, 3.14)},
+    ("SoftDTW", 12): {"forward": (65, 10.44), "backward": (3, 2.76)},
     ("Viterbi", 2): {"backward": (1, 1.76)},
     ("WKV", 1): {"backward": (1, 1.13)},
     # a loop in each direction: both read k, v and y, and two values of each step go through memory between them
@@ -82,22 +82,7 @@ CELLS = {
 """Launches of forward and backward where a step multiplies what it carries: a kernel for each loop, and the products of
 all steps at once, the sums of what they add up and the first step beside it."""
 
-SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
-    ("Advantages", 64): {("Advantages_backward_0", "cuda:90")},
-    ("DeltaRule", 64): {("DeltaRule_backward", target) for target in TARGETS[:3]},
-    ("Gated", 16): {("Gated_forward", "cuda:90")},
-    ("Gated", 64): {("Gated_forward", "cuda:90")},
-    ("GRU", 64): {(f"GRU_{name}", TARGETS[3]) for name in ("forward", "backward_1_0")},
-    ("LeakyPool", 64): {("LeakyPool_backward_0", target) for target in TARGETS[1:3]},
-    ("LinearAttention", 64): {("LinearAttention_backward_0", "cuda:100")},
-    ("LSTM", 64): {(f"LSTM_{name}", TARGETS[3]) for name in ("forward", "backward_1")},
-    ("MinGRU", 16): {("MinGRU_backward", "cuda:100")},
-    ("MinGRU", 64): {("MinGRU_backward", "cuda:90")},
-    ("MovingAverage", 64): {("MovingAverage_backward", "cuda:90")},
-    ("RungeKutta", 64): {("RungeKutta_backward", target) for target in ("cuda:80", "cuda:100")},
-    ("TorchGRU", 64): {(f"TorchGRU_{name}", TARGETS[3]) for name in ("forward", "backward_2_0")},
-    ("Viterbi", 64): {("Viterbi_forward", target) for target in TARGETS},
-}
+SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {}
 """Kernels that do not fit into registers yet, by class and width, and on which target."""
 
 
@@ -138,9 +123,8 @@ def test_a_recurrent_cell_is_no_launch_for_each_step(case: LoopFunction) -> None
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda c: c.name)
 def test_kernels_compile_without_spills_but_those_that_are_known(case: LoopFunction, width: int) -> None:
     fast, args = fusegrad.compile(case.cls), in_meta(case, 96, width)
-    found = fusegrad.explain(fast, *args, target="cuda:90").binaries(*TARGETS[:3])
-    amd = fusegrad.explain(fast, *args, target="hip:gfx942").binaries("hip:gfx942")
-    rows = [(kernel, target, b) for by in (found, amd) for kernel, each in by.items() for target, b in each.items()]
+    plans = {target: fusegrad.explain(fast, *args, target=target) for target in TARGETS}
+    rows = [(kernel, t, by[t]) for t, plan in plans.items() for kernel, by in plan.binaries(t).items()]
     assert rows and not [(k, t, b.error) for k, t, b in rows if b.error]
     assert {(k, t) for k, t, b in rows if b.spills not in (0, -1)} == SPILLS.get((case.name, width), set())
 

@@ -86,10 +86,13 @@ class ChunkedLoop(Loop):
         Of what is only added up, the sum of the tile.
         """
         factor, rest = self.linear[state]
-        before, added = name(self.labels[state]), self._tile(state, rest, 0, "added", scope)
-        if state in self.totals:
+        before = name(self.labels[state])
+        added = None if factor is not None and rest is None else self._tile(state, rest, 0, "added", scope)
+        if added is None:
+            after = self._product(state, self._tile(state, factor, 1, "factor", scope), None, before, scope)
+        elif state in self.totals:
             return call("tl.sum", added, literal(self.dim), **self._kept_dims())
-        if factor is None:
+        elif factor is None:
             mask = self.emitter.coords[self.time].mask if self.is_reversed else None
             after = added if mask is None else call("tl.where", mask, added, before)
         elif factor.op == "const" and factor.param == 1:
@@ -134,12 +137,15 @@ class ChunkedLoop(Loop):
             value = self.emitter.tile.broadcast(value, axes)
         return self.context.let(scope, word, value)
 
-    def _product(self, state: LoopState, factor: Expr, added: Expr, before: Expr, scope: Scope) -> Expr:
+    def _product(self, state: LoopState, factor: Expr, added: Expr | None, before: Expr, scope: Scope) -> Expr:
         """The state after each step, by a scan; by step where that is not finite."""
-        product, total = self._runs(factor, added, scope)
-        after = self._named(state, "after", binary("+", binary("*", product, before), total), scope)
+        if added is None:
+            product, totals = call("tl.cumprod", factor, literal(self.dim), **self._direction()), []
+        else:
+            product, *totals = self._runs(factor, added, scope)
+        after = self._named(state, "after", sum_of([binary("*", product, before), *totals]) or product, scope)
         # of a product or total that is not finite, nothing finite is made; with `total` beside it ptxas spills nothing
-        is_wild = self._is_any_beyond((total, after), INFINITY)
+        is_wild = self._is_any_beyond((*totals, after), INFINITY)
         scope.body.append(If(is_wild, self._by_step(state, after, factor, added, before)))
         return after
 
@@ -148,7 +154,9 @@ class ChunkedLoop(Loop):
         beyond = call("tl.where", binary("<", magnitude(values), limit), literal(0), literal(1))
         return binary("!=", call("tl.max", beyond), literal(0))
 
-    def _by_step(self, state: LoopState, after: Expr, factor: Expr, added: Expr, before: Expr) -> list[Statement]:
+    def _by_step(
+        self, state: LoopState, after: Expr, factor: Expr, added: Expr | None, before: Expr
+    ) -> list[Statement]:  # fmt: skip
         names, block = self.context.names, self.emitter.tile.block(self.time)
         here, at = names.fresh(f"{self.labels[state]}_here"), names.fresh("step")
         turn = name(at)
@@ -156,8 +164,9 @@ class ChunkedLoop(Loop):
             turn = binary("-", binary("-", block, literal(1)), turn)
         lane = self._lane()
         is_here = binary("==", lane, turn)
-        rows = [self._sum_where(is_here, x) for x in (factor, added)]
-        step = binary("+", binary("*", name(here), rows[0]), rows[1])
+        step = binary("*", name(here), self._sum_where(is_here, factor))
+        if added is not None:
+            step = binary("+", step, self._sum_where(is_here, added))
         body: list[Statement] = [
             Accumulate(here, "=", step),
             Accumulate(after.text, "=", call("tl.where", is_here, name(here), after)),

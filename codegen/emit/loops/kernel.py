@@ -8,9 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 from ....ir.types import Size
-from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
+from ...kernel import ALL_REGISTERS, CHUNKS, JOINED, MOST_REGISTERS, Buffer, Course, Kernel, Target
 from ...program.axes import Axis, Sink
-from ...program.sizes import Hints
+from ...program.sizes import Hints, evaluate_size
 from ...program.terms import TermTable
 from ...schedule.loops.phases import (
     Phases,
@@ -27,6 +27,7 @@ from ...schedule.loops.roles import LoopProgram
 from ...schedule.loops.tiles import LoopTile, chunked_tile_of, in_chunks, schedule_of, tile_of
 from ...schedule.schedule import Schedule
 from ...schedule.workload import Workload
+from ..context import Context
 from ..emit import Emitter, assemble
 from ..names import Names
 from .chunks import ChunkedLoop
@@ -58,6 +59,9 @@ def kernels_of_loop(
         return LoopKernels((replace(kernel, course=_course_by_step(program, tile, target)),))
     whole = whole or why_whole(program, linear)
     wanted = 1 if whole else wanted_chunks(workload, program, tile, linear)
+    if chunks_at(wanted, workload) > 1:
+        tile = chunked_tile_of(workload, program, by_sectors=True) or tile
+        wanted = wanted_chunks(workload, program, tile, linear)
     chunks = chunks_at(wanted, workload)
     steps, block, units = program.time.size, tile.blocks[program.time], target.units
     course = Course(steps, block, programs_of(tile), units, chunks, whole, _parts_of(program))
@@ -115,7 +119,14 @@ def _made(loop: Loop) -> Kernel:
     loop.begin()
     loop.emit()
     loop.finish()
-    return assemble(loop.emitter, loop.emitter.traffic())
+    kernel = assemble(loop.emitter, loop.emitter.traffic())
+    return replace(kernel, roomy=_is_roomy(kernel, loop.context))
+
+
+def _is_roomy(kernel: Kernel, context: Context) -> bool:
+    """A multiprocessor holds its share of the programs, whatever registers these take."""
+    share = -(-evaluate_size(kernel.grid, context.hints) // context.target.units)
+    return share * kernel.num_warps * context.target.warp * MOST_REGISTERS <= ALL_REGISTERS
 
 
 def name_axes(plan: Schedule, names: Names, chunk: Axis | None = None) -> Mapping[Axis, str]:

@@ -9,7 +9,7 @@ A sum that a state adds up from step to step is one of them: the state of each p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from ...program.terms import Temporary, TermTable
 from ..workload import Workload
 from .recurrences import added_to
 from .roles import Carried, LoopProgram, LoopState, Part
-from .tiles import HELD, lanes_beside
+from .tiles import HELD, halves, lanes_beside
 
 KEPT = 64
 """Elements along summed axes that stay in one program: sums over few are whole."""
@@ -200,7 +200,7 @@ class Division:
         whole = self.held * math.prod(power_of_two(self.w.size[a]) for a in self.axes)
         is_forced, units = whole > HELD, self.w.target.units
         largest = min(power_of_two(self.w.size[self.lanes]) // 2, HELD // (self.held * self.beside))
-        blocks = [n for n in _halves(largest) if n * self.held * self.beside >= LEAST]
+        blocks = [n for n in halves(largest) if n * self.held * self.beside >= LEAST]
         if not blocks or (not is_forced and self._programs(NONE) >= units):
             return None
         light = [n for n in blocks if self.bytes_between(n) <= SHARE * self.bytes_moved]
@@ -357,8 +357,3 @@ class _Partial:
 
 def _wide(dtype: str) -> str:
     return "f32" if dtype in LOW_FLOATS else dtype
-
-
-def _halves(largest: int) -> Iterable[int]:
-    """A power of two and all smaller ones."""
-    return [1 << k for k in reversed(range(largest.bit_length()))] if largest else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....ir.errors import Unfusible
@@ -11,8 +12,10 @@ from ....ir.types import ITEMSIZE
 from ...kernel import Target
 from ...program.axes import Axis, Term
 from ...program.sizes import Hints, power_of_two
+from ..registers import ROOM
 from ..schedule import Schedule
 from ..workload import Workload
+from .registers import registers_of
 from .roles import LoopProgram, Part
 
 LANES = (1024, 512, 256, 128, 64, 32)
@@ -23,6 +26,8 @@ MOST = 1 << 14
 """Elements of a tile along axes that a step reduces along."""
 HELD = 1 << 12
 """Elements of a tile, where it can be as small: a step holds several such tiles."""
+WIDEST = 1 << 15
+"""Elements of a tile of which no value has all axes, at most: threads along an axis that it lacks repeat a value."""
 PER_THREAD = 4
 """Elements of a tile for each thread, at least."""
 STAGES = 8
@@ -46,6 +51,8 @@ ROWS, CHUNK = 64, 2048
 """Steps that are taken at once, at most, and elements of such a tile."""
 FEW, LONG = 4, 2048
 """The same of a program that sums a part: steps at least, and elements."""
+SECTOR = 8
+"""Neighbours that memory hands out together, of 32 bits."""
 LANES_OF_UNIT = 512
 """Elements that go through time by themselves, for each unit: with as many, their loads fill the bandwidth."""
 
@@ -59,8 +66,12 @@ def in_chunks(w: Workload, program: LoopProgram) -> bool:
     return is_on("at_once") and w.size[program.time] > LEAST and is_few
 
 
-def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
-    """A tile of many steps; None where what a step reduces along leaves no room for it."""
+def chunked_tile_of(w: Workload, program: LoopProgram, by_sectors: bool = False) -> LoopTile | None:
+    """A tile of many steps; None where what a step reduces along leaves no room for it.
+
+    by_sectors: of fewer steps, if need be, so that what is contiguous is read by whole sectors: as time is in chunks,
+    fewer programs in each of them do not matter.
+    """
     if program.part is not None:
         return _chunked_tile_of_part(w, program, program.part)
     time = program.time
@@ -68,13 +79,15 @@ def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
     whole = tuple(a for a in order if a in program.whole)
     grid = tuple(a for a in order if a not in program.whole)
     held = {a: power_of_two(w.size[a]) for a in whole}
-    rows = min(ROWS, power_of_two(w.size[time]))
-    lanes = CHUNK // (math.prod(held.values()) * rows)
-    if not lanes:
+    room, steps = CHUNK // math.prod(held.values()), min(ROWS, power_of_two(w.size[time]))
+    if room < steps:
         return None
-    lanes = min(lanes, power_of_two(w.size[grid[-1]])) if grid else 1
+    size = power_of_two(w.size[grid[-1]]) if grid else 1
+    is_wide = by_sectors and bool(grid) and grid[-1] is w.vector
+    rows = min(steps, room // min(SECTOR, size)) if is_wide else steps
+    lanes = min(room // rows, size)
     blocks = {**held, **({grid[-1]: lanes} if lanes > 1 else {}), time: rows}
-    warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(4, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     return LoopTile(grid, whole, {a: blocks[a] for a in w.order if a in blocks}, {}, warps, 1)
 
 
@@ -85,7 +98,7 @@ def _chunked_tile_of_part(w: Workload, program: LoopProgram, part: Part) -> Loop
     if rows < FEW:
         return None
     blocks = {**one.blocks, program.time: rows}
-    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     return one._replace(blocks={a: blocks[a] for a in w.order if a in blocks}, warps=warps, stages=1)
 
 
@@ -98,7 +111,7 @@ def _tile_of_part(w: Workload, program: LoopProgram, part: Part) -> LoopTile:
     if grid[-1] is not part.of:
         lanes = lanes_beside(w.size[grid[-1]])
         blocks |= {grid[-1]: lanes} if lanes > 1 else {}
-    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (32 * PER_THREAD))))
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     kept = {a: blocks[a] for a in order if a in blocks}
     return LoopTile(grid, whole, kept, {}, warps, _stages(program, kept, w.target))
 
@@ -121,14 +134,34 @@ def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     tall = math.prod(held.values())
     if tall > MOST:
         raise Unfusible(program.states[0].update.node, f"a step reduces {tall} elements, which no program holds")
-    lanes = max(least, _lanes(w, grid, tall))
     if program.products and (len(whole) != 1 or not grid):
         raise Unfusible(program.states[0].update.node, "a product without rows and columns")
-    blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
     order = order if not program.products else [*grid, *whole]
-    warps = power_of_two(max(1, min(8, tall * lanes // (32 * PER_THREAD))))
-    stages = _stages(program, {**blocks, **depths}, w.target)
-    return LoopTile(grid, whole, {a: blocks[a] for a in order if a in blocks}, depths, warps, stages)
+    counts = [n for n in halves(max(least, _lanes(w, grid, tall))) if n >= least]
+    tiles = [_of_lanes(w, grid, order, held, n) for n in counts]
+    blocks, warps = next((tile for tile in tiles if _fits(w, program, *tile)), tiles[-1])
+    return LoopTile(grid, whole, blocks, depths, warps, _stages(program, {**blocks, **depths}, w.target))
+
+
+def _of_lanes(
+    w: Workload, grid: Sequence[Axis], order: Sequence[Axis], held: dict[Axis, int], lanes: int
+) -> tuple[dict[Axis, int], int]:
+    """The tile with so many lanes of the grid's fastest axis, in order, and its warps."""
+    blocks = {**({grid[-1]: lanes} if grid and lanes > 1 else {}), **held}
+    warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
+    return {a: blocks[a] for a in order if a in blocks}, warps
+
+
+def _fits(w: Workload, program: LoopProgram, blocks: dict[Axis, int], warps: int) -> bool:
+    """Registers hold what a step needs. Of products as much is in shared memory as in these."""
+    if w.target.kind == "interpret" or program.products:
+        return True
+    return registers_of(program, blocks, warps * w.target.warp) <= ROOM
+
+
+def halves(largest: int) -> list[int]:
+    """A power of two and all smaller ones."""
+    return [1 << k for k in reversed(range(largest.bit_length()))]
 
 
 def _stages(program: LoopProgram, blocks: dict[Axis, int], target: Target) -> int:
@@ -154,7 +187,8 @@ def _lanes(w: Workload, grid: tuple[Axis, ...], tall: int) -> int:
     size, others = w.size[grid[-1]], math.prod(max(1, w.size[a]) for a in grid[:-1])
     if w.target.kind == "interpret":
         return min(1 << 12, max(16, power_of_two(size) // 2))
-    fitting = [n for n in LANES if n * tall <= HELD and n < 2 * size] or [max(1, min(LANES[-1], power_of_two(size)))]
+    few = max(1, min(LANES[-1], power_of_two(size), WIDEST // tall))
+    fitting = [n for n in LANES if n * tall <= HELD and n < 2 * size] or [few]
     busy = [n for n in fitting if -(-size // n) * others >= w.target.units]
     return busy[0] if busy else fitting[-1]
 

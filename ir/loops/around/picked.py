@@ -7,7 +7,7 @@ Otherwise all steps would have to be in memory first, and another kernel would r
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -121,12 +121,15 @@ class PickedSteps:
 
 
 def _with_picked(graph: Graph) -> Graph:
-    picked: defaultdict[int, list[_Picked]] = defaultdict(list)
     results = set(graph.results)
-    for value in (v for v in graph.order() if v.prim == "slice" and v not in results):
-        found = _Picked.of(value)
-        if found is None or is_linear(loop_of(found.scan)):
-            continue
-        if sum(p.count for p in picked[found.scan.id]) + found.count <= CARRIED:
-            picked[found.scan.id].append(found)
+    slices = (v for v in graph.order() if v.prim == "slice" and v not in results)
+    found = [p for v in slices if (p := _Picked.of(v)) is not None and not is_linear(loop_of(p.scan))]
+    asked: Counter[tuple[Value, int]] = Counter()
+    for p in found:
+        asked[p.scan, p.number] += p.count
+    picked: defaultdict[int, list[_Picked]] = defaultdict(list)
+    for p in found:
+        # of a result whose steps are wanted one by one, all are in memory anyway
+        if asked[p.scan, p.number] + sum(q.count for q in picked[p.scan.id] if q.number != p.number) <= CARRIED:
+            picked[p.scan.id].append(p)
     return carried_along(graph, picked)

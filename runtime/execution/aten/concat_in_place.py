@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ....ir import Value
@@ -18,10 +20,15 @@ def room_for(place: Place, sizes: Sizes, device: torch.device) -> Tensor:
 
 
 def product_into(value: Value, place: Place, sizes: Sizes, concat: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """A product of two matrices, computed into its slice of `concat`; the slice."""
+    """A product of rows with a matrix, computed into its slice of `concat`; the slice."""
     shape = numbers(value.shape, sizes)
-    part = concat.view(-1).narrow(0, number(place.start, sizes), shape[0] * shape[1]).view(shape)
-    return multiply_into(value, part, x, y)
+    part = concat.view(-1).narrow(0, number(place.start, sizes), math.prod(shape)).view(shape)
+    if len(shape) == 2:
+        return multiply_into(value, part, x, y)
+    (*_, k), y_axes = value.params["x_axes"], value.params["y_axes"]
+    with torch.no_grad():
+        torch.mm(x.flatten(0, -2), y if y_axes[0] == k else y.t(), out=part.view(-1, shape[-1]))
+    return part
 
 
 def multiply_into(value: Value, out: Tensor, x: Tensor, y: Tensor, adds: bool = False) -> Tensor:

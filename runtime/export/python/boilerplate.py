@@ -22,6 +22,9 @@ if ROUNDING and not torch.version.hip:
 CHECKED = """# indices are asserted to be in range; Triton would add assertions of its own, of overflow
 CHECKED = {} if os.environ.get("TRITON_INTERPRET") == "1" else {"debug": True, "sanitize_overflow": False}"""
 
+ROOMY = """# programs are few: the compiler may take all registers of a thread before it spills any
+ROOMY = {} if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.hip else {"maxnreg": 255}"""
+
 LIBRARY = """class StandIn:
     \"\"\"The device library for Triton's interpreter, which has none: torch's own functions.\"\"\"
 

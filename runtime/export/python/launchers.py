@@ -20,7 +20,7 @@ from ..text.steps import Memory, Syntax, argument_text, group_of, has_its_stride
 from .calls import call_text
 from .line_folding import tidy
 
-RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside", "ROUNDING", "CHECKED")
+RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside", "ROUNDING", "CHECKED", "ROOMY")
 """Names that the file has already."""
 
 
@@ -143,6 +143,7 @@ class PythonSyntax(Syntax):
         constants = [f"{k}={self._word(v)}" for k, v in given.items()]
         constants += [] if kernel.fast else ["**ROUNDING"]
         constants += ["**CHECKED"] if kernel.assertions else []
+        constants += ["**ROOMY"] if kernel.roomy else []
         yield f"{kernel.name}[({self.scope.expressions.text(kernel.grid)},)]("
         yield from (f"    {line}" for line in fold_words([*arguments, *constants], WIDTH - 16))
         yield ")"

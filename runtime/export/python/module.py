@@ -29,7 +29,7 @@ from ..gather.versions import rows_of
 from ..text.function import FunctionScopes
 from ..text.scope import WIDTH, Symbols, reachable_versions, snake
 from ..text.sizes_by_name import gathered_at, names_of_sizes
-from .boilerplate import CHECKED, EXACT_DOT, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROUNDING, STAND_INS
+from .boilerplate import CHECKED, EXACT_DOT, HELPERS, IMPORTS, INSIDE_VMAP, LIBRARY, ROOMY, ROUNDING, STAND_INS
 from .class_text import ClassText, class_lines, output_names
 from .launchers import launch_function, launch_scope
 from .line_folding import tidy
@@ -96,7 +96,8 @@ def _with_lanes(exported: Batched, lane_symbols: Symbols) -> Symbols:
 def _head(module: Module, body: str) -> str:
     doc, libraries = in_docstring("\n".join(_provenance(module))), libraries_in([body])
     imports = "\n".join([IMPORTS, *libraries])
-    options = [text for name, text in (("**ROUNDING", ROUNDING), ("**CHECKED", CHECKED)) if name in body]
+    texts = {"**ROUNDING": ROUNDING, "**CHECKED": CHECKED, "**ROOMY": ROOMY}
+    options = [text for name, text in texts.items() if name in body]
     products = [EXACT_DOT] if "tl.dot(" in body and "bfloat16" in body else []
     parts = [imports, *([LIBRARY] if libraries else []), *products, *options]
     text = f'"""{doc}\n"""\n\n' + "\n\n\n".join(parts)

@@ -14,6 +14,7 @@ from test_tidy import add, graph, loop, mul
 from fusegrad.ir import Graph, Value, building, emit, verify
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.loops.motion import Motion
+from fusegrad.ir.loops.parts import CarriedPieces
 from fusegrad.ir.loops.pieces import cuts
 from fusegrad.ir.passes.simplify import Simplify
 from fusegrad.ir.transforms.batch import batch
@@ -87,6 +88,25 @@ def test_what_need_not_be_done_step_by_step_leaves_the_loop(name: str) -> None:
     for length in (0, 1, 4):
         inputs = numbers(before, length, length)
         close(evaluate(after, inputs, sizes(length)), evaluate(before, inputs, sizes(length)))
+
+
+def test_what_is_given_twice_is_stored_once() -> None:
+    """As products that leave the loop read it: as it is, and turned."""
+    before = verify(graph(lambda *xs: loop(lambda h, x: [mul(h, x), add(h, x), add(h, x)], 1, *xs), (2, 4), (T, 2, 4)))
+    after = verify(Motion(batch)(before))
+    (scan,) = (v for v in after.order() if v.prim == "scan")
+    assert len(scan.avals) == 2
+    inputs = numbers(before, 4, 4)
+    close(evaluate(after, inputs, sizes(4)), evaluate(before, inputs, sizes(4)))
+
+
+def test_sums_that_are_carried_later_go_in_pieces_too() -> None:
+    before = verify(graph(lambda *xs: loop(that_is_added_up, 2, *xs), (2, 4), (2, 8), (T, 2, 4)))
+    after = verify(CarriedPieces()(before))
+    (scan,) = (v for v in after.order() if v.prim == "scan")
+    assert scan.params["carries"] == 3
+    inputs = numbers(before, 4, 4)
+    close(evaluate(after, inputs, sizes(4)), evaluate(before, inputs, sizes(4)))
 
 
 def test_columns_that_overlap_stay_one_product() -> None:

@@ -71,3 +71,26 @@ def test_what_is_needed_elsewhere_is_copied() -> None:
     for _ in range(3):
         for one, other in zip(fast.apply(x, w), Kept.apply(x, w), strict=True):
             torch.testing.assert_close(one, other)
+
+
+class Stacked(Function):
+    """The product of one matrix, those of all others at once behind it; and rows that do not lie one behind the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        turned = x.transpose(0, 1)
+        return torch.cat((((x[0] + 1) @ w)[None], x[1:] @ w)), torch.cat((turned[:1] @ w.t(), turned[1:] @ w.t()))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, None
+
+
+def test_stacked_products_are_written_in_place() -> None:
+    fast: Any = fusegrad.compile(Stacked, backend="interpret")
+    for steps in (4, 4, 4, 4, 7):  # often enough to be written out; then at another size
+        x, w = torch.randn(steps, 3, 5), torch.randn(5, 5)
+        torch.testing.assert_close(fast.apply(x, w), Stacked.apply(x, w))
+    found = fusegrad.explain(Stacked, "f32[512,64,128]", "f32[128,128]")
+    # one kernel adds 1, one lays rows that do not out for the library
+    assert sorted(k.kind for k in found.kernels) == ["library"] * 4 + ["triton"] * 2
