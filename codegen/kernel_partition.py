@@ -44,7 +44,8 @@ from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
-from .schedule.loops.division import divided_sums
+from .schedule.loops.division import divided_sums, too_many_late
+from .schedule.loops.phases import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
@@ -480,14 +481,22 @@ class _Group:
         if divided is not None and merging:
             program = divided.program
             self.temporaries += divided.buffers
+        elif too_many_late(Workload(program, self.target, self.hints), program):
+            self._apart(ends_of(program.after))
         first = len(self.temporaries)
         made = kernels_of_loop(terms, program, self.target, self.hints, label, first)
         totals = self._merged(terms, made.merged, f"{label}{TOTALS}")
         if made.merged and not totals:
+            self._apart(ends_of(late_stores(program)))
             why = "what chunks add up would need several kernels"
             made = kernels_of_loop(terms, program, self.target, self.hints, label, first, why)
         self.temporaries += made.buffers
         return tuple(replace(k, pinned=pins) for k in (*made.kernels, *totals, *merging))
+
+    def _apart(self, ends: Sequence[Value]) -> None:
+        """What a loop ends with goes to memory, where it does not yet. Raises Materialize."""
+        if new := [v for v in ends if v.id not in self.cut]:
+            raise Materialize(new)
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..graph import Graph, Value, building
 from ..infer import same_shape, sizes_equal
-from ..loops.around.carrying import BESIDE, is_linear
+from ..loops.around.carrying import BESIDE
 from ..loops.loop import loop_of, rebuild_scans, scans_of
 from ..prims import PRIMS
 from ..rewrite import join_rules, make, rebuild
@@ -91,8 +91,6 @@ class _Divided:
         """sum(cat(x, y))  ->  sum(x) + sum(y), where a loop carries its part along"""
         steps = self._steps(value.args[0])
         if steps is None or steps.axis not in value.params["axes"] or value.dtype not in ("f32", "f64"):
-            return None
-        if is_linear(loop_of(Value(value.graph, steps.scan))):
             return None
         sums = (make("sum", p, axes=value.params["axes"]) for p in steps.pieces)
         return functools.reduce(lambda total, more: make("add", total, more), sums)

@@ -97,6 +97,33 @@ class OnlyTotals(Function):
         return total * squares.sqrt()
 
 
+class Outside(Function):
+    """Sums over steps that are written behind the loop: of what is made of them, over more than the steps, and of what
+    needs all of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in range(x.shape[0]):
+            h = a[t] * h + x[t]
+            out.append(h)
+        states = torch.stack(out)
+        total = (states * x).sum(0)
+        return states, (states * h.new_full((3,), 0.5)).cos().sum((0, 1)), total - total.mean(), states.mT.sum(1) * 2
+
+
+class OnlyOutside(Function):
+    """No step is stored."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in reversed(range(x.shape[0])):
+            h = a[t] * h + x[t]
+            out.append(h)
+        return torch.stack(out[::-1]).square().sum((0, 1))
+
+
 Apply = Callable[..., Any]
 Given = tuple[Tensor, ...]
 
@@ -165,7 +192,15 @@ def test_three_launches_each_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [CHUNK, 1535, 1601, 1664, 4133])
-@pytest.mark.parametrize("cls, ends", [(Totals, ("_chunks", "_joined", "", "_totals")), (OnlyTotals, ("", "_totals"))])
+@pytest.mark.parametrize(
+    "cls, ends",
+    [
+        (Totals, ("_chunks", "_joined", "", "_totals")),
+        (OnlyTotals, ("", "_totals")),
+        (Outside, ("_chunks", "_joined", "", "_totals")),
+        (OnlyOutside, ("_chunks", "_joined", "", "_totals")),
+    ],
+)
 def test_what_steps_add_up(cls: Any, ends: tuple[str, ...], steps: int) -> None:
     """Each chunk begins with zero, another kernel adds these up."""
     fast, values = fusegrad.compile(cls, backend="interpret"), given(steps)

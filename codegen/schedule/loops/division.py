@@ -25,6 +25,8 @@ from .tiles import HELD, lanes_beside
 
 KEPT = 64
 """Elements along summed axes that stay in one program: sums over few are whole."""
+KEPT_LATE, LONG = 16, 32
+"""The same where steps only add up what is summed in the end, and there are more steps than so many."""
 LEAST = 32
 """Elements of a tile, at least."""
 SHARE = 0.08
@@ -140,9 +142,21 @@ def axes_to_divide(w: Workload, program: LoopProgram) -> list[Axis]:
     able, kept, found = divisible(program), 1, list[Axis]()
     for axis in (a for a in reversed(w.order) if a in able):
         kept *= w.size[axis]
-        if kept > KEPT:
+        if kept > _most_kept(w, program, axis):
             found.append(axis)
     return found
+
+
+def too_many_late(w: Workload, program: LoopProgram) -> bool:
+    """What is made of the states in the end needs more elements in one program than steps do."""
+    late = program.whole - program.whole_in_steps
+    return math.prod(w.size[a] for a in late) > KEPT
+
+
+def _most_kept(w: Workload, program: LoopProgram, axis: Axis) -> int:
+    """Elements along this axis, and those before it, that stay in one program."""
+    is_late = axis not in program.whole_in_steps and w.size[program.time] > LONG
+    return KEPT_LATE if is_late else KEPT
 
 
 def divided_sums(

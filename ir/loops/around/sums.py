@@ -21,9 +21,9 @@ from ...prims import PRIMS
 from ...switches import is_on
 from ...transforms.ops import zeros
 from ...types import FLOATS, LOW_FLOATS, TensorType
-from ..loop import below, loop_of, scans_of
+from ..loop import below, scans_of
 from ..tidy import in_bodies
-from .carrying import BESIDE, Carrying, carried_along, is_linear
+from .carrying import BESIDE, Carrying, carried_along
 
 MOST_MADE = 32
 """Operations between what a loop gives and the sum."""
@@ -39,7 +39,7 @@ class SummedSteps:
         if not is_on("summed_steps") or not scans_of(graph):
             return graph
         graph, wanted = in_bodies(graph, self), defaultdict[int, list[_Summed]](list)
-        for scan in (s for s in scans_of(graph) if not is_linear(loop_of(s))):
+        for scan in scans_of(graph):
             wanted[scan.id] += list(_sums_of(graph, scan))[:MOST]
         return carried_along(graph, wanted)
 
