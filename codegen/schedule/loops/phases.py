@@ -32,8 +32,8 @@ MOST = 64
 """Chunks, at most: they are joined as one tile of steps is scanned."""
 LEAST = 4
 """Tiles of steps of a chunk, at least: with fewer, two more launches take longer than what they save (`Estimate`)."""
-LEAST_OF_FOUR = 6
-"""The same where a fourth launch adds up what the chunks have."""
+LEAST_OF_FOUR = 20
+"""Tiles of steps beside the number of chunks, at least, where a fourth launch adds up what these have."""
 TURN, LAUNCH = 1.0, 3.0
 """Microseconds that a tile of steps is taken to need, a load and a scan that wait for one another; and a launch."""
 LARGEST: Final = {"bf16": 2.0**62, "f32": 2.0**62, "f64": 2.0**510}
@@ -63,11 +63,11 @@ def wanted_chunks(w: Workload, program: LoopProgram, tile: LoopTile, states: Ite
     busy = max(1, programs) if isinstance(programs, int) else sympy.Max(1, programs)
     by_device = whole_times(2 * w.target.units, busy)
     kinds = {added_to(program, s) is None for s in states}
-    least = LEAST_OF_FOUR if len(kinds) == 2 else LEAST
-    by_length = whole_times(cdiv(program.time.size, tile.blocks[program.time]), least)
-    if all(isinstance(n, int) for n in (by_device, by_length)):
-        return min(MOST, by_device, by_length)
-    return sympy.Min(MOST, by_device, by_length)
+    turns = cdiv(program.time.size, tile.blocks[program.time])
+    by_length = [whole_times(turns, LEAST), *([whole_times(turns - LEAST_OF_FOUR, 1)] if len(kinds) == 2 else [])]
+    if all(isinstance(n, int) for n in (by_device, *by_length)):
+        return min(MOST, by_device, *by_length)
+    return sympy.Min(MOST, by_device, *by_length)
 
 
 def programs_of(tile: LoopTile) -> Size:

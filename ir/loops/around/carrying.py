@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from ...graph import Graph, Value, building, emit, provenance
-from ...prims import PRIMS
 from ...rewrite import copy_into, extract, nodes_between
-from ..loop import Loop, below, loop_of
+from ..loop import Loop, loop_of
 
 BESIDE = ("input", "elementwise", "layout", "source")
 """Families of what may be read beside the steps of a loop: it is made again in each of them."""
@@ -77,31 +76,6 @@ class Carrying:
         made = Loop(part, init, *operands, loop.length, loop.reverse).without_unread().emit()
         self.ends = made[count : count + len(after)]
         return made[:count] + made[count + len(after) :]
-
-
-def is_linear(loop: Loop) -> bool:
-    """Each state is a linear recurrence of its own: such loops may be taken in chunks of time, and are left so."""
-    carries = loop.inputs.carries
-    reached = {v: below(loop.body, [v]) for v in carries}
-    ends = list(zip(carries, loop.results, strict=False))
-    return bool(ends) and all(
-        _is_linear_in(loop.body, end, reached[own]) and not any(end.id in reached[v] for v in carries if v != own)
-        for own, end in ends
-    )
-
-
-def _is_linear_in(body: Graph, end: Value, moved: Collection[int]) -> bool:
-    """What a step makes of a state is so many times the state, and something beside it."""
-    path = [v for v in nodes_between([end], [i.id for i in body.inputs]) if v.id in moved]
-    return all(_is_linear_node(v, [n for n, a in enumerate(v.args) if a.id in moved]) for v in path)
-
-
-def _is_linear_node(node: Value, operands: Sequence[int]) -> bool:
-    """The node is linear in these of its operands."""
-    if node.prim in ("mul", "div"):
-        return len(operands) == 1 and not (node.prim == "div" and operands == [1])
-    is_chosen = node.prim == "where" and 0 not in operands
-    return is_chosen or node.prim in ("add", "sub", "neg", "cast") or PRIMS[node.prim].family == "layout"
 
 
 def carried_along(graph: Graph, wanted: Mapping[int, Sequence[Wanted]]) -> Graph:
