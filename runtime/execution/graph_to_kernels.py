@@ -16,6 +16,7 @@ from ...codegen import Kernels, Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
+from ...ir.loops.around.beside import SummedBeside
 from ...ir.loops.around.handover import Handover
 from ...ir.loops.around.picked import PickedSteps
 from ...ir.loops.around.sums import SummedSteps
@@ -54,7 +55,7 @@ Slabbing = Literal["walk", "inside", "none"]
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
     "simplify again": Simplify(), "pieces of loops": Pieces(), "handover": Handover(), "picked steps": PickedSteps(),
-    "summed steps": SummedSteps(),
+    "summed steps": SummedSteps(), "summed beside": SummedBeside(),
 }  # fmt: skip
 
 

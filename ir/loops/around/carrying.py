@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -94,12 +94,25 @@ class _Rebuilt:
     def graph(self) -> Graph:
         source, env = self.source, self.env
         with building(self.out):
-            for node in source.order():
+            for node in self._in_order():
                 with provenance(node.origin):
                     env[node.id] = env[node.id] if node.id in env else self._node(node)
         self.out.mutations = {i: env[v.id] for i, v in source.mutations.items()}
         outputs = [None if o is None else env[o.id] for o in source.outputs]
         return self.out.returning(outputs, source.output_strides)
+
+    def _in_order(self) -> Iterator[Value]:
+        """The nodes, each when its operands are there; those that a loop carries once it has."""
+        todo, of_loops = self.source.order(), {w.node.id for each in self.wanted.values() for w in each}
+        while todo:
+            later = list[Value]()
+            for node in todo:
+                is_ready = all(a.id in self.env for a in node.args)
+                if is_ready and (node.id not in of_loops or node.id in self.made):
+                    yield node
+                else:
+                    later.append(node)
+            todo = later
 
     def _node(self, node: Value) -> Any:
         """A value, or the list of results of a loop that carries more."""

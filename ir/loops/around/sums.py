@@ -2,8 +2,9 @@
 
     (ys * w).sum(0)    ->    total = total + y * w in each step
 
-Otherwise all steps would have to be in memory first, and another kernel would read them. Low floats are added in
-float32, and sums over more than the steps are taken behind the loop. They are in another order than a sum of all steps.
+Otherwise all steps would have to be in memory first, and another kernel would read them. So are sums of what a loop
+reads step by step anyway (`beside`). Low floats are added in float32, and sums over more than the steps are taken behind
+the loop. They are in another order than a sum of all steps.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ class SummedSteps:
     def __call__(self, graph: Graph) -> Graph:
         if not is_on("summed_steps") or not scans_of(graph):
             return graph
-        graph, wanted = in_bodies(graph, self), defaultdict[int, list[_Summed]](list)
+        graph, wanted = in_bodies(graph, self), defaultdict[int, list[Summed]](list)
         for scan in scans_of(graph):
             wanted[scan.id] += list(_sums_of(graph, scan))[:MOST]
         return carried_along(graph, wanted)
 
 
-def _sums_of(graph: Graph, scan: Value) -> Iterator[_Summed]:
+def _sums_of(graph: Graph, scan: Value) -> Iterator[Summed]:
     later = frozenset(below(graph, [scan]))
     for node in (v for v in graph.order() if v.prim == "sum" and v.dtype in FLOATS and v.args[0].id in later):
-        found = (_Summed(node, scan, later, axis) for axis in node.params["axes"])
+        found = (Summed(node, scan, later, axis) for axis in node.params["axes"])
         if (summed := next((s for s in found if s.is_possible), None)) is not None:
             yield summed
 
 
 @dataclass(frozen=True)
-class _Summed:
-    """A sum along the axis of a loop's steps. later: ids of what is made of the loop's results."""
+class Summed:
+    """A sum along the axis of a loop's steps. later: ids of what is made again in each of them."""
 
     node: Value
     scan: Value
@@ -79,7 +80,7 @@ class _Summed:
         if value.prim == "pick":
             is_step = value.args[0] == self.scan and value.params["index"] >= self.scan.params["carries"]
             return is_step and axis == 0
-        along = _axis_before(value, axis)
+        along = axis_before(value, axis)
         return along is not None and all(self._is_made(a, along, seen) for a in value.args)
 
     def _is_beside(self, value: Value, seen: list[Value]) -> bool:
@@ -122,7 +123,7 @@ class _Summed:
         if value.id not in self.later:
             yield value, axis
         elif value.prim != "pick":
-            along = _axis_before(value, axis)
+            along = axis_before(value, axis)
             assert along is not None
             for arg in value.args:
                 yield from self._axes(arg, along)
@@ -141,13 +142,13 @@ class _Summed:
             return outside[value.id]
         if value.prim == "pick":
             return carrying.result(value.params["index"])
-        along = _axis_before(value, axis)
+        along = axis_before(value, axis)
         assert along is not None
         args = [self._step(a, along, carrying, outside) for a in value.args]
         return emit(value.prim, *args, **_params_of_step(value, axis, along))
 
 
-def _axis_before(value: Value, axis: int) -> int | None:
+def axis_before(value: Value, axis: int) -> int | None:
     """The axis of the operands that an axis of a value is; None where it is none of theirs alone."""
     if value.prim == "permute":
         return value.params["perm"][axis]  # type: ignore[no-any-return]
