@@ -22,6 +22,7 @@ GRAPHS: dict[str, str] = {
     "contract": "the sum of a broadcast product is a matmul",
     "motion": "products and sums that no step of a loop waits for are taken for all steps at once",
     "pieces_of_loops": "what is made of concatenated steps of a loop is made of its pieces",
+    "neighbours": "what a step reads of the steps before it is carried to it",
     "handover": "what a loop hands to another one is chosen by a minimum cut",
     "picked_steps": "single steps of a loop that something is made of are carried to its end",
     "summed_steps": "sums over the steps of a loop are carried along",

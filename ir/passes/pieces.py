@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -69,11 +69,8 @@ class _Steps(NamedTuple):
         return all(sizes_equal(n, m) for n, m in zip(self.sizes, other.sizes, strict=True))
 
 
-@dataclass
 class _Divided:
-    """The rule. `made`: the loops of the concatenations that it has made, by id."""
-
-    made: dict[int, int] = field(default_factory=dict)
+    """The rules."""
 
     def by_pieces(self, value: Value) -> Value | None:
         """f(cat(x, y), z)  ->  cat(f(x, z[first]), f(y, z[rest]))"""
@@ -83,9 +80,7 @@ class _Divided:
             return None
         divided = [s.pieces if s else _sliced(a, steps) for a, s in zip(value.args, found, strict=True)]
         pieces = (make(value.prim, *args, **value.params) for args in zip(*divided, strict=True))
-        cat = make("cat", *pieces, axis=steps.axis)
-        self.made[cat.id] = steps.scan
-        return cat
+        return make("cat", *pieces, axis=steps.axis)
 
     def sum_of_pieces(self, value: Value) -> Value | None:
         """sum(cat(x, y))  ->  sum(x) + sum(y), where a loop carries its part along"""
@@ -101,21 +96,28 @@ class _Divided:
             return None
         axis = source.params["axis"]
         scans = {s for p in source.args if (s := _scan_along(p, axis)) is not None}
-        scan = self.made.get(source.id, scans.pop() if len(scans) == 1 else None)
-        if scan is None:
+        if len(scans) != 1:
             return None
+        scan = scans.pop()
         if perm is None:
             return _Steps(scan, axis, source.args)
         return _Steps(scan, perm.index(axis), tuple(make("permute", p, perm=perm) for p in source.args))
 
 
 def _scan_along(value: Value, axis: int) -> int | None:
-    """The loop whose steps a value has along an axis."""
-    while value.prim in ("permute", "slice"):
-        axis = value.params["perm"][axis] if value.prim == "permute" else axis
-        (value,) = value.args
-    is_step = value.prim == "pick" and value.args[0].prim == "scan" and axis == 0
-    return value.args[0].id if is_step and value.params["index"] >= value.args[0].params["carries"] else None
+    """The loop whose steps a value has along an axis, or is made of element by element."""
+    seen, todo = set[int](), [(value, axis)]
+    while todo and len(seen) <= MOST_BESIDE:
+        value, axis = todo.pop()
+        scan = value.args[0] if value.prim == "pick" else value
+        if value is not scan and scan.prim == "scan" and axis == 0 and value.params["index"] >= scan.params["carries"]:
+            return scan.id
+        is_along = value.prim in ("permute", "slice") or PRIMS[value.prim].family == "elementwise"
+        if is_along and value.id not in seen:
+            axis = value.params["perm"][axis] if value.prim == "permute" else axis
+            todo += [(a, axis) for a in value.args]
+        seen.add(value.id)
+    return None
 
 
 def _is_beside(value: Value, families: Collection[str] = BESIDE) -> bool:

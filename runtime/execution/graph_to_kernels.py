@@ -18,6 +18,7 @@ from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
 from ...ir.loops.around.beside import SummedBeside
 from ...ir.loops.around.handover import Handover
+from ...ir.loops.around.neighbours import Neighbours
 from ...ir.loops.around.picked import PickedSteps
 from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
@@ -54,8 +55,8 @@ Slabbing = Literal["walk", "inside", "none"]
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
-    "simplify again": Simplify(), "pieces of loops": Pieces(), "handover": Handover(), "picked steps": PickedSteps(),
-    "summed steps": SummedSteps(), "summed beside": SummedBeside(),
+    "simplify again": Simplify(), "pieces of loops": Pieces(), "neighbours": Neighbours(), "handover": Handover(),
+    "picked steps": PickedSteps(), "summed steps": SummedSteps(), "summed beside": SummedBeside(),
 }  # fmt: skip
 
 

@@ -95,6 +95,32 @@ def sums_of_part_of_it(x: Tensor) -> ANY:
     return torch.stack(hs), x[1:].sum(0)
 
 
+def beside_neighbours(y: Tensor, x: Tensor) -> ANY:
+    """What reads steps of y beside earlier or later ones: slices, rows around them, along another axis, two apart."""
+    around = torch.cat([x[:1], y]) * torch.cat([y * 2, x[-1:].exp()])
+    zero = y.new_zeros(y.shape[1], 1)
+    along = torch.cat([zero, y.mT], 1) - torch.cat([y.mT.sin(), zero + 1], 1)
+    return (y[1:] - y[:-1]) * x[1:], y[2:] + y[:-2], around, y * torch.cat([x[:1], y[:-1]]), along
+
+
+@doubled
+def neighbours_there(x: Tensor) -> ANY:
+    h, hs = torch.zeros_like(x[0]), []
+    for xt in x:
+        h = torch.tanh(h * xt + 0.5)
+        hs.append(h)
+    return beside_neighbours(torch.stack(hs), x)
+
+
+@doubled
+def neighbours_back(x: Tensor) -> ANY:
+    h, hs = torch.zeros_like(x[0]), []
+    for t in reversed(range(x.shape[0])):
+        h = torch.tanh(h * x[t] + 0.5)
+        hs.append(h.exp())
+    return beside_neighbours(torch.stack(hs[::-1]), x)
+
+
 @doubled
 def sums_in_halves(x: Tensor) -> Tensor:
     h, hs = torch.zeros_like(x[0]), []
@@ -141,7 +167,9 @@ WIDE = (40, 4)
 CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     powers_of_states: (WIDE, 1.05), states_and_powers: (WIDE, 1.05), first_of_the_walk_back: (WIDE, 1.05),
     first_two_changed: (WIDE, 1.05), sums_of_states: (WIDE, 1.05), sums_in_halves: (WIDE, 1.05),
-    sums_of_what_is_read: (WIDE, 1.05), sums_of_part_of_it: (WIDE, 1.6), pairs_of_a_step: (WIDE, 1.05), there_and_back: (WIDE, 2.6), states_of_keys: ((40, 2, 4), 1.2),
+    pairs_of_a_step: (WIDE, 1.05), there_and_back: (WIDE, 2.6), states_of_keys: ((40, 2, 4), 1.2),
+    neighbours_there: (WIDE, 1.1), neighbours_back: (WIDE, 1.1), sums_of_what_is_read: (WIDE, 1.05),
+    sums_of_part_of_it: (WIDE, 1.6),
 }  # fmt: skip
 """The shape of the argument, and the bytes that forward moves, at most, over the least possible."""
 LAUNCHES = {there_and_back: 2, sums_of_part_of_it: 2}

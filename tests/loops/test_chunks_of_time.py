@@ -97,8 +97,36 @@ class OnlyTotals(Function):
         return total * squares.sqrt()
 
 
+class Neighbours(Function):
+    """A step reads what the one before has read; what is made behind the loop reads steps beside their neighbours."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in range(x.shape[0]):
+            gate = a[t - 1] * 0.9 if t > 0 else torch.ones_like(h)
+            h = gate * h + x[t]
+            out.append(h)
+        states, zero = torch.stack(out), torch.zeros_like(x[:1])
+        return torch.cat([zero, states * a]) - torch.cat([states, zero]), states[1:] - states[:-1]
+
+
+class Followers(Function):
+    """The same from the last step to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in reversed(range(x.shape[0])):
+            gate = a[t + 1] * 0.9 if t + 1 < x.shape[0] else torch.ones_like(h)
+            h = gate * h + x[t]
+            out.append(h)
+        states, zero = torch.stack(out[::-1]), torch.ones_like(x[:1])
+        return torch.cat([zero, states]) * torch.cat([states + 1, zero]), states[1:] * states[:-1]
+
+
 class Outside(Function):
-    """Behind the loop: sums over steps, of what is made of them, over more than steps, and of what needs all of the sum;
+    """Behind the loop: sums over steps, of what is made of them, over more than steps, and what needs all of a sum;
     single steps."""
 
     @staticmethod
@@ -108,8 +136,8 @@ class Outside(Function):
             h = a[t] * h + x[t]
             out.append(h)
         states = torch.stack(out)
-        total = (states * x).sum(0)
-        return states, (states * h.new_full((3,), 0.5)).cos().sum((0, 1)), total - total.mean(), states[2].exp() - states[-3:-1].sin()
+        total, waves = (states * x).sum(0), (states * h.new_full((3,), 0.5)).cos()
+        return states, waves.sum((0, 1)), total - total.mean(), states[2].exp() - states[-3:-1].sin()
 
 
 class OnlyOutside(Function):
@@ -199,6 +227,8 @@ def test_three_launches_each_way(name: str) -> None:
         (OnlyTotals, ("", "_totals")),
         (Outside, ("_chunks", "_joined", "", "_totals")),
         (OnlyOutside, ("_chunks", "_joined", "", "_totals")),
+        (Neighbours, ("_chunks", "_joined", "")),
+        (Followers, ("_chunks", "_joined", "")),
     ],
 )
 def test_what_steps_add_up(cls: Any, ends: tuple[str, ...], steps: int) -> None:

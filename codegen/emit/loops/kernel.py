@@ -12,6 +12,7 @@ from ...kernel import CHUNKS, JOINED, Buffer, Course, Kernel, Target
 from ...program.axes import Axis, Sink
 from ...program.sizes import Hints
 from ...program.terms import TermTable
+from ...schedule.loops.delays import without_delays
 from ...schedule.loops.phases import (
     Phases,
     chunks_at,
@@ -55,10 +56,11 @@ def kernels_of_loop(
 
     One; or up to three, where few elements go through much time: then it is in chunks, unless `whole` says why not.
     """
+    found = _linear(table, program, target, hints)
+    if found is None:
+        return _at_once(program, None, Workload(program, target, hints), label)
+    program, linear = found
     workload = Workload(program, target, hints)
-    linear = recurrences_of(table, program) if in_chunks(workload, program) else None
-    if linear is None:
-        return _at_once(program, None, workload, label)
     whole, own = whole or why_whole(program, linear), without_late(program)
     tile = chunked_tile_of(Workload(own, target, hints), own)
     wanted = 1 if whole or tile is None else wanted_chunks(workload, program, tile, linear)
@@ -72,6 +74,18 @@ def kernels_of_loop(
         course = _course(program, tile, target, chunks, launches=len(kernels) + bool(made.merged))
         made = made.with_head(course=course)
     return made.with_head(splits=chunks, wanted=wanted)
+
+
+def _linear(
+    table: TermTable, program: LoopProgram, target: Target, hints: Hints
+) -> tuple[LoopProgram, dict[LoopState, Linear]] | None:  # fmt: skip
+    """The program without states that can be made again, if the others are recurrences of which many steps are taken
+    at once."""
+    if not in_chunks(Workload(program, target, hints), program):
+        return None
+    lean = without_delays(table, program)
+    linear = recurrences_of(table, lean)
+    return None if linear is None else (lean, linear)
 
 
 def _at_once(

@@ -24,7 +24,9 @@ from ..loop import Loop, below, loop_of, scans_of
 from ..parts import piece
 from ..tidy import in_bodies
 from .carrying import carried_along
-from .sums import MOST_MADE, Summed, axis_before
+from .made import MOST as MOST_MADE
+from .made import Made, axis_before
+from .sums import Summed
 
 MOST = 8
 """States of a loop that takes one more."""
@@ -147,7 +149,8 @@ class _Beside:
         """The graph whose loop carries it."""
         made = set[int]()
         _bounds(self.node.args[0], self.axis, self._reads, made)
-        return carried_along(graph, {self.scan.id: [Summed(self.node, self.scan, frozenset(made), self.axis)]})
+        steps = Made(self.node.args[0], self.axis, self.scan, frozenset(made))
+        return carried_along(graph, {self.scan.id: [Summed(self.node, steps)]})
 
 
 def _of_step(value: Value, axis: int) -> int:

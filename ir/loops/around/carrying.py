@@ -35,6 +35,8 @@ class Carrying:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.body = loop, loop.body.copy()
         self.ends: list[Value] = []
+        self.stacks: list[Value] = []
+        self._given: list[Value] = []
         self._states: list[tuple[Value, Value, Value]] = []  # at first, before a step, after it
         self._xs: dict[Value, Value] = {}
         self._wholes: dict[Value, Value] = {}
@@ -64,18 +66,24 @@ class Carrying:
             self._states.append((start, before, update(before)))
         return len(self._states) - 1
 
+    def give(self, step: Value) -> int:
+        """A further result of each step; its number among `stacks`."""
+        self._given.append(step)
+        return len(self._given) - 1
+
     def emit(self) -> list[Value]:
-        """The results that the loop had; `ends` are what it carries besides."""
+        """The results that the loop had; `ends` are what it carries besides, `stacks` what its steps give."""
         loop, body = self.loop, self.body
         carries, xs, wholes = ([Value(body, v.id) for v in kind] for kind in loop.inputs)
         results, count = [Value(body, o.id) for o in loop.results], len(loop.init)
         starts, before, after = zip(*self._states, strict=True)
         inputs = [*carries, *before, *xs, *self._xs.values(), *wholes, *self._wholes.values()]
-        part = extract([*results[:count], *after, *results[count:]], inputs, name=body.name)
+        part = extract([*results[:count], *after, *results[count:], *self._given], inputs, name=body.name)
         init, operands = (*loop.init, *starts), ((*loop.xs, *self._xs), (*loop.wholes, *self._wholes))
         made = Loop(part, init, *operands, loop.length, loop.reverse).without_unread().emit()
-        self.ends = made[count : count + len(after)]
-        return made[:count] + made[count + len(after) :]
+        first, last = count + len(after), len(after) + len(results)
+        self.ends, self.stacks = made[count:first], made[last:]
+        return made[:count] + made[first:last]
 
 
 def carried_along(graph: Graph, wanted: Mapping[int, Sequence[Wanted]]) -> Graph:
