@@ -47,6 +47,7 @@ from .program.unify import unify, with_nested_sums
 from .schedule.loops.division import divided_sums, too_many_late
 from .schedule.loops.phases import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of
+from .schedule.loops.together import times_of_states, together
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
@@ -453,11 +454,11 @@ class _Group:
 
     def _looped(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
-        sinks: Sequence[Sink], label: str,
+        sinks: list[Sink], label: str,
     ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
         """A kernel that goes through time, or the goals in parts: those of one loop share a kernel."""
-        times = {s.ref.index: next(a for a in s.axes if a.turn) for s in sinks if s.ref.kind == STATE}
-        loops = by_loop(sinks, times)
+        sinks = together(terms, sinks)
+        loops = by_loop(sinks, times_of_states(sinks))
         if len(loops) > 1:
             return [[g for at, g in enumerate(goals) if at in own] for own in loops]
         try:

@@ -57,6 +57,7 @@ KERNELS: dict[str, str] = {
     "multiples": "kernels of their own for sizes that are multiples of 16",
     "at_once": "many steps of a linear recurrence are one scan; off: step by step",
     "chunks_of_time": "few long recurrences in chunks of time, in three launches; off: in one",
+    "side_by_side": "loops that read the same go through time together",
     "stages": "several loads of a loop are in flight",
 }
 """Decisions in the kernels of a group (codegen)."""

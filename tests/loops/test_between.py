@@ -122,6 +122,34 @@ def neighbours_back(x: Tensor) -> ANY:
 
 
 @doubled
+def two_loops_of_one(x: Tensor) -> ANY:
+    """Loops that read the same, one of which begins with what is made of it all."""
+    h, k, hs, ks, count = x.mean(0), torch.zeros_like(x[0]), [], [], torch.zeros_like(x[0])
+    for xt in x:
+        h = torch.tanh(h * xt)
+        hs.append(h)
+    for t in range(x.shape[0]):
+        k = torch.sin(k + x[t])
+        ks.append(k * x[t])
+    for _ in range(x.shape[0]):
+        count = torch.cos(count) + 1
+    return torch.stack(hs), torch.stack(ks), k * count
+
+
+@doubled
+def one_loop_after_another(x: Tensor) -> ANY:
+    """The second begins with what the first ends with."""
+    h, hs, ks = torch.zeros_like(x[0]), [], []
+    for xt in x:
+        h = torch.tanh(h * xt + 0.5)
+        hs.append(h)
+    for xt in x:
+        h = torch.sin(h + xt)
+        ks.append(h)
+    return torch.stack(hs), torch.stack(ks)
+
+
+@doubled
 def sums_in_halves(x: Tensor) -> Tensor:
     h, hs = torch.zeros_like(x[0]), []
     for xt in x:
@@ -169,10 +197,10 @@ CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     first_two_changed: (WIDE, 1.05), sums_of_states: (WIDE, 1.05), sums_in_halves: (WIDE, 1.05),
     pairs_of_a_step: (WIDE, 1.05), there_and_back: (WIDE, 2.6), states_of_keys: ((40, 2, 4), 1.2),
     neighbours_there: (WIDE, 1.1), neighbours_back: (WIDE, 1.1), sums_of_what_is_read: (WIDE, 1.05),
-    sums_of_part_of_it: (WIDE, 1.6),
+    sums_of_part_of_it: (WIDE, 1.6), two_loops_of_one: (WIDE, 1.4), one_loop_after_another: (WIDE, 1.4),
 }  # fmt: skip
 """The shape of the argument, and the bytes that forward moves, at most, over the least possible."""
-LAUNCHES = {there_and_back: 2, sums_of_part_of_it: 2}
+LAUNCHES = {there_and_back: 2, sums_of_part_of_it: 2, two_loops_of_one: 2, one_loop_after_another: 2}
 
 
 @pytest.mark.parametrize("cls", CASES, ids=lambda c: c.__name__)

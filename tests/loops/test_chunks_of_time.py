@@ -125,6 +125,23 @@ class Followers(Function):
         return torch.cat([zero, states]) * torch.cat([states + 1, zero]), states[1:] * states[:-1]
 
 
+class Beside(Function):
+    """Two loops read the same, and one reads nothing, backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        slow, weight, out, slows = h.exp(), torch.zeros_like(h), [], []
+        for t in range(x.shape[0]):
+            h = a[t] * h + x[t]
+            out.append(h)
+        for t in range(x.shape[0]):
+            slow = 0.99 * slow + 0.01 * x[t]
+            slows.append(slow)
+        for _ in reversed(range(x.shape[0])):
+            weight = weight * 0.99 + 0.01
+        return torch.stack(out), torch.stack(slows), slow / weight
+
+
 class Outside(Function):
     """Behind the loop: sums over steps, of what is made of them, over more than steps, and what needs all of a sum;
     single steps."""
@@ -227,6 +244,7 @@ def test_three_launches_each_way(name: str) -> None:
         (OnlyTotals, ("", "_totals")),
         (Outside, ("_chunks", "_joined", "", "_totals")),
         (OnlyOutside, ("_chunks", "_joined", "", "_totals")),
+        (Beside, ("_chunks", "_joined", "")),
         (Neighbours, ("_chunks", "_joined", "")),
         (Followers, ("_chunks", "_joined", "")),
     ],
