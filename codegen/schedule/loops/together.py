@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from ....ir.switches import is_on
-from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Sink, Term, terms_below
+from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Sink, terms_below
 from ...program.loops import INITIAL, STATE
 from ...program.sizes import same
 from ...program.terms import TermTable
