@@ -460,6 +460,10 @@ class _Group:
         sinks = together(terms, sinks)
         loops = by_loop(sinks, times_of_states(sinks))
         if len(loops) > 1:
+            # what is put together of several loops is, once its parts are in memory
+            several = [g for at, g in enumerate(goals) if sum(at in own for own in loops) > 1]
+            if several:
+                raise Materialize([v for g in several for v in g.node.args])
             return [[g for at, g in enumerate(goals) if at in own] for own in loops]
         try:
             program = program_of(terms, sinks)
