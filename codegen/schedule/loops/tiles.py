@@ -13,6 +13,7 @@ from ...program.axes import Axis, Term
 from ...program.sizes import Hints, power_of_two
 from ..schedule import Schedule
 from ..workload import Workload
+from .recurrences import added_to
 from .roles import LoopProgram, Part
 
 LANES = (1024, 512, 256, 128, 64, 32)
@@ -44,6 +45,8 @@ class LoopTile(NamedTuple):
 
 ROWS, CHUNK = 64, 2048
 """Steps that are taken at once, at most, and elements of such a tile."""
+SCANNED = 2
+"""States for which such a tile has room: for three it is half as large."""
 FEW, LONG = 4, 2048
 """The same of a program that sums a part: steps at least, and elements."""
 LANES_OF_UNIT = 512
@@ -69,7 +72,8 @@ def chunked_tile_of(w: Workload, program: LoopProgram) -> LoopTile | None:
     grid = tuple(a for a in order if a not in program.whole)
     held = {a: power_of_two(w.size[a]) for a in whole}
     rows = min(ROWS, power_of_two(w.size[time]))
-    lanes = CHUNK // (math.prod(held.values()) * rows)
+    scanned = sum(added_to(program, s) is None for s in program.states)
+    lanes = CHUNK // (math.prod(held.values()) * rows * power_of_two(max(1, scanned - SCANNED + 1)))
     if not lanes:
         return None
     lanes = min(lanes, power_of_two(w.size[grid[-1]])) if grid else 1
