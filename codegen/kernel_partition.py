@@ -45,8 +45,10 @@ from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
-from .schedule.loops.division import divided_sums
+from .schedule.loops.division import divided_sums, too_many_late
+from .schedule.loops.phases import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of
+from .schedule.loops.together import times_of_states, together
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
@@ -453,12 +455,16 @@ class _Group:
 
     def _looped(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,
-        sinks: Sequence[Sink], label: str,
+        sinks: list[Sink], label: str,
     ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
         """A kernel that goes through time, or the goals in parts: those of one loop share a kernel."""
-        times = {s.ref.index: next(a for a in s.axes if a.turn) for s in sinks if s.ref.kind == STATE}
-        loops = by_loop(sinks, times)
+        sinks = together(terms, sinks)
+        loops = by_loop(sinks, times_of_states(sinks))
         if len(loops) > 1:
+            # what is put together of several loops is, once its parts are in memory
+            several = [g for at, g in enumerate(goals) if sum(at in own for own in loops) > 1]
+            if several:
+                raise Materialize([v for g in several for v in g.node.args])
             return [[g for at, g in enumerate(goals) if at in own] for own in loops]
         try:
             program = program_of(terms, sinks)
@@ -493,14 +499,22 @@ class _Group:
         if divided is not None and merging:
             program = divided.program
             self.temporaries += divided.buffers
+        elif too_many_late(Workload(program, self.target, self.hints), program):
+            self._apart(ends_of(program.after))
         first = len(self.temporaries)
         made = kernels_of_loop(terms, program, self.target, self.hints, label, first)
         totals = self._merged(terms, made.merged, f"{label}{TOTALS}")
         if made.merged and not totals:
+            self._apart(ends_of(late_stores(program)))
             why = "what chunks add up would need several kernels"
             made = kernels_of_loop(terms, program, self.target, self.hints, label, first, why)
         self.temporaries += made.buffers
         return tuple(replace(k, pinned=pins) for k in (*made.kernels, *totals, *merging))
+
+    def _apart(self, ends: Sequence[Value]) -> None:
+        """What a loop ends with goes to memory, where it does not yet. Raises Materialize."""
+        if new := [v for v in ends if v.id not in self.cut]:
+            raise Materialize(new)
 
     def _streamed(
         self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], terms: TermTable,

@@ -22,6 +22,7 @@ GRAPHS: dict[str, str] = {
     "contract": "the sum of a broadcast product is a matmul",
     "motion": "products and sums that no step of a loop waits for are taken for all steps at once",
     "pieces_of_loops": "what is made of concatenated steps of a loop is made of its pieces",
+    "neighbours": "what a step reads of the steps before it is carried to it",
     "handover": "what a loop hands to another one is chosen by a minimum cut",
     "picked_steps": "single steps of a loop that something is made of are carried to its end",
     "summed_steps": "sums over the steps of a loop are carried along",
@@ -56,6 +57,7 @@ KERNELS: dict[str, str] = {
     "multiples": "kernels of their own for sizes that are multiples of 16",
     "at_once": "many steps of a linear recurrence are one scan; off: step by step",
     "chunks_of_time": "few long recurrences in chunks of time, in three launches; off: in one",
+    "side_by_side": "loops that read the same go through time together",
     "stages": "several loads of a loop are in flight",
 }
 """Decisions in the kernels of a group (codegen)."""

@@ -104,9 +104,9 @@ class Builder:
             return self.terms.load(self.memory[node.id], place, guards, node)
         return self.rule_of(node)(self, node, place, guards)
 
-    def computed(self, node: Value, index: Place) -> Term:
+    def computed(self, node: Value, index: Place, guards: Guards = ()) -> Term:
         """The value computed here, though its memory is known."""
-        return self.terms.const(0, node.dtype) if 0 in node.shape else self.rule_of(node)(self, node, index, ())
+        return self.terms.const(0, node.dtype) if 0 in node.shape else self.rule_of(node)(self, node, index, guards)
 
     def operand(self, node: Value, index: Sequence[Index]) -> Term:
         """The argument of a reduction or scan: it is never looked at piece by piece."""

@@ -89,12 +89,12 @@ def _store(builder: Builder, goal: Goal, index: Place) -> Sink:
     place = Index.linear(index, memory.strides)
     is_own = node.id in builder.memory and builder.memory[node.id].ref == memory.ref
     axes = builder.axes.walked(index)
+    within = tuple(_conditions(builder, goal, index))  # steps that have no place in it read nothing for it, either
     # the store that materialises a value computes it; every other use of the value loads it
     if goal.part is not None:
-        value = builder.at(*_piece(goal, goal.part, index))
+        value = builder.at(*_piece(goal, goal.part, index), within)
     else:
-        value = builder.computed(node, index) if is_own else builder.at(node, index)
-    within = tuple(_conditions(builder, goal, index))
+        value = builder.computed(node, index, within) if is_own else builder.at(node, index, within)
     return Sink(memory.ref, value, builder.axes.settled(place), axes, memory.dtype, "store", node, within=within)
 
 

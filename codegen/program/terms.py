@@ -159,9 +159,13 @@ class TermTable:
         """The term at another place."""
         new: dict[Term, Term] = {}
         for t in terms_below([term]):
-            param = _param(t, to, lambda place: place.renamed(to))
-            new[t] = self.make(t.op, *(new[a] for a in t.args), dtype=t.dtype, param=param, node=t.node)
+            new[t] = self.moved_of(t, tuple(new[a] for a in t.args), to)
         return new[term]
+
+    def moved_of(self, term: Term, args: tuple[Term, ...], to: Mapping[Axis, Index]) -> Term:
+        """The same operation at another place, of other arguments."""
+        param = _param(term, to, lambda place: place.renamed(to))
+        return self.make(term.op, *args, dtype=term.dtype, param=param, node=term.node)
 
     def renamed(self, sinks: Sequence[Sink], to: Mapping[Axis, Index]) -> list[Sink]:
         """The sinks with axes replaced, every term interned again."""

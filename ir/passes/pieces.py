@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 from ..graph import Graph, Value, building
 from ..infer import same_shape, sizes_equal
-from ..loops.around.carrying import BESIDE, is_linear
+from ..loops.around.carrying import BESIDE
 from ..loops.loop import loop_of, rebuild_scans, scans_of
 from ..prims import PRIMS
 from ..rewrite import join_rules, make, rebuild
@@ -69,11 +69,8 @@ class _Steps(NamedTuple):
         return all(sizes_equal(n, m) for n, m in zip(self.sizes, other.sizes, strict=True))
 
 
-@dataclass
 class _Divided:
-    """The rule. `made`: the loops of the concatenations that it has made, by id."""
-
-    made: dict[int, int] = field(default_factory=dict)
+    """The rules."""
 
     def by_pieces(self, value: Value) -> Value | None:
         """f(cat(x, y), z)  ->  cat(f(x, z[first]), f(y, z[rest]))"""
@@ -83,9 +80,7 @@ class _Divided:
             return None
         divided = [s.pieces if s else _sliced(a, steps) for a, s in zip(value.args, found, strict=True)]
         pieces = (make(value.prim, *args, **value.params) for args in zip(*divided, strict=True))
-        cat = make("cat", *pieces, axis=steps.axis)
-        self.made[cat.id] = steps.scan
-        return cat
+        return make("cat", *pieces, axis=steps.axis)
 
     def sum_of_pieces(self, value: Value) -> Value | None:
         """sum(cat(x, y))  ->  sum(x) + sum(y), where a loop carries its part along; or the sums of each step"""
@@ -94,8 +89,6 @@ class _Divided:
             return self.sums_of_steps(value, steps)
         if steps is None or value.dtype not in ("f32", "f64"):
             return None
-        if is_linear(loop_of(Value(value.graph, steps.scan))):
-            return None
         sums = (make("sum", p, axes=value.params["axes"]) for p in steps.pieces)
         return functools.reduce(lambda total, more: make("add", total, more), sums)
 
@@ -103,9 +96,7 @@ class _Divided:
         """sum(cat(x, y), 2)  ->  cat(sum(x, 2), sum(y, 2))"""
         axes = value.params["axes"]
         sums = (make("sum", p, axes=axes) for p in steps.pieces)
-        cat = make("cat", *sums, axis=steps.axis - sum(a < steps.axis for a in axes))
-        self.made[cat.id] = steps.scan
-        return cat
+        return make("cat", *sums, axis=steps.axis - sum(a < steps.axis for a in axes))
 
     def _steps(self, value: Value) -> _Steps | None:
         source, perm = (value.args[0], value.params["perm"]) if value.prim == "permute" else (value, None)
@@ -113,21 +104,35 @@ class _Divided:
             return None
         axis = source.params["axis"]
         scans = {s for p in source.args if (s := _scan_along(p, axis)) is not None}
-        scan = self.made.get(source.id, scans.pop() if len(scans) == 1 else None)
-        if scan is None:
+        if len(scans) != 1:
             return None
+        scan = scans.pop()
         if perm is None:
             return _Steps(scan, axis, source.args)
         return _Steps(scan, perm.index(axis), tuple(make("permute", p, perm=perm) for p in source.args))
 
 
 def _scan_along(value: Value, axis: int) -> int | None:
-    """The loop whose steps a value has along an axis."""
-    while value.prim in ("permute", "slice"):
-        axis = value.params["perm"][axis] if value.prim == "permute" else axis
-        (value,) = value.args
-    is_step = value.prim == "pick" and value.args[0].prim == "scan" and axis == 0
-    return value.args[0].id if is_step and value.params["index"] >= value.args[0].params["carries"] else None
+    """The loop whose steps a value has along an axis, or is made of element by element, or by sums in each step."""
+    seen, todo = set[int](), [(value, axis)]
+    while todo and len(seen) <= MOST_BESIDE:
+        value, axis = todo.pop()
+        scan = value.args[0] if value.prim == "pick" else value
+        if value is not scan and scan.prim == "scan" and axis == 0 and value.params["index"] >= scan.params["carries"]:
+            return scan.id
+        is_along = value.prim in ("permute", "slice", "sum") or PRIMS[value.prim].family == "elementwise"
+        if is_along and value.id not in seen:
+            axis = _axis_before(value, axis)
+            todo += [(a, axis) for a in value.args]
+        seen.add(value.id)
+    return None
+
+
+def _axis_before(value: Value, axis: int) -> int:
+    """What an axis was before it was moved, or others summed."""
+    if value.prim == "sum":
+        return [a for a in range(value.args[0].ndim) if a not in value.params["axes"]][axis]
+    return value.params["perm"][axis] if value.prim == "permute" else axis
 
 
 def _is_beside(value: Value, families: Collection[str] = BESIDE) -> bool:

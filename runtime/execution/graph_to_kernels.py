@@ -16,7 +16,9 @@ from ...codegen import Kernels, Target
 from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
+from ...ir.loops.around.beside import SummedBeside
 from ...ir.loops.around.handover import Handover
+from ...ir.loops.around.neighbours import Neighbours
 from ...ir.loops.around.picked import PickedSteps
 from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
@@ -54,8 +56,9 @@ Slabbing = Literal["walk", "inside", "none"]
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
-    "simplify again": Simplify(), "pieces of loops": Pieces(), "handover": Handover(), "picked steps": PickedSteps(),
-    "summed steps": SummedSteps(), "carried pieces": CarriedPieces(),
+    "simplify again": Simplify(), "pieces of loops": Pieces(), "neighbours": Neighbours(), "handover": Handover(),
+    "picked steps": PickedSteps(), "summed steps": SummedSteps(), "summed beside": SummedBeside(),
+    "carried pieces": CarriedPieces(),
 }  # fmt: skip
 
 

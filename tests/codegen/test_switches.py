@@ -39,6 +39,10 @@ def recurrence(h: T, a: T, x: T) -> list[T]:
     return RECURRENCE.results({"h": h, "a": a, "x": x})
 
 
+def two_recurrences(h: T, a: T, x: T) -> list[T]:
+    return [*recurrence(h, a, x), *recurrence(h * 2, a * a, x)]
+
+
 RECURRENCE = loops()["gated"]
 IDLE = replace(INTERPRET, units=1 << 20)
 """A device with more units than elements."""
@@ -79,6 +83,7 @@ WITNESSES: dict[str, Witness] = {
     "multiples": _of("layer_backward", SMALL, EVEN),
     "at_once": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 40, B: 2, D: 3}),
     "chunks_of_time": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 1030, B: 1, D: 2}),
+    "side_by_side": Witness(two_recurrences, RECURRENCE.inputs(), IDLE, {TIME: 12, B: 2, D: 3}),
     "stages": _of("rms_backward", INTERPRET, EVEN),
 }
 

@@ -97,6 +97,78 @@ class OnlyTotals(Function):
         return total * squares.sqrt()
 
 
+class Neighbours(Function):
+    """A step reads what the one before has read; what is made behind the loop reads steps beside their neighbours."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in range(x.shape[0]):
+            gate = a[t - 1] * 0.9 if t > 0 else torch.ones_like(h)
+            h = gate * h + x[t]
+            out.append(h)
+        states, zero = torch.stack(out), torch.zeros_like(x[:1])
+        return torch.cat([zero, states * a]) - torch.cat([states, zero]), states[1:] - states[:-1]
+
+
+class Followers(Function):
+    """The same from the last step to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in reversed(range(x.shape[0])):
+            gate = a[t + 1] * 0.9 if t + 1 < x.shape[0] else torch.ones_like(h)
+            h = gate * h + x[t]
+            out.append(h)
+        states, zero = torch.stack(out[::-1]), torch.ones_like(x[:1])
+        return torch.cat([zero, states]) * torch.cat([states + 1, zero]), states[1:] * states[:-1]
+
+
+class Beside(Function):
+    """Two loops read the same, and one reads nothing, backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        slow, weight, out, slows = h.exp(), torch.zeros_like(h), [], []
+        for t in range(x.shape[0]):
+            h = a[t] * h + x[t]
+            out.append(h)
+        for t in range(x.shape[0]):
+            slow = 0.99 * slow + 0.01 * x[t]
+            slows.append(slow)
+        for _ in reversed(range(x.shape[0])):
+            weight = weight * 0.99 + 0.01
+        return torch.stack(out), torch.stack(slows), slow / weight
+
+
+class Outside(Function):
+    """Behind the loop: sums over steps, of what is made of them, over more than steps, and what needs all of a sum;
+    single steps."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in range(x.shape[0]):
+            h = a[t] * h + x[t]
+            out.append(h)
+        states = torch.stack(out)
+        total, waves = (states * x).sum(0), (states * h.new_full((3,), 0.5)).cos()
+        return states, waves.sum((0, 1)), total - total.mean(), states[2].exp() - states[-3:-1].sin()
+
+
+class OnlyOutside(Function):
+    """No step is stored."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, a: Tensor, x: Tensor) -> Any:
+        out = []
+        for t in reversed(range(x.shape[0])):
+            h = a[t] * h + x[t]
+            out.append(h)
+        return torch.stack(out[::-1]).square().sum((0, 1))
+
+
 Apply = Callable[..., Any]
 Given = tuple[Tensor, ...]
 
@@ -165,7 +237,18 @@ def test_three_launches_each_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [CHUNK, 1535, 1601, 1664, 4133])
-@pytest.mark.parametrize("cls, ends", [(Totals, ("_chunks", "_joined", "", "_totals")), (OnlyTotals, ("", "_totals"))])
+@pytest.mark.parametrize(
+    "cls, ends",
+    [
+        (Totals, ("_chunks", "_joined", "", "_totals")),
+        (OnlyTotals, ("", "_totals")),
+        (Outside, ("_chunks", "_joined", "", "_totals")),
+        (OnlyOutside, ("_chunks", "_joined", "", "_totals")),
+        (Beside, ("_chunks", "_joined", "")),
+        (Neighbours, ("_chunks", "_joined", "")),
+        (Followers, ("_chunks", "_joined", "")),
+    ],
+)
 def test_what_steps_add_up(cls: Any, ends: tuple[str, ...], steps: int) -> None:
     """Each chunk begins with zero, another kernel adds these up."""
     fast, values = fusegrad.compile(cls, backend="interpret"), given(steps)

@@ -12,6 +12,8 @@ from ...program.sizes import divide, evaluate_size, nonnegative, tidy
 from ..context import Context
 from .buffers import Buffers
 
+NEAR = 2
+"""Steps of a loop after which what was read is still in the cache."""
 WORKSPACE = 8
 """Partial sums are read back from L2 where they fill at most one part in so many of it."""
 
@@ -55,7 +57,7 @@ def _loads(context: Context) -> Iterator[tuple[Term, bool]]:
     # what is read whole comes before parts of it
     for load in sorted(reversed(distinct.values()), key=lambda t: bool(t.args)):
         reach = _Reach.of(load, held)
-        is_near = not load.param.indirect and any(reach.is_within(other) for other in reaches)
+        is_near = not load.param.indirect and any(reach.is_within(o) or reach.is_step_of(o) for o in reaches)
         yield load, is_near or _is_of_row(load, context)
         if not load.args:
             reaches.append(reach)
@@ -71,19 +73,21 @@ class _Reach:
     """The places of a load in one program: those beside one another along axes that it holds whole.
 
     along: by stride the first of them, and the one behind the last. What reads them along other axes, transposed or
-    some places further, finds them in the cache.
+    some places further, finds them in the cache; so does what reads them a few steps later, or earlier.
     """
 
     ref: Ref
     beside: frozenset[tuple[Axis, Size]]
     along: Mapping[Size, tuple[Size, Size]]
     offset: Size
+    is_guarded: bool
 
     @classmethod
     def of(cls, load: Term, held: frozenset[Axis]) -> _Reach:
         place, (low, high) = load.param.place, _bounds(load)
         along = {c: (low.get(a, 0), high.get(a, a.size)) for a, c in place.terms if a in held}
-        return cls(load.param.ref, frozenset(t for t in place.terms if t[0] not in held), along, place.offset)
+        beside = frozenset(t for t in place.terms if t[0] not in held)
+        return cls(load.param.ref, beside, along, place.offset, bool(load.args))
 
     def is_within(self, other: _Reach) -> bool:
         """Each of its places is one of the other's."""
@@ -92,6 +96,14 @@ class _Reach:
         further = tidy(self.offset - other.offset)
         moves = [{c: n} for c in self.along if (n := divide(further, c)) is not None]
         return any(self._fits(other, move) for move in (moves if further != 0 else [{}]))
+
+    def is_step_of(self, other: _Reach) -> bool:
+        """Its places are those that the other has a few steps before or later; those that it has not are guarded."""
+        if not self.is_guarded or (self.ref, self.beside, self.along) != (other.ref, other.beside, other.along):
+            return False
+        further = tidy(self.offset - other.offset)
+        steps = [divide(further, c) for a, c in self.beside if a.turn]
+        return any(isinstance(n, int) and abs(n) <= NEAR for n in steps)
 
     def _fits(self, other: _Reach, move: Mapping[Size, Size]) -> bool:
         """Along each stride the places, so many further, lie between those of the other."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ....ir.types import Size
 from ...kernel import ALL_REGISTERS, CHUNKS, JOINED, MOST_REGISTERS, Buffer, Course, Kernel, Target
 from ...program.axes import Axis, Sink
 from ...program.sizes import Hints, evaluate_size
 from ...program.terms import TermTable
+from ...schedule.loops.delays import without_delays
 from ...schedule.loops.phases import (
     Phases,
     chunks_at,
@@ -21,9 +22,10 @@ from ...schedule.loops.phases import (
     tile_of_joined,
     wanted_chunks,
     why_whole,
+    without_late,
 )
-from ...schedule.loops.recurrences import recurrences_of
-from ...schedule.loops.roles import LoopProgram
+from ...schedule.loops.recurrences import Linear, recurrences_of
+from ...schedule.loops.roles import LoopProgram, LoopState
 from ...schedule.loops.tiles import LoopTile, chunked_tile_of, in_chunks, schedule_of, tile_of
 from ...schedule.schedule import Schedule
 from ...schedule.workload import Workload
@@ -42,6 +44,11 @@ class LoopKernels(NamedTuple):
     buffers: tuple[Buffer, ...] = ()
     merged: tuple[Sink, ...] = ()
 
+    def with_head(self, **changes: Any) -> LoopKernels:
+        """The same with another first kernel, which reports read."""
+        head, *others = self.kernels
+        return self._replace(kernels=(replace(head, **changes), *others))
+
 
 def kernels_of_loop(
     table: TermTable, program: LoopProgram, target: Target, hints: Hints, label: str, first: int, whole: str = ""
@@ -50,30 +57,62 @@ def kernels_of_loop(
 
     One; or up to three, where few elements go through much time: then it is in chunks, unless `whole` says why not.
     """
+    found = _linear(table, program, target, hints)
+    if found is None:
+        return _at_once(program, None, Workload(program, target, hints), label)
+    program, linear = found
     workload = Workload(program, target, hints)
-    linear = recurrences_of(table, program) if in_chunks(workload, program) else None
-    tile = None if linear is None else chunked_tile_of(workload, program)
-    if linear is None or tile is None:
-        tile = tile_of(workload, program, hints)
-        kernel = _made(Loop(_emitter(program, tile, target, hints, label), program))
-        return LoopKernels((replace(kernel, course=_course_by_step(program, tile, target)),))
-    whole = whole or why_whole(program, linear)
-    wanted = 1 if whole else wanted_chunks(workload, program, tile, linear)
-    if chunks_at(wanted, workload) > 1:
-        tile = chunked_tile_of(workload, program, by_sectors=True) or tile
+    whole, own = whole or why_whole(program, linear), without_late(program)
+    walked = Workload(own, target, hints)
+    tile = chunked_tile_of(walked, own)
+    wanted = 1 if whole or tile is None else wanted_chunks(workload, program, tile, linear)
+    if tile is not None and chunks_at(wanted, workload) > 1:
+        tile = chunked_tile_of(walked, own, by_sectors=True) or tile
         wanted = wanted_chunks(workload, program, tile, linear)
     chunks = chunks_at(wanted, workload)
-    steps, block, units = program.time.size, tile.blocks[program.time], target.units
-    course = Course(steps, block, programs_of(tile), units, chunks, whole, _parts_of(program))
-    if chunks > 1:
+    if tile is None or chunks == 1:
+        made = _at_once(program, linear, workload, label, whole)
+    else:
         phases = phases_of(table, program, linear, workload.order, chunks, first)
         kernels = _kernels_of_phases(phases, program, tile, target, hints, label)
         made = LoopKernels(tuple(kernels), phases.buffers, phases.merged)
+        course = _course(program, tile, target, chunks, launches=len(kernels) + bool(made.merged))
+        made = made.with_head(course=course)
+    return made.with_head(splits=chunks, wanted=wanted)
+
+
+def _linear(
+    table: TermTable, program: LoopProgram, target: Target, hints: Hints
+) -> tuple[LoopProgram, dict[LoopState, Linear]] | None:  # fmt: skip
+    """The program without states that can be made again, if the others are recurrences of which many steps are taken
+    at once."""
+    if not in_chunks(Workload(program, target, hints), program):
+        return None
+    lean = without_delays(table, program)
+    linear = recurrences_of(table, lean)
+    return None if linear is None else (lean, linear)
+
+
+def _at_once(
+    program: LoopProgram, linear: dict[LoopState, Linear] | None, w: Workload, label: str, whole: str = ""
+) -> LoopKernels:
+    """One kernel of all steps: many of a linear recurrence at once, where its tile has room for them."""
+    tile = None if linear is None else chunked_tile_of(w, program)
+    if linear is not None and tile is not None:
+        loop: Loop = ChunkedLoop(_emitter(program, tile, w.target, w.hints, label), program, linear)
+        course: Course | None = _course(program, tile, w.target, whole=whole)
     else:
-        made = LoopKernels((_made(ChunkedLoop(_emitter(program, tile, target, hints, label), program, linear)),))
-    course = replace(course, launches=len(made.kernels) + bool(made.merged))
-    head = replace(made.kernels[0], splits=chunks, wanted=wanted, course=course)
-    return made._replace(kernels=(head, *made.kernels[1:]))
+        tile = tile_of(w, program, w.hints)
+        loop = Loop(_emitter(program, tile, w.target, w.hints, label), program)
+        course = _course_by_step(program, tile, w.target)
+    return LoopKernels((replace(_made(loop), course=course),))
+
+
+def _course(
+    program: LoopProgram, tile: LoopTile, target: Target, chunks: int = 1, whole: str = "", launches: int = 1
+) -> Course:  # fmt: skip
+    steps, block = program.time.size, tile.blocks[program.time]
+    return Course(steps, block, programs_of(tile), target.units, chunks, whole, _parts_of(program), launches)
 
 
 def _parts_of(program: LoopProgram) -> Size:

@@ -16,15 +16,18 @@ from functools import cached_property
 from ....ir.types import ITEMSIZE, LOW_FLOATS
 from ...kernel import Buffer, Target
 from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Sink, Term, terms_below
-from ...program.sizes import Hints, cdiv, power_of_two, tidy
+from ...program.sizes import Hints, cdiv, power_of_two
 from ...program.terms import Temporary, TermTable
 from ..workload import Workload
+from .delays import is_delay, one_step_before
 from .recurrences import added_to
 from .roles import Carried, LoopProgram, LoopState, Part
 from .tiles import HELD, halves, lanes_beside
 
 KEPT = 64
 """Elements along summed axes that stay in one program: sums over few are whole."""
+KEPT_LATE, LONG = 16, 32
+"""The same where steps only add up what is summed in the end, and there are more steps than so many."""
 LEAST = 32
 """Elements of a tile, at least."""
 SHARE = 0.08
@@ -57,7 +60,7 @@ class Sums:
         self.late: dict[Term, Axes] = {}
         self.wrong: set[Axis] = set()
         self._needs_steps: dict[Term, bool] = {}
-        self.delays = {s.before: s for s in program.states if _is_delay(s)}
+        self.delays = {s.before: s for s in program.states if is_delay(s)}
         self.totals = {s: x for s in program.states if (x := added_to(program, s)) is not None}
         self._of_updates = {s.update.value: x for s, x in self.totals.items()}
         self._of_totals = {s.last: x for s, x in self.totals.items()}
@@ -114,11 +117,6 @@ class Sums:
         return bool(self._waiting(sink.value))
 
 
-def _is_delay(state: LoopState) -> bool:
-    """What it is in a step is made of what the step before has read: no state goes into it."""
-    return not any(t.op == "carried" for t in terms_below([state.update.value]))
-
-
 # ---------------------------------------------------------------------- which axes
 def divisible(program: LoopProgram) -> Axes:
     """The axes along which all sums may be divided."""
@@ -140,9 +138,21 @@ def axes_to_divide(w: Workload, program: LoopProgram) -> list[Axis]:
     able, kept, found = divisible(program), 1, list[Axis]()
     for axis in (a for a in reversed(w.order) if a in able):
         kept *= w.size[axis]
-        if kept > KEPT:
+        if kept > _most_kept(w, program, axis):
             found.append(axis)
     return found
+
+
+def too_many_late(w: Workload, program: LoopProgram) -> bool:
+    """What is made of the states in the end needs more elements in one program than steps do."""
+    late = program.whole - program.whole_in_steps
+    return math.prod(w.size[a] for a in late) > KEPT
+
+
+def _most_kept(w: Workload, program: LoopProgram, axis: Axis) -> int:
+    """Elements along this axis, and those before it, that stay in one program."""
+    is_late = axis not in program.whole_in_steps and w.size[program.time] > LONG
+    return KEPT_LATE if is_late else KEPT
 
 
 def divided_sums(
@@ -292,24 +302,8 @@ class Division:
 
     def _delayed(self) -> dict[Term, Term]:
         """By what is carried from one step to the next alone: the same, made again of what the step before has read."""
-        table, time = self.table, self.program.time
-        op, limit, shift = ("ge", 1, -1) if time.turn == "forward" else ("lt", tidy(time.size - 1), 1)
-        is_later = table.test(op, table.index(Index.over(time)), table.const(limit, "i64"))
-        before = {time: Index.over(time) + shift}
-        new: dict[Term, Term] = {}
-        for carried, state in self.sums.delays.items():
-            value, first = self._guarded(table.moved(state.update.value, before), is_later), state.initial.value
-            new[carried] = table.make("where", is_later, value, first, dtype=value.dtype, node=carried.node)
-        return new
-
-    def _guarded(self, term: Term, is_there: Term) -> Term:
-        """The term, of which loads along the steps are where the condition holds."""
-        new: dict[Term, Term] = {}
-        for t in terms_below([term]):
-            args = tuple(new[a] for a in t.args)
-            along = t.op == "load" and self.program.time in t.axes
-            new[t] = self.table.again(t, (*args, is_there) if along else args)
-        return new[term]
+        found = {c: one_step_before(self.table, s, self.program.time, {}) for c, s in self.sums.delays.items()}
+        return {c: term for c, term in found.items() if term is not None}
 
     def _total(self, partial: _Partial) -> Term:
         term, load = partial.term, partial.memory.load(self.table)

@@ -16,12 +16,13 @@ from typing import Final, NamedTuple
 
 import sympy
 
+from ....ir import Value
 from ....ir.switches import is_on
 from ....ir.types import Size, product
 from ...kernel import WORTH, Buffer
 from ...program.axes import Axis, Sink, Term, terms_below
 from ...program.sizes import cdiv, evaluate_size, whole_times
-from ...program.terms import Temporary, TermTable
+from ...program.terms import Temporary, TermTable, is_zero
 from ..workload import Workload
 from .recurrences import Linear, added_to
 from .roles import Carried, LoopProgram, LoopState
@@ -31,8 +32,8 @@ MOST = 64
 """Chunks, at most: they are joined as one tile of steps is scanned."""
 LEAST = 4
 """Tiles of steps of a chunk, at least: with fewer, two more launches take longer than what they save (`Estimate`)."""
-LEAST_OF_FOUR = 6
-"""The same where a fourth launch adds up what the chunks have."""
+LEAST_OF_FOUR = 20
+"""Tiles of steps beside the number of chunks, at least, where a fourth launch adds up what these have."""
 TURN, LAUNCH = 1.0, 3.0
 """Microseconds that a tile of steps is taken to need, a load and a scan that wait for one another; and a launch."""
 LARGEST: Final = {"bf16": 2.0**62, "f32": 2.0**62, "f64": 2.0**510}
@@ -62,16 +63,29 @@ def wanted_chunks(w: Workload, program: LoopProgram, tile: LoopTile, states: Ite
     busy = max(1, programs) if isinstance(programs, int) else sympy.Max(1, programs)
     by_device = whole_times(2 * w.target.units, busy)
     kinds = {added_to(program, s) is None for s in states}
-    least = LEAST_OF_FOUR if len(kinds) == 2 else LEAST
-    by_length = whole_times(cdiv(program.time.size, tile.blocks[program.time]), least)
-    if all(isinstance(n, int) for n in (by_device, by_length)):
-        return min(MOST, by_device, by_length)
-    return sympy.Min(MOST, by_device, by_length)
+    turns = cdiv(program.time.size, tile.blocks[program.time])
+    by_length = [whole_times(turns, LEAST), *([whole_times(turns - LEAST_OF_FOUR, 1)] if len(kinds) == 2 else [])]
+    if all(isinstance(n, int) for n in (by_device, *by_length)):
+        return min(MOST, by_device, *by_length)
+    return sympy.Min(MOST, by_device, *by_length)
 
 
 def programs_of(tile: LoopTile) -> Size:
     """The programs that there are for one chunk."""
     return product(cdiv(a.size, tile.blocks.get(a, 1)) for a in tile.grid)
+
+
+def ends_of(stores: Iterable[Sink]) -> list[Value]:
+    """What is carried to the end and read by these stores."""
+    below = terms_below(t for s in stores for t in s.terms)
+    return [t.node for t in below if t.op == "last" and t.node is not None]
+
+
+def without_late(program: LoopProgram) -> LoopProgram:
+    """What each chunk computes: axes along which totals are summed in the end need not be in one program."""
+    late = late_stores(program)
+    kept = [s for s in program.sinks if s not in late]
+    return LoopProgram(kept, program.states, program.time, part=program.part) if late else program
 
 
 def why_whole(program: LoopProgram, linear: dict[LoopState, Linear]) -> str:
@@ -126,7 +140,7 @@ def phases_of(
     axis = table.axes.axis(("chunk",), chunks)
     is_total = {s: added_to(program, s) is not None for s in linear}
     is_needed = bool(program.in_loop) or any(is_total.values())
-    late = [s for s in program.after if any(is_total[t] and t.last in terms_below(s.terms) for t in linear)]
+    late = late_stores(program)
     read = terms_below(t for s in late for t in s.terms)
     of: list[_ChunkedState] = []
     for state, pair in linear.items():
@@ -141,9 +155,16 @@ def phases_of(
     stores = [*program.in_loop, *(s.stored("total", s.state.last) for s in totals)]
     again = LoopProgram(stores, list(begun), program.time, part=program.part) if is_needed else None
     known = {s.state.last: s.total() for s in totals} | {s.state.last: s.last() for s in states if "last" in s.kept}
+    known |= {t: s.sum_of_total(t) for s in totals for t in read if s.is_summed_by(t)}
     new = table.replaced([s.value for s in late], known)
     merged = tuple(s.of_terms({**{t: t for t in s.terms}, **new}) for s in late)
     return Phases(axis, joining, again, begun, merged, tuple(b for s in of for b in s.buffers()))
+
+
+def late_stores(program: LoopProgram) -> list[Sink]:
+    """The stores that wait for what all chunks have added up."""
+    totals = {s.last for s in program.states if added_to(program, s) is not None}
+    return [s for s in program.after if totals.intersection(terms_below(s.terms))]
 
 
 def _kept(is_needed: bool, is_read: bool) -> tuple[str, ...]:
@@ -255,9 +276,24 @@ class _ChunkedState:
 
     def total(self) -> Term:
         """What all chunks have added up, on top of what was there before the first step."""
+        return self._on_top(self.state.initial.value, (self.axis,))
+
+    def is_summed_by(self, term: Term) -> bool:
+        """A sum over axes of what is added up."""
+        initial = self.state.initial.value
+        is_sum = term.op == "sum" and term.args == (self.state.last,)
+        return is_sum and (is_zero(initial) or initial.axes.issuperset(term.param))
+
+    def sum_of_total(self, term: Term) -> Term:
+        """A sum of that over other axes: one over all of these and the chunks."""
+        initial = self.state.initial.value
+        start = initial if is_zero(initial) else self.table.again(term, (initial,))
+        return self._on_top(start, (self.axis, *term.param))
+
+    def _on_top(self, start: Term, axes: tuple[Axis, ...]) -> Term:
         load, node = self._load("total"), self.state.update.node
-        total = self.table.make("sum", load, dtype=load.dtype, param=(self.axis,), node=node)
-        return self.table.make("add", self.state.initial.value, total, dtype=load.dtype, node=node)
+        total = self.table.make("sum", load, dtype=load.dtype, param=axes, node=node)
+        return total if is_zero(start) else self.table.make("add", start, total, dtype=load.dtype, node=node)
 
     # ------------------------------------------------------------------ terms
     def buffers(self) -> list[Buffer]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from ....ir.errors import Unfusible
@@ -95,10 +96,22 @@ class LoopProgram(Program):
     @property
     def whole(self) -> frozenset[Axis]:
         """The axes that steps reduce along, or move or turn what is carried along, and the columns of products."""
-        reduced = {a for t in self.terms if t.op in (*REDUCTIONS, *SCANS, "crossed") for a in t.param}
-        reduced |= {t.param[0] for t in self.terms if t.op == "moved"}
+        return self._whole_in(self.terms)
+
+    @cached_property
+    def whole_in_steps(self) -> frozenset[Axis]:
+        """The same of steps alone, without what is made of what is carried to the end."""
+        return self._whole_in(terms_below(t for s in self._of_steps() for t in s.terms))
+
+    def _of_steps(self) -> list[Sink]:
+        return [*self.in_loop, *(s for state in self.states for s in (state.initial, state.update))]
+
+    def _whole_in(self, terms: Sequence[Term]) -> frozenset[Axis]:
+        reduced = {a for t in terms if t.op in (*REDUCTIONS, *SCANS, "crossed") for a in t.param}
+        reduced |= {t.param[0] for t in terms if t.op == "moved"}
         reduced -= {self.part.of} if self.part is not None else set()
-        return frozenset(reduced.union(*(t.args[1].axes - {t.param} for t in self.products)))
+        columns = (t.args[1].axes - {t.param} for t in terms if t.op == "matmul")
+        return frozenset(reduced.union(*columns))
 
 
 def by_loop(sinks: Sequence[Sink], times: dict[int, Axis]) -> list[set[int]]:

@@ -15,6 +15,7 @@ from ...program.sizes import Hints, power_of_two
 from ..registers import ROOM
 from ..schedule import Schedule
 from ..workload import Workload
+from .recurrences import added_to
 from .registers import registers_of
 from .roles import LoopProgram, Part
 
@@ -49,6 +50,8 @@ class LoopTile(NamedTuple):
 
 ROWS, CHUNK = 64, 2048
 """Steps that are taken at once, at most, and elements of such a tile."""
+SCANNED = 2
+"""States for which such a tile has room: for three it is half as large."""
 FEW, LONG = 4, 2048
 """The same of a program that sums a part: steps at least, and elements."""
 SECTOR = 8
@@ -79,7 +82,9 @@ def chunked_tile_of(w: Workload, program: LoopProgram, by_sectors: bool = False)
     whole = tuple(a for a in order if a in program.whole)
     grid = tuple(a for a in order if a not in program.whole)
     held = {a: power_of_two(w.size[a]) for a in whole}
-    room, steps = CHUNK // math.prod(held.values()), min(ROWS, power_of_two(w.size[time]))
+    scanned = sum(added_to(program, s) is None for s in program.states)
+    room = CHUNK // (math.prod(held.values()) * power_of_two(max(1, scanned - SCANNED + 1)))
+    steps = min(ROWS, power_of_two(w.size[time]))
     if room < steps:
         return None
     size = power_of_two(w.size[grid[-1]]) if grid else 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from ...graph import Graph, Value, building, emit, provenance
-from ...prims import PRIMS
 from ...rewrite import copy_into, extract, nodes_between
-from ..loop import Loop, below, loop_of
+from ..loop import Loop, loop_of
 
 BESIDE = ("input", "elementwise", "layout", "source")
 """Families of what may be read beside the steps of a loop: it is made again in each of them."""
@@ -36,6 +35,8 @@ class Carrying:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.body = loop, loop.body.copy()
         self.ends: list[Value] = []
+        self.stacks: list[Value] = []
+        self._given: list[Value] = []
         self._states: list[tuple[Value, Value, Value]] = []  # at first, before a step, after it
         self._xs: dict[Value, Value] = {}
         self._wholes: dict[Value, Value] = {}
@@ -65,43 +66,24 @@ class Carrying:
             self._states.append((start, before, update(before)))
         return len(self._states) - 1
 
+    def give(self, step: Value) -> int:
+        """A further result of each step; its number among `stacks`."""
+        self._given.append(step)
+        return len(self._given) - 1
+
     def emit(self) -> list[Value]:
-        """The results that the loop had; `ends` are what it carries besides."""
+        """The results that the loop had; `ends` are what it carries besides, `stacks` what its steps give."""
         loop, body = self.loop, self.body
         carries, xs, wholes = ([Value(body, v.id) for v in kind] for kind in loop.inputs)
         results, count = [Value(body, o.id) for o in loop.results], len(loop.init)
         starts, before, after = zip(*self._states, strict=True)
         inputs = [*carries, *before, *xs, *self._xs.values(), *wholes, *self._wholes.values()]
-        part = extract([*results[:count], *after, *results[count:]], inputs, name=body.name)
+        part = extract([*results[:count], *after, *results[count:], *self._given], inputs, name=body.name)
         init, operands = (*loop.init, *starts), ((*loop.xs, *self._xs), (*loop.wholes, *self._wholes))
         made = Loop(part, init, *operands, loop.length, loop.reverse).without_unread().emit()
-        self.ends = made[count : count + len(after)]
-        return made[:count] + made[count + len(after) :]
-
-
-def is_linear(loop: Loop) -> bool:
-    """Each state is a linear recurrence of its own: such loops may be taken in chunks of time, and are left so."""
-    carries = loop.inputs.carries
-    reached = {v: below(loop.body, [v]) for v in carries}
-    ends = list(zip(carries, loop.results, strict=False))
-    return bool(ends) and all(
-        _is_linear_in(loop.body, end, reached[own]) and not any(end.id in reached[v] for v in carries if v != own)
-        for own, end in ends
-    )
-
-
-def _is_linear_in(body: Graph, end: Value, moved: Collection[int]) -> bool:
-    """What a step makes of a state is so many times the state, and something beside it."""
-    path = [v for v in nodes_between([end], [i.id for i in body.inputs]) if v.id in moved]
-    return all(_is_linear_node(v, [n for n, a in enumerate(v.args) if a.id in moved]) for v in path)
-
-
-def _is_linear_node(node: Value, operands: Sequence[int]) -> bool:
-    """The node is linear in these of its operands."""
-    if node.prim in ("mul", "div"):
-        return len(operands) == 1 and not (node.prim == "div" and operands == [1])
-    is_chosen = node.prim == "where" and 0 not in operands
-    return is_chosen or node.prim in ("add", "sub", "neg", "cast") or PRIMS[node.prim].family == "layout"
+        first, last = count + len(after), len(after) + len(results)
+        self.ends, self.stacks = made[count:first], made[last:]
+        return made[:count] + made[first:last]
 
 
 def carried_along(graph: Graph, wanted: Mapping[int, Sequence[Wanted]]) -> Graph:
@@ -120,12 +102,25 @@ class _Rebuilt:
     def graph(self) -> Graph:
         source, env = self.source, self.env
         with building(self.out):
-            for node in source.order():
+            for node in self._in_order():
                 with provenance(node.origin):
                     env[node.id] = env[node.id] if node.id in env else self._node(node)
         self.out.mutations = {i: env[v.id] for i, v in source.mutations.items()}
         outputs = [None if o is None else env[o.id] for o in source.outputs]
         return self.out.returning(outputs, source.output_strides)
+
+    def _in_order(self) -> Iterator[Value]:
+        """The nodes, each when its operands are there; those that a loop carries once it has."""
+        todo, of_loops = self.source.order(), {w.node.id for each in self.wanted.values() for w in each}
+        while todo:
+            later = list[Value]()
+            for node in todo:
+                is_ready = all(a.id in self.env for a in node.args)
+                if is_ready and (node.id not in of_loops or node.id in self.made):
+                    yield node
+                else:
+                    later.append(node)
+            todo = later
 
     def _node(self, node: Value) -> Any:
         """A value, or the list of results of a loop that carries more."""

@@ -1,6 +1,8 @@
 """Single steps of what a loop gives are carried to its end, where something else is made of them.
 
-    gx[:, 0].sum()    ->    first = where(t == 0, y, first) in each step; first.sum() behind the loop
+    gx[:, 0].sum()    ->    first = first + where(t == 0, y, 0) in each step; first.sum() behind the loop
+
+As sums, which chunks of time and programs that share a step may have parts of; all but one step add zero.
 
 Otherwise all steps would have to be in memory first, and another kernel would read the few that are wanted.
 """
@@ -17,10 +19,10 @@ from ...graph import Graph, Value, emit
 from ...rewrite import make, nodes_between
 from ...switches import is_on
 from ...transforms.ops import zeros
-from ...types import Size, TensorType, simplify_size
-from ..loop import loop_of, scans_of
+from ...types import FLOATS, LOW_FLOATS, Size, TensorType, simplify_size
+from ..loop import scans_of
 from ..tidy import in_bodies
-from .carrying import Carrying, carried_along, is_linear
+from .carrying import Carrying, carried_along
 
 MOST = 2
 """Steps that are carried for one who asks."""
@@ -68,27 +70,31 @@ class _Picked:
         return [] if self.otherwise is None else [self.otherwise]
 
     def carry(self, carrying: Carrying, env: Mapping[int, Any]) -> Callable[[], Value]:
-        """Each of the steps is a state that is set when the loop comes to it."""
-        start = self._start(env, carrying.result(self.number).aval)
+        """Each of the steps is a state that the loop adds to when it comes to it."""
+        aval = carrying.result(self.number).aval
+        start = zeros(TensorType(aval.shape, "f32") if aval.dtype in LOW_FLOATS else aval)
         at = carrying.step_of(emit("iota", size=carrying.loop.length, dtype="i64"))
         numbers = [
-            carrying.carry(start, partial(self._where_it_is, carrying, at, simplify_size(self.start + n)))
+            carrying.carry(start, partial(self._with_step, carrying, at, simplify_size(self.start + n)))
             for n in range(self.count)
         ]
-        return lambda: self._of([carrying.ends[n] for n in numbers])
+        return lambda: self._of([self._end(carrying.ends[n], carrying.loop.length, env) for n in numbers])
 
-    def _where_it_is(self, carrying: Carrying, at: Value, step: Size, before: Value) -> Value:
-        is_here = emit("eq", at, emit("full", value=step, shape=(), dtype="i64"))
-        here = emit("broadcast", is_here, shape=before.shape, axes=()) if before.ndim else is_here
-        return emit("where", here, carrying.result(self.number), before)
+    def _with_step(self, carrying: Carrying, at: Value, step: Size, before: Value) -> Value:
+        here, y = _is(at, step, before), make("cast", carrying.result(self.number), dtype=before.dtype)
+        if before.dtype not in FLOATS:
+            return emit("where", here, y, before)
+        return emit("add", before, emit("where", here, y, zeros(before.aval)))
 
-    def _start(self, env: Mapping[int, Any], aval: TensorType) -> Value:
-        """What the slice is of where there is no step."""
+    def _end(self, end: Value, length: Size, env: Mapping[int, Any]) -> Value:
+        """The step; what the slice is of where there is none."""
+        end = make("cast", end, dtype=self.node.dtype)
         if self.otherwise is None:
-            return zeros(aval)
+            return end
         behind = env[self.otherwise.id]
         first = {"start": (0,) * behind.ndim, "stop": (1, *behind.shape[1:]), "step": (1,) * behind.ndim}
-        return make("reshape", make("slice", behind, **first), shape=aval.shape)
+        other = make("reshape", make("slice", behind, **first), shape=end.shape)
+        return emit("where", _is(emit("full", value=length, shape=(), dtype="i64"), 0, end), other, end)
 
     def _of(self, ends: Sequence[Value]) -> Value:
         """The slice, made of the steps that were carried."""
@@ -99,6 +105,12 @@ class _Picked:
         time = self.perm.index(0)
         params["start"][time], params["stop"][time] = 0, self.count
         return make("slice", moved, **{k: tuple(v) for k, v in params.items()})
+
+
+def _is(number: Value, other: Size, like: Value) -> Value:
+    """Whether they are equal, for each element of a value."""
+    equal = emit("eq", number, emit("full", value=other, shape=(), dtype="i64"))
+    return emit("broadcast", equal, shape=like.shape, axes=()) if like.ndim else equal
 
 
 def _first_of(cat: Value, start: Size, count: int) -> tuple[Value, Value] | None:
@@ -123,7 +135,7 @@ class PickedSteps:
 def _with_picked(graph: Graph) -> Graph:
     results = set(graph.results)
     slices = (v for v in graph.order() if v.prim == "slice" and v not in results)
-    found = [p for v in slices if (p := _Picked.of(v)) is not None and not is_linear(loop_of(p.scan))]
+    found = [p for v in slices if (p := _Picked.of(v)) is not None]
     asked: Counter[tuple[Value, int]] = Counter()
     for p in found:
         asked[p.scan, p.number] += p.count

@@ -166,21 +166,21 @@ class Recurrent(Function):
 
 
 class Ends(Function):
-    """Something is made of all states of a loop that runs backwards, of their sum, and of the first one."""
+    """Something is made of all states of a loop that runs backwards, of their sum, of the first, and of neighbours."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
         h = x[-1]
         hs = [h]
         for t in range(x.shape[0] - 2, -1, -1):
             h = torch.sin(0.5 * h + x[t])
             hs.append(2 * h)
         out = torch.stack(hs[::-1])
-        return out.exp(), out[0] * 2, out.sum(0)
+        return out.exp(), out[0] * 2, out.sum(0), out[1:] - out[:-1]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, first: Tensor, total: Tensor) -> Tensor:
-        return g + first + total
+    def backward(ctx: Any, g: Tensor, first: Tensor, total: Tensor, further: Tensor) -> Tensor:
+        return g + first + total + further.mean(0)
 
 
 class BothWays(Function):
@@ -214,7 +214,7 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "contract": (Outer, ((5, 4), (3, 4))),
     "motion": (Recurrent, ((12, 3, 4), (4, 4))),
     "handover": (BothWays, ((12, 4),)),
-    **dict.fromkeys(("pieces_of_loops", "picked_steps", "summed_steps"), (Ends, ((12, 4),))),
+    **dict.fromkeys(("pieces_of_loops", "neighbours", "picked_steps", "summed_steps"), (Ends, ((12, 4),))),
     "recompute": (Rms, SQUARE),
     "overlap": (product, TALL),
     "siblings": (Two, SQUARE),
