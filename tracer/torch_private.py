@@ -584,11 +584,14 @@ def sizes_as_keys() -> Iterator[None]:
             torch.SymInt.__hash__ = _hash_of_size  # type: ignore[method-assign]
 
 
+_float_of: Callable[[torch.SymInt], Any] = torch.sym_float
+
+
 def _known_first(method: Callable[..., Any], divide: Callable[[float, float], float]) -> Callable[..., Any]:
     """The division of a size; of one that is a number by now, too, which torch has no division by floats of."""
 
     def divided(size: torch.SymInt, other: Any) -> Any:
-        if isinstance(other, float) and isinstance(number := torch.sym_float(size), float):
+        if isinstance(other, float) and isinstance(number := _float_of(size), float):
             return divide(number, other)
         return method(size, other)
 

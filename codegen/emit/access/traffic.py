@@ -105,7 +105,9 @@ class _Reach:
 
 def _keep_tables(traffic: Traffic, context: Context, buffers: Buffers) -> None:
     """Of a small table that much is gathered from the bytes that it has: the rest comes out of the cache."""
-    for load in (t for t in context.program.counted if t.op == "load" and t.param.indirect and t.node is not None):
+    for load in (t for t in context.program.counted if t.op == "load" and t.param.indirect):
+        if load.node is None:
+            continue
         label, whole = buffers.labels[load.param.ref], tidy(load.node.aval.nbytes)
         moved = traffic.reads.get(label, 0)
         if evaluate_size(moved, context.hints) > evaluate_size(whole, context.hints):

@@ -24,8 +24,8 @@ from .picked import without_picks
 from .row_sums import wide_row_sums
 from .split_sums import split_sums
 
-ASSERTS = "aten._assert_async"
-"""Nothing else sees when it runs."""
+UNSEEN = ("aten._assert_async", "aten.rand.", "aten.randn.")
+"""No kernel sees when they run: what is asserted, and what is drawn in an order of its own."""
 FINISH = ("elementwise", "layout", "source", "reduce")
 """Families of groups that may be part of a region because they only read what it sums to."""
 
@@ -241,7 +241,7 @@ class Region:
         """An effect between its first and its last step stays where it is."""
         span = self.flow.work[min(self.places) : max(self.places)]
         called = [s.value for s in span if isinstance(s, Extern) and PRIMS[s.value.prim].effect]
-        effects = [v for v in called if not str(v.params.get("op")).startswith(ASSERTS)]
+        effects = [v for v in called if not str(v.params.get("op")).startswith(UNSEEN)]
         return f"{_name(effects[0])} runs in between" if effects else ""
 
     # -------------------------------------------------------------- as one
