@@ -102,3 +102,35 @@ def test_no_probabilities_are_saved(cls: type[Masked], mask: str) -> None:
         assert len(report.launches) == launches and not report.reasons
         assert any(": never in memory" in line for line in report.products)
     assert "computed again" in str(explained)
+
+
+class Drawn(Masked):
+    """What is dropped is drawn like p, and saved."""
+
+    @classmethod
+    def forward(cls, ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = torch.softmax(q @ k.mT, -1)
+        keep = torch.rand_like(p) > 0.25
+        ctx.save_for_backward(q, k, v, p, keep)
+        return (p * keep / 0.75) @ v
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (g,) = gradients
+        q, k, v, p, keep = ctx.saved_tensors
+        dp = (g @ v.mT) * keep / 0.75
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        return ds @ k, ds.mT @ q, (p * keep / 0.75).mT @ g
+
+
+def test_numbers_drawn_like_probabilities_need_none_in_memory() -> None:
+    fast, made = fusegrad.compile(Drawn, backend="interpret", fullgraph=True), arguments(Masked)[:3]
+    results = []
+    for call in (Drawn.apply, fast.apply):
+        torch.manual_seed(3)
+        results.append(run(call, made))
+    for (name, ours), (_, theirs) in zip(results[1].named(), results[0].named(), strict=True):
+        assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max(), name
+    explained = fusegrad.explain(fusegrad.compile(Drawn), *["bf16[4,32,4096,64]"] * 3, target="cuda:90")
+    for report in explained.directions.values():
+        assert any(": never in memory" in line for line in report.products)

@@ -30,7 +30,7 @@ FINISH = ("elementwise", "layout", "source", "reduce")
 """Families of groups that may be part of a region because they only read what it sums to."""
 
 SCALES, MOST_SCALES, FEW = ("mul", "div", "neg", "cast", "add", "sub"), 4, 64
-"""Operations of a copy that is scaled, how many of them, and how many times fewer elements their other operands have."""
+"""Operations of a copy that is scaled, how many of them, and how many times fewer elements other operands have."""
 
 
 # ------------------------------------------------------------------ who makes what
