@@ -584,6 +584,31 @@ def sizes_as_keys() -> Iterator[None]:
             torch.SymInt.__hash__ = _hash_of_size  # type: ignore[method-assign]
 
 
+_float_of: Callable[[torch.SymInt], Any] = torch.sym_float
+
+
+def _known_first(method: Callable[..., Any], divide: Callable[[float, float], float]) -> Callable[..., Any]:
+    """The division of a size; of one that is a number by now, too, which torch has no division by floats of."""
+
+    def divided(size: torch.SymInt, other: Any) -> Any:
+        if isinstance(other, float) and isinstance(number := _float_of(size), float):
+            return divide(number, other)
+        return method(size, other)
+
+    return divided
+
+
+@contextlib.contextmanager
+def sizes_divided_by_floats() -> Iterator[None]:
+    """Within the block `0.1 / n` of a size that something has turned into a constant (F.one_hot, say)."""
+    true, reverse = torch.SymInt.__truediv__, torch.SymInt.__rtruediv__
+    with (
+        attribute_within(torch.SymInt, "__truediv__", _known_first(true, operator.truediv)),
+        attribute_within(torch.SymInt, "__rtruediv__", _known_first(reverse, lambda n, x: x / n)),
+    ):
+        yield
+
+
 def through_compiled_functions() -> contextlib.AbstractContextManager[None]:
     """Within the block what torch.compile made of a function is the function itself: Dynamo refuses to be recorded."""
     config, switch = _private("_dynamo.config"), "error_on_nested_fx_trace"

@@ -39,7 +39,7 @@ class Context:
         """The value under a name of its own, unless it is a name."""
         if value.text.isidentifier():
             return value
-        return scope.define(self.names.fresh(wish), value)
+        return scope.define(self.names.fresh(wish, level=scope.level), value)
 
     def precision(self, dtype: str) -> dict[str, Expr | str]:
         """The precision of float32 operands; what torch's setting allows is looked up at each launch."""

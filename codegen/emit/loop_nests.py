@@ -60,9 +60,9 @@ class LoopNests:
             nest[-1].scope.body.extend(ends)
         # What a strip computes comes after the loops, some of it before them; a piece is the same whoever reduces it
         if not self.context.plan.shared and self.context.plan.pieces == 1:
-            release = self.context.names.release
-            release([loop.variable for loop in nest])
-            release([s.name for loop in nest for s in loop.scope.body if isinstance(s, Let)])
+            level = nest[0].scope.parent.level if nest[0].scope.parent is not None else 0
+            names = [s.name for loop in nest for s in loop.scope.body if isinstance(s, Let)]
+            self.context.names.release([*names, *(loop.variable for loop in nest)], level)
         return For(nest[0].variable, nest[0].over, nest[0].scope.body)
 
     def set_from_flat(

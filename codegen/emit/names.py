@@ -50,11 +50,13 @@ class Names:
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._used = set(RESERVED) | set(reserved)
+        self._within: dict[str, int] = {}  # of names that a closed block has: the level around it
 
-    def fresh(self, wish: str | None, otherwise: str = "v") -> str:
+    def fresh(self, wish: str | None, otherwise: str = "v", level: int | None = None) -> str:
+        """A name of its own. level: of the scope that has it; further out than a block it may stand before that."""
         base = identifier(wish) or otherwise
         label, number = base, 2
-        while label in self._used:
+        while label in self._used or (level is not None and level < self._within.get(label, 0)):
             label, number = f"{base}_{number}", number + 1
         self._used.add(label)
         return label
@@ -62,9 +64,11 @@ class Names:
     def __iter__(self) -> Iterator[str]:
         return iter(self._used)
 
-    def release(self, texts: Iterable[str]) -> None:
-        """Names of a block that is closed: its neighbours may use them again."""
-        self._used.difference_update(texts)
+    def release(self, texts: Iterable[str], level: int = 0) -> None:
+        """Names of a block that is closed: its neighbours, and blocks within these, may use them again."""
+        texts = set(texts)
+        self._used -= texts
+        self._within |= {text: max(level, self._within.get(text, 0)) for text in texts}
 
     def is_used(self, text: str) -> bool:
         return text in self._used

@@ -7,6 +7,7 @@ which may be two axes: k inside groups of a scale that is one number for each of
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
@@ -83,6 +84,7 @@ class Roles:
     batch: tuple[Axis, ...]
     sums: Mapping[Term, tuple[Term, ...]]
     results: int
+    beside: int = 1  # results that are stored into one tensor, each lane's next to each other
 
     @property
     def itemsize(self) -> int:
@@ -115,7 +117,8 @@ def roles_of(program: Program, node: Value, target: Target, hints: Hints) -> Rol
     col = max(cols, key=lambda a: (a in close, evaluate_size(a.size, hints)))
     batch = tuple(a for a in program.axes if a in totals[0].axes and a not in (row, col))
     products = tuple(_product(t, row, _node_of(t, node)) for t in totals)
-    return Roles(products, row, col, batch, _sums(program, totals, target), len(program.sinks))
+    beside = min(Counter(s.ref for s in program.sinks).values())
+    return Roles(products, row, col, batch, _sums(program, totals, target), len(program.sinks), beside)
 
 
 def _sides(totals: Sequence[Term], close: set[Axis], node: Value) -> tuple[list[Axis], list[Axis]]:
@@ -229,14 +232,19 @@ def tile_of(roles: Roles, node: Value, target: Target, hints: Hints) -> Tile:
     """The largest tile that leaves no unit without work, no side much longer than what it covers.
 
     A size that may be another one at the next call is not taken to be small: the tile serves that call, too. The sums
-    of several products are in registers at once.
+    of several products are in registers at once. Of results that are stored next to each other a tile has fewer columns
+    each.
     """
     axes = (roles.row, roles.col, *roles.depths[:1])
     least = _shortest_sides(axes, target)
     sizes = [evaluate_size(a.size, hints) for a in axes]
     points = math.prod(max(1, evaluate_size(a.size, hints)) for a in roles.batch)
-    roomy = [t for tile in TILES[roles.itemsize] if (t := _with_room(tile, roles)) is not None]
-    if not any(t.rows >= OPEN[0] and t.cols >= OPEN[1] for t in roomy):
+    roomy = _roomy(TILES[roles.itemsize], roles, OPEN[1])
+    if not roomy and roles.beside > 1:
+        least[1] = max(LEAST, least[1] // roles.beside)
+        narrow = [t._replace(cols=max(LEAST, t.cols // roles.beside)) for t in TILES[roles.itemsize]]
+        roomy = _roomy(narrow, roles, least[1])
+    if not roomy:
         refuse(node, "no tile holds the sums of so many")
     fitted = [_fit_tile(t, sizes, least) for t in roomy]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
@@ -258,6 +266,12 @@ def _shortest_sides(axes: Sequence[Axis], target: Target) -> list[int]:
     """The shortest rows, columns and depth along these axes."""
     open_ = [not isinstance(a.size, int) and target.kind != "interpret" for a in axes]
     return [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
+
+
+def _roomy(tiles: Sequence[Tile], roles: Roles, columns: int) -> list[Tile]:
+    """Those that hold all sums; none where not one of them is large enough for sizes that are no constants."""
+    roomy = [t for tile in tiles if (t := _with_room(tile, roles)) is not None]
+    return roomy if any(t.rows >= OPEN[0] and t.cols >= columns for t in roomy) else []
 
 
 def _with_room(tile: Tile, roles: Roles) -> Tile | None:

@@ -170,7 +170,7 @@ class Values:
         is_inline = is_plain and self.uses.get(term, 0) <= 1 and home is scope
         if is_inline and len(value.text) <= (LONG_NAMED if user else LONG):
             return value
-        label = self.context.names.fresh(user, self.default_name(term))
+        label = self.context.names.fresh(user, self.default_name(term), home.level)
         home.memo[term] = home.define(label, value, self.context.comment(term))
         return home.memo[term]
 
@@ -181,7 +181,7 @@ class Values:
     def read_row(self, term: Term, home: Scope) -> Expr:
         """A row as it is in memory."""
         if (tile := home.find(("tile", term))) is None:
-            label = self.context.names.fresh(name_of(term), default_name(term))
+            label = self.context.names.fresh(name_of(term), default_name(term), home.level)
             tile = home.memo["tile", term] = home.define(label, self.read(term, home))
         return tile
 

@@ -152,13 +152,22 @@ class Arithmetic:
             name, lambda s, r: draw_up_to(int((value_at(length, s) - 1) // value_at(step, s)), r), 0
         )
         self.world.bound_above(number.top, step, length - self._common_block(length, step))
-        for longer in self._upper_bounds(length):
+        at_least = [*self._upper_bounds(length)]
+        for longer in dict.fromkeys((*at_least, *(self._in_blocks(x, step) for x in at_least))):
             if longer != length and (block := self._common_block(longer, step)) > 1:
                 self.world.bound_above(number.top, step, longer - block)
         self._turns.append((number.top, length, step))
         if step != ONE and (turns := self._turns_of(length, step)) is not None:
             self.world.bound_above(number.top, ONE, turns - 1)
         return number
+
+    def _in_blocks(self, length: Poly, step: Poly) -> Poly:
+        """At least as long: without what is taken from it that is no multiple of the step."""
+        block, positive = step.number, self.atoms.positive
+        if not isinstance(block, int):
+            return length
+        kept = {m: c for m, c in length.terms.items() if c > 0 or c % block == 0 or not positive.issuperset(m)}
+        return Poly(kept)
 
     def _turns_of(self, length: Poly, step: Poly) -> Poly | None:
         """How many turns there are, where that is a number, or an atom already."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
@@ -25,7 +25,8 @@ def estimate(size: Size, hints: Hints | None = None) -> int:
 def minimal_bytes(graph: Graph) -> Size:
     """Each input that is used read once, each output written once: no kernel can move less.
 
-    What is expanded counts the elements that it has, an input that is only gathered from or sliced those taken.
+    What is expanded counts the elements that it has, an input that is only gathered from or sliced those taken, and a
+    small table that much is gathered from those that it has.
     """
     live, results, layouts = graph.live(), dict.fromkeys(graph.results), graph.strides_of_outputs()
     reads = [_bytes_read(v, live, v in results) for v in graph.inputs if v.id in live]
@@ -46,8 +47,14 @@ def bytes_read(value: Value) -> Size:
 def _bytes_read(value: Value, live: set[int], is_result: bool) -> Size:
     users = [u for u in value.users if u.id in live]
     complete = is_result or not all(_takes_part(u, value) for u in users)
-    elements = _elements(value) if complete else _total(u.aval.numel for u in users)
+    elements = _elements(value) if complete else _taken(value, users)
     return simplify_size(elements * ITEMSIZE[value.dtype])
+
+
+def _taken(value: Value, users: Sequence[Value]) -> Size:
+    taken = _total(u.aval.numel for u in users)
+    gathers = any(u.prim == "gather" for u in users)
+    return simplify_size(sympy.Min(taken, _elements(value))) if gathers else taken
 
 
 def _takes_part(user: Value, value: Value) -> bool:

@@ -127,7 +127,7 @@ class Products:
     def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[Decision]]:
         steps, decisions = list(steps), list[Decision]()
         for value in [s.value for s in steps if isinstance(s, Extern) and _is_product(s.value)]:
-            if value.id not in self.library and (merged := _Merge.of(graph, steps, value)) is not None:
+            if value.id not in self.library and (merged := _Merge.of(graph, steps, value, self.hints)) is not None:
                 costs = self.estimate(merged)
                 fused = costs.pays or (self.contest and costs.fused < costs.apart)
                 if fused:
@@ -217,12 +217,12 @@ class _Merge:
         return max(1, _products_reading(self.graph, self.before, group.outputs[0])) if group in self.prologues else 1
 
     @staticmethod
-    def of(graph: Graph, steps: Sequence[Step], value: Value) -> _Merge | None:
+    def of(graph: Graph, steps: Sequence[Step], value: Value, hints: Hints) -> _Merge | None:
         """None where nothing elementwise is next to the product."""
         at = next(i for i, s in enumerate(steps) if isinstance(s, Extern) and s.value == value)
         epilogue = _epilogue(steps, at, value)
         end = at if epilogue is None else steps.index(epilogue)
-        prologues = tuple(g for g in _prologues(graph, steps, value) if not _effect_between(steps, g, end))
+        prologues = tuple(g for g in _prologues(graph, steps, value, hints) if not _effect_between(steps, g, end))
         if not prologues and epilogue is None:
             return None
         return _Merge(graph, steps, value, prologues, epilogue, _joined(graph, steps, value, prologues, epilogue))
@@ -266,7 +266,7 @@ def _products_in(group: Group) -> list[Value]:
     return [v for v in group.graph.order() if v.prim == "dot"]
 
 
-def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]:
+def _prologues(graph: Graph, steps: Sequence[Step], value: Value, hints: Hints) -> list[Group]:
     """Groups that make an operand of products and of nothing else: once, of at most twice the bytes that it has, or
 
     for several products, each of which makes it again, of hardly more bytes than it has.
@@ -274,7 +274,7 @@ def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]
     bases = [_base(a) for a in value.args]
     groups = [s for s in steps if isinstance(s, Group)]
     makers = [_part(s, [o], steps) for s in groups for o in s.outputs if o in bases]
-    return [m for m in makers if _on_a_tile(m) and _may_repeat(graph, steps, m)]
+    return [m for m in makers if _on_a_tile(m) and _may_repeat(graph, steps, m, hints)]
 
 
 def _part(group: Group, outputs: Sequence[Value], steps: Sequence[Step]) -> Group:
@@ -294,9 +294,11 @@ def _host(steps: Sequence[Step], group: Group) -> Group:
     return next(s for s in steps if isinstance(s, Group) and group.outputs[0] in s.outputs)
 
 
-def _may_repeat(graph: Graph, steps: Sequence[Step], group: Group) -> bool:
+def _may_repeat(graph: Graph, steps: Sequence[Step], group: Group, hints: Hints) -> bool:
     readers = _products_reading(graph, steps, group.outputs[0])
-    return readers > 0 and _bytes_read(group) <= (ONCE if readers == 1 else AGAIN) * _output_bytes(group)
+    made = estimate(group.outputs[0].aval.nbytes, hints)
+    read = estimate(minimal_bytes(group.graph), hints) - made
+    return readers > 0 and read <= (ONCE if readers == 1 else AGAIN) * made
 
 
 def _base(value: Value) -> Value:
@@ -311,14 +313,6 @@ def _products_reading(graph: Graph, steps: Sequence[Step], operand: Value) -> in
     readers = [s for s in steps if not isinstance(s, View) and any(_base(r) == operand for r in _reads(s))]
     products = all(isinstance(s, Extern) and _is_product(s.value) for s in readers)
     return len(readers) if products and not any(_base(r) == operand for r in graph.results) else 0
-
-
-def _output_bytes(group: Group) -> int:
-    return estimate(group.outputs[0].aval.nbytes)
-
-
-def _bytes_read(group: Group) -> int:
-    return estimate(minimal_bytes(group.graph)) - _output_bytes(group)
 
 
 def _effects(steps: Iterable[Step]) -> bool:

@@ -52,6 +52,21 @@ def test_a_sum_that_is_taken_off_is_float32(dtype: str, more: dict[str, Any], sa
     same(graph, after, rtol=0.05)
 
 
+def test_so_is_what_stands_between_of_rows_alone(same) -> None:
+    """p = e / (sum(e) + sum(e)), all of it of low floats."""
+    graph = Graph("g")
+    q, k = graph.input(TensorType((9, 2), "bf16"), "q"), graph.input(TensorType((7, 2), "bf16"), "k")
+    with building(graph):
+        e = emit("exp", emit("dot", q, k, x_axes=(0, 2), y_axes=(1, 2), out_axes=(0, 1)))
+        row = emit("sum", e, axes=(1,))
+        p = emit("div", e, spread(emit("add", row, row), e))
+        ds = emit("sub", p, spread(emit("sum", emit("mul", p, p), axes=(1,)), e))
+        graph.returning([emit("dot", ds, k, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))])
+    after = widened(graph)
+    assert {*dtypes(after, "add"), *dtypes(after, "div"), *dtypes(after, "sum")} == {"f32"}
+    same(graph, after, rtol=0.05)
+
+
 @pytest.mark.parametrize(("dtype", "takes_off"), [("f32", "sub"), ("bf16", "max")])
 def test_others_stay(dtype: str, takes_off: str) -> None:
     graph = gradient_of_softmax(dtype, takes_off)

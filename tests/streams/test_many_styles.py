@@ -13,6 +13,7 @@ from torch.autograd import Function
 import fusegrad
 
 sys.path.insert(0, str(Path(__file__).parent))
+import other_styles  # noqa: F401  (adds its classes to STYLES)
 from beside_eager import differences, expanded, transposed_heads
 from many_styles import STYLES, Style
 

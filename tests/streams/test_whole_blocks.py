@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import Function
 
 import fusegrad
 from fusegrad.examples.gallery.attention import Attention
 
 sys.path.insert(0, str(Path(__file__).parent))
+from beside_eager import differences, transposed_heads
 from stream_functions import named
+
+Tensor = torch.Tensor
 
 LENGTH, WIDTH = 330, 16  # blocks of 128 under the interpreter: the last rows walk two without a mask, then one with it
 
@@ -61,3 +65,31 @@ def test_the_longest_programs_of_a_causal_mask_come_first() -> None:
         e = fusegrad.explain(fusegrad.compile(case.cls), *case.arguments(1024, 64, torch.bfloat16), target="cuda:90")
         walks = [k.source for k in e.kernels if "for col_at in" in k.source]
         assert ["first_row = tl.cast(tl.cdiv(M, BLOCK_M) - 1 - pid % " in text for text in walks] == expected
+
+
+class LaterQueries(Function):
+    """Causal attention of the last positions to all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n, m = q.shape[-2], k.shape[-2]
+        behind = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None] > m - n
+        p = (q @ k.mT * 0.3).masked_fill(behind, float("-inf")).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (g,) = gradients
+        q, k, v, p = ctx.saved_tensors
+        dp = g @ v.mT
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * 0.3
+        return ds @ k, ds.mT @ q, p.mT @ g
+
+
+def test_whole_blocks_of_unlike_lengths_are_proved_in_any_layout() -> None:
+    """A causal mask ends at no multiple of a block, the keys do; heads are next to each other in memory."""
+    draw = torch.Generator().manual_seed(7)
+    arguments = [transposed_heads(torch.randn(2, 3, n, 16, generator=draw).requires_grad_()) for n in (32, 64, 64)]
+    fast = fusegrad.compile(LaterQueries, backend="interpret", fullgraph=True)
+    assert not differences(fast.apply, LaterQueries.apply, arguments)

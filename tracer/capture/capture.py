@@ -83,6 +83,7 @@ from ..torch_private import (
     jit_tracing,
     normalize_detach,
     operator_name,
+    sizes_divided_by_floats,
     split_long_sums,
     symbolic_python,
     through_compiled_functions,
@@ -375,7 +376,7 @@ class _Recording:
         callees = list(self.reads.callees.values()) if self.reads is not None else []
         with (
             # Fakes are made by one thread at a time; the session's own mode makes them.
-            capture_lock, self.session.mode, torch.no_grad(), symbolic_python(),
+            capture_lock, self.session.mode, torch.no_grad(), symbolic_python(), sizes_divided_by_floats(),
             # Every operation and call is seen: nested classes, the lines of operations, compiled code of extensions.
             watched_by(self.calls), _Provenance(self.leaves),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),

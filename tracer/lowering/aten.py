@@ -458,6 +458,8 @@ class _Replay(fx.Interpreter):
         if target is torch.ops.aten.bernoulli_.float:  # in the order of memory; `bernoulli.p` makes a tensor row by row
             super().call_function(target, (_as_in_memory(args[0]), *args[1:]), kwargs)
             return args[0]
+        if target in _DRAWN_LIKE and args[0].is_contiguous():
+            target, args, kwargs = _drawn(target, args[0], kwargs)
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError) as error:
@@ -487,6 +489,18 @@ class _Replay(fx.Interpreter):
             return True
         picks = [u for u in self.node.users if u.target is operator.getitem]
         return len(picks) < len(self.node.users) or any(u.args[1] == index and u.users for u in picks)
+
+
+_DRAWN_LIKE = {
+    torch.ops.aten.rand_like.default: torch.ops.aten.rand.default,
+    torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
+}
+
+
+def _drawn(target: Any, like: torch.Tensor, kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The same numbers by shape: what they are drawn like is not read, so that it need not be in memory."""
+    given = {name: kwargs.get(name) or getattr(like, name) for name in ("dtype", "device")}
+    return _DRAWN_LIKE[target], ([*like.shape],), given
 
 
 def _is_number(recorded: Any) -> bool:

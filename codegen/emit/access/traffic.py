@@ -37,6 +37,7 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
         again = passes.get(load, 0) - (not plan.shared)
         if again > 0 and set(plan.walk) & load.axes:
             add_bytes(traffic.cached, label, tidy(again * moved))
+    _keep_tables(traffic, context, buffers)
     for sink in context.program.sinks:
         moved = tidy(product(a.size for a in sink.axes) * ITEMSIZE[sink.dtype])
         add_bytes(traffic.writes, buffers.labels[sink.ref], moved)
@@ -112,6 +113,18 @@ class _Reach:
             nonnegative(tidy(low + n - first)) and nonnegative(tidy(behind - high - n))
             for (low, high), (first, behind), n in pairs
         )
+
+
+def _keep_tables(traffic: Traffic, context: Context, buffers: Buffers) -> None:
+    """Of a small table that much is gathered from the bytes that it has: the rest comes out of the cache."""
+    for load in (t for t in context.program.counted if t.op == "load" and t.param.indirect):
+        if load.node is None:
+            continue
+        label, whole = buffers.labels[load.param.ref], tidy(load.node.aval.nbytes)
+        moved = traffic.reads.get(label, 0)
+        if evaluate_size(moved, context.hints) > evaluate_size(whole, context.hints):
+            traffic.reads[label] = whole
+            add_bytes(traffic.cached, label, tidy(moved - whole))
 
 
 def _is_of_row(load: Term, context: Context) -> bool:

@@ -94,7 +94,7 @@ class _Plain:
     def _in_order(self, term: Term) -> Term:
         """where(c, number, x)  ->  where(not c, x, number);  not (i > j)  ->  i <= j"""
         table = self.algebra.table
-        if term.op == "where" and term.args[1].op == "const" and term.args[2].op != "const":
+        if term.op == "where" and term.args[1].op == "const" and _is_before(*term.args[1:]):
             c, number, x = term.args
             opposite = self._in_order(table.make("not", c, dtype="b1"))
             return table.make("where", opposite, x, number, dtype=term.dtype, node=term.node)
@@ -106,6 +106,11 @@ class _Plain:
             parts = [self._in_order(table.make("not", a, dtype="b1")) for a in inner.args]
             return table.make("and", *parts, dtype="b1") if inner.op == "or" else inner.args[0]
         return term
+
+
+def _is_before(first: Term, second: Term) -> bool:
+    """A number that stands before what it masks: any, beside what is none; -inf beside another."""
+    return second.op != "const" or (first.param == -math.inf and second.param != -math.inf)
 
 
 OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}

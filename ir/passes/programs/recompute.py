@@ -3,8 +3,9 @@
     saved: x, w, x_hat [M, N] f32   ->   saved: x, w, rstd [M]; backward begins with x_hat = x * rstd
 
 Candidates are hidden intermediates only. What the user saved among inputs and outputs stays saved as it is, and
-backward may read it; one that is not saved is never held. Reductions, products and calls are not done twice;
-elementwise work, layout, gathers and random numbers are. Bytes saved never grow: the user's choice is one of the cuts.
+backward may read it; one that is not saved is never held, but a copy of it may be. Reductions, products and calls are
+not done twice; elementwise work, layout, gathers and random numbers are. Bytes saved never grow: the user's choice is
+one of the cuts.
 
 On simplified graphs, where equal values are one node; before fusion, which has to know what forward returns.
 """
@@ -34,6 +35,8 @@ AGAIN = ("elementwise", "layout", "source", "gather", "random", "pick")
 """Families that backward may compute again."""
 DEAR = 1 << 16
 """The weight of a virtual value that is saved: as many times that of another of its size."""
+COPIED = 2
+"""The weight of an input that is copied, since the user does not save it: what is made of it is preferred."""
 CHOICE = "residuals"
 """The attribute of a program under which the choice is kept."""
 
@@ -178,13 +181,19 @@ class _Prices:
         self.hints, self.virtual = hints, virtual
         self.user_saved, self.read = saved_by_user(program), _read(program)
         self.hidden = {v.id for v in hidden_values(program)}
+        self.written = {program.forward.inputs[i].id for i in program.forward.mutations}
 
     def capacity(self, value: Value) -> dict[str, int]:
-        """{} is without bound: an input that the user did not save (nor a view), or a node with several results."""
+        """{} is without bound: an input that the user did not save (nor a view), or a node with several results.
+
+        Beside virtual values a copy of such an input may be saved: one of a mask is little, and p needs it.
+        """
         if value.id in self.user_saved:
             return {"capacity": 0 if value.id in self.read else estimate(value.aval.nbytes, self.hints)}
-        savable = (value.prim != "input" or value.id in self.hidden) and len(value.avals) == 1
-        return {"capacity": self.of_saving(value)} if savable else {}
+        if value.prim == "input" and value.id not in self.hidden:
+            copied = bool(self.virtual) and value.id not in self.written
+            return {"capacity": COPIED * self.of_saving(value)} if copied else {}
+        return {"capacity": self.of_saving(value)} if len(value.avals) == 1 else {}
 
     def of_saving(self, value: Value) -> int:
         """Written, then read."""

@@ -31,14 +31,15 @@ BY_PLACE = ("elementwise", "layout", "source")
 
 def alive_share(nodes: Sequence[Value], virtual: Collection[int], hints: Hints) -> float:
     """The smallest share that one mask of scores leaves; 1.0 where there is none, or none that places decide."""
-    masked = [v for v in nodes if v.prim == "where" and v.id in virtual]
+    added = {_below_copies(a).id for v in nodes if v.prim == "add" and v.id in virtual for a in v.args}
+    masked = [v for v in nodes if v.prim == "where" and (v.id in virtual or v.id in added)]
     sides = [(v.args[0], alive) for v in masked if (alive := _alive_side(v)) is not None]
-    return min((_share(_below_broadcasts(condition), alive, hints) for condition, alive in sides), default=1.0)
+    return min((_share(condition, alive, hints) for condition, alive in sides), default=1.0)
 
 
-def _below_broadcasts(value: Value) -> Value:
-    """The same for every sample and head, of which the share is the same."""
-    while value.prim == "broadcast":
+def _below_copies(value: Value) -> Value:
+    """The same for every sample and head, of which the share is the same; in any dtype."""
+    while value.prim in ("broadcast", "cast", "reshape"):
         (value,) = value.args
     return value
 
@@ -50,7 +51,13 @@ def _alive_side(value: Value) -> bool | None:
 
 
 def _share(condition: Value, alive: bool, hints: Hints) -> float:
+    """At most: of conditions that all have to hold, one that data decides may leave anything."""
+    condition = _below_copies(condition)
+    if condition.prim == "not":
+        return _share(condition.args[0], not alive, hints)
     inside = _computed(condition)
+    if inside is None and condition.prim == ("and" if alive else "or"):
+        return min(_share(a, alive, hints) for a in condition.args)
     if inside is None:
         return 1.0
     sizes = {s: min(GRID, estimate(s, hints)) for v in inside for s in symbols_of((*v.avals, *v.params.values()))}

@@ -3,6 +3,7 @@
     exp(cat(s, sink) - m)     ->   cat(exp(s - m), exp(sink - m))
     sum(cat(p, lost), -1)     ->   sum(p, -1) + lost
     cat(p, lost)[..., :-1]    ->   p
+    pad(dp, 1 column) - d     ->   cat(dp - d, 0 - d)
 
 A kernel walks the columns of one product; a column more is a term of its rows.
 """
@@ -97,9 +98,21 @@ def _of_slice(value: Value) -> Value | None:
     return None
 
 
+def _of_pad(value: Value) -> Value | None:
+    """What is padded along one axis is a part; zeros before and behind it are others."""
+    edges = list(zip(value.params["lo"], value.params["hi"], strict=True))
+    padded = [axis for axis, both in enumerate(edges) if both != (0, 0)]
+    if len(padded) != 1 or any(value.params["inner"]):
+        return None
+    (axis,), (x,) = padded, value.args
+    shapes = [(*value.shape[:axis], n, *value.shape[axis + 1 :]) for n in edges[axis]]
+    before, behind = ([make("full", shape=s, dtype=x.dtype, value=0)] if s[axis] != 0 else [] for s in shapes)
+    return make("cat", *before, x, *behind, axis=axis)
+
+
 PARTED: Rules = join_rules(
     {name: (_of_parts,) for name, prim in PRIMS.items() if prim.family == "elementwise"},
     {name: (_of_reduction,) for name in JOINS},
-    {"slice": (_of_slice,)},
+    {"slice": (_of_slice,), "pad": (_of_pad,)},
     layout,
 )

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...graph import Graph, Value
+from ...infer import sizes_equal
 from ...rewrite import Rules, join_rules, make, rebuild
-from ...types import Size
+from ...types import Size, product
 from ..layout import layout, segments, squeezed, wide
 
 SIDES = ("x_axes", "y_axes")
@@ -96,9 +97,15 @@ def _of_merged(value: Value) -> Value | None:
             for parts, merged in segments(operand.args[0].shape, operand.shape):
                 sizes = [operand.args[0].shape[i] for i in parts if operand.args[0].shape[i] != 1]
                 at = [i for i in merged if operand.shape[i] != 1]
-                if len(at) == 1 < len(sizes):
+                if len(at) == 1 < len(sizes) and _is_divisible(dot, dot.labels[side][at[0]], sizes):
                     return _divided(value, dot.labels[side][at[0]], sizes)
     return None
+
+
+def _is_divisible(dot: Dot, label: int, sizes: Sequence[Size]) -> bool:
+    """Both operands have that many places: B * H of one tensor may be b * h of another by what a call has shown."""
+    pairs = (p for labels, x in zip(dot.labels, dot.operands, strict=True) for p in zip(labels, x.shape, strict=True))
+    return all(sizes_equal(n, product(sizes)) for at, n in pairs if at == label)
 
 
 def _divided(value: Value, label: int, sizes: Sequence[Size]) -> Value:

@@ -11,7 +11,7 @@ from ...graph import Graph, Value
 from ...prims import COMPARE, PRIMS
 from ...rewrite import NOTHING, Replacements, extract
 from ...text.source_names import source_name
-from ...types import Size, contiguous_strides
+from ...types import ITEMSIZE, Size, contiguous_strides
 from ..cost import Hints, estimate
 from ..fuse import Extern, Group, Step, View
 from ..node_kinds import SOURCES, is_view
@@ -24,10 +24,13 @@ from .picked import without_picks
 from .row_sums import wide_row_sums
 from .split_sums import split_sums
 
-ASSERTS = "aten._assert_async"
-"""Nothing else sees when it runs."""
+UNSEEN = ("aten._assert_async", "aten.rand.", "aten.randn.")
+"""No kernel sees when they run: what is asserted, and what is drawn in an order of its own."""
 FINISH = ("elementwise", "layout", "source", "reduce")
 """Families of groups that may be part of a region because they only read what it sums to."""
+
+SCALES, MOST_SCALES, FEW = ("mul", "div", "neg", "cast", "add", "sub"), 4, 64
+"""Operations of a copy that is scaled, how many of them, and how many times fewer elements other operands have."""
 
 
 # ------------------------------------------------------------------ who makes what
@@ -161,14 +164,31 @@ class Region:
         return plain and bool(makers & self.places) and makers <= self.places | {None}
 
     def _is_operand(self, group: Group) -> bool:
-        """All that it makes is read here alone, and is a copy, or as large as a virtual value."""
+        """All that it makes is read here alone, and is a copy, a scaled one too, or as large as a virtual value."""
         readers = self.flow.order.successors(self.flow.work.index(group))
         returned = self.flow.sources(self.flow.graph.results)
         if not set(readers) <= self.places or any(v in returned for v in group.results):
             return False
         least = min(self._elements(v) for v in self.products)
-        copies = all(PRIMS[v.prim].family in ("layout", "source") for v in group.graph.order())
-        return copies or all(self._elements(v) >= least for v in group.results)
+        return self._is_copy(group) or all(self._elements(v) >= least for v in group.results)
+
+    def _is_copy(self, group: Group) -> bool:
+        """Of one tensor, as wide; a few operations more for each element of a tile are little beside its products."""
+        nodes = [v for v in group.graph.order() if PRIMS[v.prim].family not in ("layout", "source")]
+        large = [v for v in group.inputs if not self._is_small(v, group)]
+        wide = max((ITEMSIZE[v.dtype] for v in large), default=0)
+        scaled = len(nodes) <= MOST_SCALES and all(v.prim in SCALES and self._is_scaled(v, group) for v in nodes)
+        return not nodes or (scaled and wide <= min(ITEMSIZE[v.dtype] for v in group.outputs))
+
+    def _is_scaled(self, value: Value, group: Group) -> bool:
+        """Operands but one are numbers, or few."""
+        return sum(not self._is_small(a, group) for a in value.args) <= 1
+
+    def _is_small(self, operand: Value, group: Group) -> bool:
+        while operand.prim in ("broadcast", "cast", "reshape"):
+            (operand,) = operand.args
+        made = min(self._elements(v) for v in group.outputs)
+        return operand.prim in SOURCES or FEW * self._elements(operand) <= made
 
     def _elements(self, value: Value) -> int:
         return estimate(value.aval.numel, self.hints)
@@ -221,7 +241,7 @@ class Region:
         """An effect between its first and its last step stays where it is."""
         span = self.flow.work[min(self.places) : max(self.places)]
         called = [s.value for s in span if isinstance(s, Extern) and PRIMS[s.value.prim].effect]
-        effects = [v for v in called if not str(v.params.get("op")).startswith(ASSERTS)]
+        effects = [v for v in called if not str(v.params.get("op")).startswith(UNSEEN)]
         return f"{_name(effects[0])} runs in between" if effects else ""
 
     # -------------------------------------------------------------- as one

@@ -33,7 +33,7 @@ def wide_row_sums(graph: Graph, virtual: frozenset[int]) -> Graph:
     readers = {v.id for v in nodes if v.prim in ("add", "sub") and v.id in virtual and _reads(v, carried)}
     if not readers:
         return graph
-    between = _between(nodes, virtual, {v.id for v in sums}, low)
+    between = _between(nodes, {v.id for v in sums}, low)
     wide: dict[int, Value] = {}
     kept = {v.id: partial(_kept, v, wide) for v in nodes if v.id in (carried | between)}
     return rebuild(graph, {}, kept | {i: partial(_apart, Value(graph, i), wide) for i in readers - between})
@@ -51,15 +51,15 @@ def _made_of(known: Collection[int], nodes: Iterable[Value]) -> set[int]:
     return found
 
 
-def _between(nodes: Sequence[Value], virtual: Collection[int], sums: Collection[int], low: Collection[int]) -> set[int]:
-    """The virtual low floats that are made of a sum and go into one of low floats."""
+def _between(nodes: Sequence[Value], sums: Collection[int], low: Collection[int]) -> set[int]:
+    """The low floats that are made of a sum and go into one of low floats: of a tile, or of its rows alone."""
     after = _made_of(sums, nodes)
     needed = {a.id for v in nodes if v.id in low for a in v.args}
     for value in reversed(nodes):
-        if value.id in needed and value.id in virtual and value.id in after:
+        if value.id in needed and value.id in after:
             needed |= {a.id for a in value.args}
     plain = (v for v in nodes if PRIMS[v.prim].family in PLAIN and v.dtype in LOW_FLOATS)
-    return {v.id for v in plain if v.id in needed and v.id in virtual and v.id in after}
+    return {v.id for v in plain if v.id in needed and v.id in after}
 
 
 def _kept(value: Value, wide: dict[int, Value], env: dict[int, Value]) -> Value:

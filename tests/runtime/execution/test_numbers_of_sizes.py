@@ -129,6 +129,31 @@ def test_numbers_of_sizes_in_both_methods(backend, dtype) -> None:
     assert {report.methods[m].status for m in ("forward", "backward")} == {"compiled"}
 
 
+class Smoothed(Function):
+    """F.one_hot makes a number of the size; what divides by that is a number, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(labels)
+        v = x.shape[1]
+        return x * (0.9 * torch.nn.functional.one_hot(labels, v) + 0.1 / v)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (labels,) = ctx.saved_tensors
+        v = gradients[0].shape[1]
+        return gradients[0] * (0.9 * torch.nn.functional.one_hot(labels, v) + 0.1 / v + (v / 2.0 - v * 0.5)), None
+
+
+@pytest.mark.filterwarnings("error::fusegrad.FallbackWarning")
+def test_floats_are_divided_by_sizes_that_became_numbers() -> None:
+    fast = fusegrad.compile(Smoothed, backend="interpret", fullgraph=True)
+    x, labels = torch.randn(5, 7, requires_grad=True), torch.randint(0, 7, (5,))
+    y, expected = fast.apply(x, labels), Smoothed.apply(x, labels)
+    assert torch.equal(y, expected)
+    assert torch.equal(*(torch.autograd.grad(r.square().sum(), x)[0] for r in (y, expected)))
+
+
 def test_a_stranger_s_size_bounds_its_work() -> None:
     def asked(size: str) -> Any:
         return size_from_document(size, {"s0": sympy.Symbol("s0", integer=True, positive=True)}, "here")

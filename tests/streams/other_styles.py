@@ -1,0 +1,105 @@
+"""More styles, for the same tests: packed heads that are scaled first, masks that are added, a column that is padded.
+
+Importing this module adds them to `STYLES` of many_styles.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from many_styles import INF, heads, rand, style
+from torch.autograd import Function
+
+
+@style(lambda b, h, n, d: (rand(b, n, 3, h, d),), 1, 2)
+class PackedScaled(Function):
+    """Queries, keys and values in one tensor, queries scaled before they are multiplied."""
+
+    @staticmethod
+    def forward(ctx, qkv):
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        p = torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, -1)
+        ctx.save_for_backward(qkv, p)
+        return (p @ v).transpose(1, 2).flatten(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        qkv, p = ctx.saved_tensors
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        b, n, _, h, d = qkv.shape
+        g = g.reshape(b, n, h, d).transpose(1, 2)
+        dp = g @ v.mT
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        return torch.stack([ds @ k * d**-0.5, ds.mT @ (q * d**-0.5), p.mT @ g]).permute(1, 3, 0, 2, 4)
+
+
+@style(lambda b, h, n, d: (*heads(b, h, n, d), rand(h)), 1, 4)
+class PaddedSink(Function):
+    """A sink as one more column, for which the gradient of p is padded."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sinks):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        i = torch.arange(q.shape[-2], device=q.device)
+        s = s.masked_fill((i[:, None] < i) | (i[:, None] - i >= 32), -INF)
+        column = sinks.reshape(1, -1, 1, 1).expand(s.shape[0], -1, s.shape[-2], 1)
+        p = torch.softmax(torch.cat([s, column], -1), -1)
+        ctx.save_for_backward(q, k, v, p)
+        return p[..., :-1] @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, p = ctx.saved_tensors
+        dp = F.pad(g @ v.mT, (0, 1))
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        da = ds[..., :-1] * q.shape[-1] ** -0.5
+        return da @ k, da.mT @ q, p[..., :-1].mT @ g, ds[..., -1].sum((0, 2))
+
+
+@style(lambda b, h, n, d: (rand(b, h, n, d), rand(b, 1, n, d), rand(b, 1, n, d)), 1, 4)
+class AddedTriangle(Function):
+    """A triangle of -inf is added; keys are repeated for the heads."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        every = [t.repeat_interleave(q.shape[1], 1) for t in (k, v)]
+        s = q @ every[0].mT * q.shape[-1] ** -0.5
+        s = s + torch.full(s.shape[-2:], -INF, device=s.device, dtype=s.dtype).triu(1)
+        p = s.softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ every[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, p = ctx.saved_tensors
+        every = [t.repeat_interleave(q.shape[1], 1) for t in (k, v)]
+        dp = g @ every[1].mT
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return ds @ every[0], (ds.mT @ q).sum(1, keepdim=True), (p.mT @ g).sum(1, keepdim=True)
+
+
+def documents(b: int, h: int, n: int, d: int) -> tuple[torch.Tensor, ...]:
+    return *heads(b, h, n, d), torch.sort(torch.randint(0, 4, (b, n)), -1).values
+
+
+@style(documents, 2, 5)
+class BatchesOfEach(Function):
+    """Batches and heads are one axis, of each tensor by itself: that they agree is known of their product alone."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, document):
+        same = (document[:, :, None] == document[:, None])[:, None]
+        bias = torch.zeros_like(same, dtype=q.dtype).masked_fill(~same, -1e9)
+        bias = bias.expand(-1, q.shape[1], -1, -1).flatten(0, 1)
+        s = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.shape[-1] ** -0.5)
+        p = torch.softmax(s, -1)
+        ctx.save_for_backward(q, k, v, p)
+        return torch.bmm(p, v.flatten(0, 1)).view_as(q)
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, p = ctx.saved_tensors
+        q2, k2, v2, g2 = (t.flatten(0, 1) for t in (q, k, v, g))
+        dp = g2 @ v2.mT
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return (ds @ k2).view_as(q), (ds.mT @ q2).view_as(k), (p.mT @ g2).view_as(v), None
