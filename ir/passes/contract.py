@@ -53,15 +53,27 @@ def _without_outer_products(graph: Graph) -> Graph:
 
 
 def _sums_nothing(dot: Value) -> bool:
-    axes = {*dot.params["x_axes"], *dot.params["y_axes"]}
-    return axes == set(dot.params["out_axes"]) and {a.dtype for a in dot.args} == {dot.dtype}
+    out, pairs = dot.params["out_axes"], zip(dot.args, _axes_of_operands(dot), strict=True)
+    summed = [n for x, axes in pairs for n, a in zip(x.shape, axes, strict=True) if a not in out]
+    return all(n == 1 for n in summed) and {a.dtype for a in dot.args} == {dot.dtype}
+
+
+def _axes_of_operands(dot: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return dot.params["x_axes"], dot.params["y_axes"]
 
 
 def _outer_product(dot: Value) -> Value | None:
-    out, axes = dot.params["out_axes"], (dot.params["x_axes"], dot.params["y_axes"])
     if not _sums_nothing(dot):
         return None
-    return make("mul", *(_spread(x, own, out, dot.shape) for x, own in zip(dot.args, axes, strict=True)))
+    out = dot.params["out_axes"]
+    kept = [tuple(a for a in axes if a in out) for axes in _axes_of_operands(dot)]
+    sides = zip(dot.args, _axes_of_operands(dot), kept, strict=True)
+    lean = [_without_ones(x, [n for n, a in zip(x.shape, axes, strict=True) if a in own]) for x, axes, own in sides]
+    return make("mul", *(_spread(x, own, out, dot.shape) for x, own in zip(lean, kept, strict=True)))
+
+
+def _without_ones(value: Value, shape: Sequence[Size]) -> Value:
+    return value if len(shape) == value.ndim else make("reshape", value, shape=tuple(shape))
 
 
 class Factor(NamedTuple):

@@ -88,24 +88,24 @@ def _begin_of_run(entries: Sequence[Hashable], stop: int, period: int, floor: in
 
 
 # ---------------------------------------------------------------------------------------------- in one list
-def repetitions(entries: Sequence[Hashable], least: int) -> list[Region]:
-    """a b b b b c, 4  ->  b four times. Those that have `least` entries together at least, and FEWEST_TURNS or more."""
-    numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
-    return _repetitions_in(np.array([numbers[entry] for entry in entries]), 0, least)
-
-
 FEWEST_TURNS = 4
 """Repetitions in one list that may be a loop."""
 
 
-def _repetitions_in(entries: np.ndarray[Any, Any], offset: int, least: int) -> list[Region]:
-    longest = len(entries) // FEWEST_TURNS if len(entries) >= least else 0
+def repetitions(entries: Sequence[Hashable], least: int, turns: int = FEWEST_TURNS) -> list[Region]:
+    """a b b b b c, 4  ->  b four times. Those that have `least` entries together at least, and so many `turns`."""
+    numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
+    return _repetitions_in(np.array([numbers[entry] for entry in entries]), 0, least, turns)
+
+
+def _repetitions_in(entries: np.ndarray[Any, Any], offset: int, least: int, turns: int) -> list[Region]:
+    longest = len(entries) // turns if len(entries) >= least else 0
     runs = [_longest_run(entries, period) for period in range(1, longest + 1)]
     best = max(runs, key=lambda run: run.period * run.count, default=Region(0, 0, 0))
-    if best.period * best.count < least or best.count < FEWEST_TURNS:
+    if best.period * best.count < least or best.count < turns:
         return []
-    before = _repetitions_in(entries[: best.start], offset, least)
-    behind = _repetitions_in(entries[best.stop :], offset + best.stop, least)
+    before = _repetitions_in(entries[: best.start], offset, least, turns)
+    behind = _repetitions_in(entries[best.stop :], offset + best.stop, least, turns)
     return [*before, Region(offset + best.start, best.period, best.count), *behind]
 
 

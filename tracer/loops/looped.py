@@ -18,11 +18,12 @@ from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
 from .buffers import without_buffers, without_sums_of_places
+from .completion import completed
 from .description import Rolled
 from .emission import Emission
 from .lengths import LoopMet, is_number
 from .program import Program, program_of
-from .proof import require_proved
+from .proof import is_proved, require_proved
 from .reasons import NotRolled
 from .rolling import roll, roll_fixed
 
@@ -144,12 +145,9 @@ class _Rolling:
         """The rolled form of short traces, these, and what the method told in each."""
         shorts = self.short_traces(lengths, sizes)
         first, second = next(shorts), next(shorts)
-        with self.refusals():
-            rolled = roll(first[0], second[0])
+        rolled = self.roll(first[0], second[0])
         programs, told, asked = zip(first, second, *shorts, strict=True)
-        with self.refusals():
-            for program in programs:
-                require_proved(rolled, program)
+        rolled, programs = self.proved(rolled, programs)
         lifted = [p.trace.lifted for p in programs]
         if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
             raise NotRolled("it reads other tensors from outside at each length")
@@ -158,6 +156,25 @@ class _Rolling:
             raise NotRolled("nothing repeats at small lengths")
         self.require_asked(asked)
         return rolled, programs, told
+
+    def roll(self, short: Program, long: Program) -> Rolled:
+        """The rolled form, its turns completed where that can be."""
+        with self.refusals():
+            try:
+                return roll(completed(short), completed(long))
+            except NotRolled:
+                return roll(short, long)
+
+    def proved(self, rolled: Rolled, programs: Sequence[Program]) -> tuple[Rolled, Sequence[Program]]:
+        """The rolled form of these programs, or of these with completed turns, and the programs."""
+        with self.refusals():
+            whole = [completed(p) for p in programs]
+            if all(is_proved(rolled, p) for p in whole):
+                return rolled, whole
+            rolled = roll(*programs[:2])
+            for program in programs:
+                require_proved(rolled, program)
+        return rolled, programs
 
     def with_fixed_loops(self, trace: Trace) -> Trace:
         """The trace with one node for what is repeated a fixed number of times. Raises NotRolled."""

@@ -15,8 +15,13 @@ UNPROVED = "unrolled again at another length it is not the method"
 
 def require_proved(rolled: Rolled, program: Program) -> None:
     """Raises NotRolled where the rolled form is not this program at its length."""
-    if not _Proof(rolled, program).holds():
+    if not is_proved(rolled, program):
         raise NotRolled(UNPROVED)
+
+
+def is_proved(rolled: Rolled, program: Program) -> bool:
+    """True where the rolled form is this program at its length."""
+    return _Proof(rolled, program).holds()
 
 
 class _Proof:

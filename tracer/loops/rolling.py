@@ -80,7 +80,7 @@ def _turned(program: Program, region: Region) -> Region:
     """
     stop = region.stop
     rest = next((n for n in range(region.period) if not _goes_on(program, region, stop + n)), region.period - 1)
-    handed = _handed(program, region)
+    handed = handed_on(program, region.start, stop, region.period)
     best = min(range(region.period), key=lambda r: (handed[r], r > rest, r))
     turned = replace(region, start=region.start + best, count=region.count - (best > rest))
     return turned if turned.count >= LEAST + 2 or best <= rest else region
@@ -91,19 +91,18 @@ def _goes_on(program: Program, region: Region, at: int) -> bool:
     return at < len(program.steps) and program.steps[at].token == program.steps[at - region.period].token
 
 
-def _handed(program: Program, region: Region) -> list[int]:
-    """For each step of a turn at which turns may begin, how many values go from one to the next."""
-    last = program.steps[region.stop - region.period : region.stop]
-    first = region.stop - region.period
-    pairs = ((ref, first + j) for j, step in enumerate(last) for ref in refs_in(step.leaves))
-    reads = {(ref, reader) for ref, reader in pairs if ref.step >= region.start}
+def handed_on(program: Program, start: int, stop: int, period: int) -> list[int]:
+    """For each step at which turns may begin, from `start` on, how many values go from one to the next."""
+    first = stop - period
+    pairs = ((ref, first + j) for j, step in enumerate(program.steps[first:stop]) for ref in refs_in(step.leaves))
     ends: dict[Ref, int] = {}
-    for ref, reader in reads:
-        ends[ref] = max(ends.get(ref, 0), reader)
-    handed = [0] * region.period
+    for ref, reader in pairs:
+        if ref.step >= start:
+            ends[ref] = max(ends.get(ref, 0), reader)
+    handed = [0] * period
     for ref, reader in ends.items():
-        for boundary in range(max(ref.step, first - region.period) + 1, reader + 1):
-            handed[(boundary - region.start) % region.period] += 1
+        for boundary in range(max(ref.step, first - period) + 1, reader + 1):
+            handed[(boundary - start) % period] += 1
     return handed
 
 
