@@ -97,7 +97,7 @@ def test_two_loops_in_one_kernel() -> None:
 
 
 def test_few_programs_have_all_registers() -> None:
-    """Of more of them a multiprocessor runs the more side by side, the fewer registers each has: the compiler's to say."""
+    """With more programs the compiler decides: the fewer registers each has, the more of them run side by side."""
 
     def made(batch: int) -> Kernel:
         hints = {TIME: 512, B: batch, D: 64, H: 64}
