@@ -20,7 +20,7 @@ from ...ir.passes.cost import estimate
 from ...ir.passes.fuse import Fuse
 from ...ir.passes.programs.recompute import CHOICE, Choice, hidden_values
 from ...ir.passes.programs.streamed import Streamed
-from ...ir.passes.streaming.streams import StreamDecision, Streams
+from ...ir.passes.streaming.streams import MEMORY_PRICE, StreamDecision, Streams
 from ...ir.passes.virtual import large_values, sums_of, virtual_values
 from ...ir.program import Program
 from ...ir.switches import is_on, slab_bytes
@@ -42,12 +42,13 @@ def streamed_program(
     if streamed is captured or _keeps_more(streamed, captured, sizes):
         return None
     target = target_of_kernels()
-    seconds = [_generated_seconds(g, sizes, target, limit) for g in _graphs(streamed)]
-    if None in seconds:
+    ways = [_generated_seconds(g, sizes, target, limit) for g in _graphs(streamed)]
+    if None in ways:
         return None
-    own = sum(s for s in seconds if s is not None)
+    own = sum(way[0] for way in ways if way is not None)
     memory_decides = limit is not None and _saved_bytes(usual, sizes, limit) > limit
-    price = price_of_slabs() if memory_decides else 1.0
+    in_slabs = any(way[1] for way in ways if way is not None)
+    price = (price_of_slabs() if in_slabs else MEMORY_PRICE) if memory_decides else 1.0
     return streamed if own <= price * sum(_modelled(g, sizes, target, limit) for g in _graphs(usual)) else None
 
 
@@ -92,13 +93,17 @@ def _graphs(program: Program) -> Iterator[Graph]:
     return (optimize(g) for g in (program.forward, *program.backward.values()))
 
 
-def _generated_seconds(graph: Graph, sizes: Hints, target: Target, limit: int | None) -> float | None:
-    """The model of the division for which kernels are there; None where something virtual is in memory as a whole."""
+def _generated_seconds(graph: Graph, sizes: Hints, target: Target, limit: int | None) -> tuple[float, bool] | None:
+    """The model of the division for which kernels are there, and whether some of it is in slabs.
+
+    None where something virtual is in memory as a whole.
+    """
     generated = generate(graph, target, sizes, graph.name)
     decisions = [d for d in generated.products if isinstance(d, StreamDecision) and d.products]
     if not all(d.streamed or d.slabs is not None for d in decisions):
         return None
-    return Streams(machine_of(target), sizes, limit=limit).seconds(generated.steps, decisions)
+    seconds = Streams(machine_of(target), sizes, limit=limit).seconds(generated.steps, decisions)
+    return seconds, any(d.slabs is not None for d in decisions)
 
 
 def _modelled(graph: Graph, sizes: Hints, target: Target, limit: int | None = None) -> float:

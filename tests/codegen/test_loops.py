@@ -38,9 +38,9 @@ def test_many_steps_at_once(name: str, steps: int) -> None:
 @pytest.mark.parametrize("steps", [17, 64, 131])
 @pytest.mark.parametrize("name", DELAYED)
 def test_many_steps_at_once_that_keep_nothing(name: str, steps: int) -> None:
-    """What is handed on to the next step is read again, and nothing is carried."""
+    """The last tile has lanes behind the end: what is carried on, or comes first backwards, is not theirs."""
     made = agrees(CASES[name], {TIME: steps, B: 2, D: 3}, AT_ONCE)
-    assert "tl.gather" not in made.kernels[0].source and "BLOCK_T" in made.kernels[0].source
+    assert "tl.gather" in made.kernels[0].source
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in LINEAR])
@@ -97,7 +97,7 @@ def test_two_loops_in_one_kernel() -> None:
 
 
 def test_few_programs_have_all_registers() -> None:
-    """Of more of them a multiprocessor runs the more, the fewer registers each has: the compiler is to say."""
+    """With more programs the compiler decides: the fewer registers each has, the more of them run side by side."""
 
     def made(batch: int) -> Kernel:
         hints = {TIME: 512, B: batch, D: 64, H: 64}

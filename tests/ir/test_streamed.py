@@ -140,8 +140,8 @@ def test_other_backwards_of_the_same_program_start_from_the_same(run) -> None:
         np.testing.assert_allclose(b, a, rtol=1e-11)
 
 
-def test_without_its_operands_a_virtual_value_is_saved_after_all() -> None:
-    """k is not held for backward, and nothing makes it again."""
+def test_operands_that_are_not_saved_are_copied_unless_forward_writes_to_them() -> None:
+    """Nothing else makes p again; of what forward changes there is no copy to be had."""
     before = program(SAVES_P, False, "of p")
     forward = before.forward
     backward = Graph("backward")
@@ -149,6 +149,9 @@ def test_without_its_operands_a_virtual_value_is_saved_after_all() -> None:
     with building(backward):
         backward.returning([dot(p, g, "ij,id->jd")])
     held = Program("attention", forward, (HIDDEN,), 1, {(True,): backward})
+    saved = Streamed(SIZES)(held).attributes[CHOICE].saved
+    assert forward.inputs[0] in saved and forward.inputs[1] in saved and p.shape not in [v.shape for v in saved]
+    forward.mutations = {1: forward.inputs[1]}
     assert Streamed(SIZES)(held) is held
 
 

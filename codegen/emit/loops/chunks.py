@@ -139,11 +139,8 @@ class ChunkedLoop(Loop):
 
     def _product(self, state: LoopState, factor: Expr, added: Expr | None, before: Expr, scope: Scope) -> Expr:
         """The state after each step, by a scan; by step where that is not finite."""
-        if added is None:
-            product = call("tl.cumprod", factor, literal(self.dim), **self._direction())
-            totals: list[Expr] = []
-        else:
-            product, *totals = self._runs(factor, added, scope)
+        runs = (call("tl.cumprod", factor, literal(self.dim), **self._direction()),)
+        product, *totals = runs if added is None else self._runs(factor, added, scope)
         after = self._named(state, "after", sum_of([binary("*", product, before), *totals]) or product, scope)
         # of a product or total that is not finite, nothing finite is made; with `total` beside it ptxas spills nothing
         is_wild = self._is_any_beyond((*totals, after), INFINITY)

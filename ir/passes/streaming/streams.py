@@ -21,7 +21,7 @@ import sympy
 from ...graph import Graph, Value
 from ...text.source_names import source_name, source_place
 from ...text.text import symbols_of
-from ...types import Size
+from ...types import LOW_FLOATS, Size
 from ..cost import TYPICAL, Hints, estimate, minimal_bytes
 from ..fuse import Group, Step, View
 from ..products import SHARE, Machine
@@ -42,6 +42,9 @@ LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
 PRICE = 1.1
 """How many times as long slabs may take where the bound of their memory is nobody's wish."""
+MEMORY_PRICE = 1.5
+"""How many times as long, by the model, kernels on tensor cores may take that have none of it in memory, where it would
+take more than a slab may and slabs do not keep to that: what they reach of the device is assumed with caution."""
 NO_KERNELS = "no kernels are made for it"
 SPECIAL = 16
 """Additions and multiplications of a multiprocessor in the time of one special function."""
@@ -204,14 +207,26 @@ class Streams:
         """made: whether there may be kernels."""
         first, products = region.products[0], frozenset(v.id for v in region.products)
         names = tuple(region.names())
-        costs, why = None, self._why_no_kernels(products, made) or region.obstacle()
+        costs, why, streamed = None, self._why_no_kernels(products, made) or region.obstacle(), None
         if not why:
             group = region.group()
             costs = self.estimate(region, group)
+            streamed = StreamDecision(first, products, group, str(costs), costs, names=names)
             if costs.pays:
-                return StreamDecision(first, products, group, str(costs), costs, names=names)
+                return streamed
         decision = StreamDecision(first, products, None, why or str(costs), costs, names=names)
-        return decision if self.limit is None else self._in_slabs(decision, region, self.limit)
+        if self.limit is None:
+            return decision
+        otherwise = self._in_slabs(decision, region, self.limit)
+        is_bounded = otherwise.slabs is not None and otherwise.slabs.held <= self.limit
+        return streamed if streamed and not is_bounded and self._saves_memory(region, streamed) else otherwise
+
+    def _saves_memory(self, region: Region, streamed: StreamDecision) -> bool:
+        """It would hold more than a slab may, and kernels on tensor cores hardly take longer, by the model."""
+        costs = streamed.costs
+        assert costs is not None and self.limit is not None
+        is_fast = all(v.dtype in LOW_FLOATS for v in region.products)
+        return is_fast and costs.virtual > self.limit and costs.own <= MEMORY_PRICE * costs.library
 
     def _why_no_kernels(self, products: frozenset[int], made: bool) -> str:
         """The reason why a region of these products has none; "" where it may have."""

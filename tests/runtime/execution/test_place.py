@@ -74,7 +74,7 @@ def test_what_is_needed_elsewhere_is_copied() -> None:
 
 
 class Stacked(Function):
-    """The product of one matrix, and all others at once behind it; and rows that do not lie one behind the other."""
+    """The product of one matrix, those of all others behind it; and rows that do not lie one behind the other."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, w: Any) -> Any:
