@@ -18,7 +18,6 @@ from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
 from .buffers import without_buffers, without_sums_of_places
-from .completion import completed
 from .description import Rolled
 from .emission import Emission
 from .lengths import LoopMet, is_number
@@ -26,6 +25,7 @@ from .program import Program, program_of
 from .proof import is_proved, require_proved
 from .reasons import NotRolled
 from .rolling import roll, roll_fixed
+from .turns import completed
 
 if TYPE_CHECKING:
     from ..reads.reads import Reads
