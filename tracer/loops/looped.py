@@ -207,10 +207,19 @@ class _Rolling:
         self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]
     ) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
         """At each short length the program, the facts that the method told, and the questions that it asked."""
-        for length in lengths:
-            with self.refusals(), self.session.at_lengths({s: length + d for s, d in sizes.items()}) as asked:
-                program = self.short_trace(length)
-            yield program, dict(self.facts), dict(asked)
+        for number, length in enumerate(lengths):
+            known = len(self.session.env.replacements)
+            found = self.at_length(length, sizes)
+            # sizes that turned out to be equal, or numbers, were symbols of their own up to then
+            is_learnt = number == 0 and len(self.session.env.replacements) > known
+            yield self.at_length(length, sizes) if is_learnt else found
+
+    def at_length(
+        self, length: int, sizes: Mapping[sympy.Symbol, int]
+    ) -> tuple[Program, Facts, Mapping[sympy.Basic, bool]]:
+        with self.refusals(), self.session.at_lengths({s: length + d for s, d in sizes.items()}) as asked:
+            program = self.short_trace(length)
+        return program, dict(self.facts), dict(asked)
 
     def short_trace(self, length: int) -> Program:
         fakes = [self.session.at_present(fake) for fake in self.fakes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ...program.axes import SCANS, Axis, Term
+from ...program.axes import SCANS, Axis, Term, terms_below
 from ..context import FINISH, Context
 from .coordinates import Coordinates
 
@@ -19,9 +19,11 @@ class Levels:
         self.finishing = False
 
     def of(self, term: Term) -> int:
-        """The level of a term."""
+        """The level of a term; those below it first, which may be many, one below the other."""
         if term not in self._cached:
-            self._cached[term] = self._level(term)
+            below = [term] if self.finishing else terms_below([term], self._cached)
+            for other in (t for t in below if t not in self._cached):
+                self._cached[other] = self._level(other)
         return self._cached[term]
 
     def of_axis(self, axis: Axis) -> int:
