@@ -54,3 +54,21 @@ def test_launches_do_not_grow_with_time(case: Derived) -> None:
     explanation = fusegrad.explain(fusegrad.compile(case.function), *args, target="cuda:90")
     assert {explanation.methods[m].reason for m in ("forward", "backward")} == {None}
     assert explanation.directions["backward"].launch_count <= case.launches, explanation
+
+
+def shifted(x: Tensor, w: Tensor) -> Tensor:
+    """Its first step tells that w has four numbers, as the window has."""
+    window, ys = x.new_zeros(4, x.shape[1]), []
+    for t in range(x.shape[0]):
+        window = torch.cat([window[1:], x[t : t + 1]])
+        ys.append((window * w[:, None]).sum(0))
+    return torch.stack(ys)
+
+
+def test_a_size_that_a_first_step_tells() -> None:
+    fast = fusegrad.compile(shifted)
+    args = [(torch.randn(n, 3, requires_grad=True), torch.randn(4, requires_grad=True)) for n in LENGTHS]
+    before = fusegrad.stats()["captures"]
+    for pair in args:
+        assert all(map(torch.equal, outcome(fast, pair), outcome(shifted, pair)))
+    assert fusegrad.stats()["captures"] == before + 1
