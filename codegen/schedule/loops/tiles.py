@@ -51,7 +51,7 @@ class LoopTile(NamedTuple):
 ROWS, CHUNK = 64, 2048
 """Steps that are taken at once, at most, and elements of such a tile."""
 MULTIPLIED = 2
-"""States by factors of their own for which such a tile has room: for three it has half the steps, and half the lanes."""
+"""States by factors of their own for which such a tile has room: for three it has half the steps and half the lanes."""
 FEW, LONG = 4, 2048
 """The same of a program that sums a part: steps at least, and elements."""
 SECTOR = 8
