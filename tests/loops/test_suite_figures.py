@@ -57,7 +57,8 @@ MISSES: dict[tuple[str, int], Figures] = {
     ("SelectiveScan", 4096): {"forward": (3, 1.13)},
     ("Sinkhorn", 1): {"forward": (5, 2.56), "backward": (3, 2.44)},
     ("Sinkhorn", 2): {"forward": (8, 3.71), "backward": (5, 3.94)},
-    ("SoftDTW", 12): {"forward": (65, 10.44), "backward": (3, 2.76)},
+    # the sum of what neighbours carry needs memory within a step: steps are launches of their own
+    ("SoftDTW", 12): {"forward": (63, 10.56), "backward": (3, 2.76)},
     ("Viterbi", 2): {"backward": (1, 1.76)},
     ("WKV", 1): {"backward": (1, 1.13)},
     # a loop in each direction: both read k, v and y, and two values of each step go through memory between them

@@ -56,6 +56,12 @@ def added_to(program: LoopProgram, state: LoopState) -> Term | None:
     return added[0] if len(added) == 1 and not read & {before, update} else None
 
 
+def is_multiplied(state: LoopState) -> bool:
+    """A step does not just add something to it."""
+    update = state.update.value
+    return update.op != "add" or state.before not in update.args
+
+
 def linear_in(table: TermTable, term: Term, carried: Term) -> Linear | None:
     """What a term is as a function of what is carried; None where it is not linear."""
     known: dict[Term, Linear | None] = {}

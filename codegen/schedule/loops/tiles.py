@@ -15,7 +15,7 @@ from ...program.sizes import Hints, power_of_two
 from ..registers import ROOM
 from ..schedule import Schedule
 from ..workload import Workload
-from .recurrences import added_to
+from .recurrences import is_multiplied
 from .registers import registers_of
 from .roles import LoopProgram, Part
 
@@ -50,8 +50,8 @@ class LoopTile(NamedTuple):
 
 ROWS, CHUNK = 64, 2048
 """Steps that are taken at once, at most, and elements of such a tile."""
-SCANNED = 2
-"""States for which such a tile has room: for three it is half as large."""
+MULTIPLIED = 2
+"""States by factors of their own for which such a tile has room: for three it has half the steps and half the lanes."""
 FEW, LONG = 4, 2048
 """The same of a program that sums a part: steps at least, and elements."""
 SECTOR = 8
@@ -82,9 +82,9 @@ def chunked_tile_of(w: Workload, program: LoopProgram, by_sectors: bool = False)
     whole = tuple(a for a in order if a in program.whole)
     grid = tuple(a for a in order if a not in program.whole)
     held = {a: power_of_two(w.size[a]) for a in whole}
-    scanned = sum(added_to(program, s) is None for s in program.states)
-    room = CHUNK // (math.prod(held.values()) * power_of_two(max(1, scanned - SCANNED + 1)))
-    steps = min(ROWS, power_of_two(w.size[time]))
+    shares = power_of_two(max(1, sum(map(is_multiplied, program.states)) - MULTIPLIED + 1))
+    room = CHUNK // (math.prod(held.values()) * shares**2)
+    steps = min(ROWS // shares, power_of_two(w.size[time]))
     if room < steps:
         return None
     size = power_of_two(w.size[grid[-1]]) if grid else 1
