@@ -106,10 +106,10 @@ def first_row_in_each_step(x: Tensor, tables: Tensor) -> Tensor:
 DERIVED = (
     Derived(scan_by_einsum, lambda t: (rand(2, t, 4), rand(2, t, 4), rand(4, 3), rand(2, t, 3), rand(2, t, 3)), 14),
     Derived(advantages_in_place, lambda t: (rand(t, 5), rand(t, 5), rand(5)), 3),
-    Derived(delta_rule, lambda t: (*(rand(2, 2, t, 3) for _ in range(3)), rand(2, 2, t)), 6),
     Derived(filtered, lambda t: (rand(3, t), rand(3), rand(3)), 4),
+    Derived(delta_rule, lambda t: (*(rand(2, 2, t, 3) for _ in range(3)), rand(2, 2, t)), 6),
     Derived(masked_cell, lambda t: (rand(t, 3, 4), torch.rand(t, 3).round(), rand(4, 4), rand(4, 4), rand(4)), 18),
     Derived(both_ways, lambda t: (rand(2, t, 4), rand(4, 4)), 14),
-    Derived(matrix_states, lambda t: (*(rand(2, 2, t, 3) for _ in range(4)), rand(2, 3)), 3),
     Derived(first_row_in_each_step, lambda t: (rand(t, 3, 4), rand(2, 3, 4)), 4),
+    Derived(matrix_states, lambda t: (*(rand(2, 2, t, 3) for _ in range(4)), rand(2, 3)), 3),
 )
