@@ -27,7 +27,6 @@ from ..ir.passes.node_kinds import only_moves
 from ..ir.passes.pieces import given_by_steps
 from ..ir.passes.virtual import virtual_values
 from ..ir.prims import PRIMS
-from ..ir.rewrite import nodes_between
 from ..ir.switches import is_on
 from ..ir.text.source_names import variable_name
 from ..ir.types import COMPLEX, FLOAT8, ITEMSIZE, LOW_FLOATS, Size, TensorType, contiguous_strides
@@ -38,7 +37,7 @@ from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
 from .kernel import ENDS, MERGED, TOTALS, Buffer, Kernel, Kernels, Leaning, Pointer, Ref, Target
-from .program.axes import REDUCTIONS, Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
+from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import parts_to_store
 from .program.loops import STATE
 from .program.sinks import build_sinks
@@ -466,23 +465,15 @@ class _Group:
             if several:
                 raise Materialize([v for g in several for v in g.node.args])
             return [[g for at, g in enumerate(goals) if at in own] for own in loops]
+        program: LoopProgram | None = None
         try:
             program = program_of(terms, sinks)
             return self._loop(program, goals, memory, pins, terms, label)
         except Unfusible as error:
-            if ends := self._reduced_ends(sinks, goals):
-                raise Materialize(ends) from None
+            if program is not None and program.whole != program.whole_in_steps:
+                self._apart(ends_of(program.after))
             # of a step: what is called instead is the loop
             raise Unfusible(next(v for v in self.order if v.prim == "scan"), error.reason) from error
-
-    def _reduced_ends(self, sinks: Sequence[Sink], goals: Sequence[Goal]) -> list[Value]:
-        """What a loop carries in the end and is reduced behind it, along axes that its kernel may have to divide."""
-        late = [s for s in sinks if s.goal >= 0 and not any(a.turn for a in s.axes)]
-        reduced = [s for s in late if any(t.op in REDUCTIONS and not _in_steps(t) for t in terms_below(s.terms))]
-        ends = [v for v in self.order if v.prim == "pick" and v.args[0].prim == "scan" and v.id not in self.cut]
-        begins = [v.id for v in (*self.graph.inputs, *ends)]
-        within = {v.id for s in reduced for v in nodes_between([goals[s.goal].node], begins)}
-        return [v for v in ends if any(u.id in within for u in v.users)]
 
     def _loop(
         self, program: LoopProgram, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int],
@@ -581,10 +572,6 @@ class _Group:
             kernels.append(kernel_of(workload.program, plan, workload.target, self.hints, name))
             del todo[0]
         return kernels
-
-
-def _in_steps(term: Term) -> bool:
-    return any(a.turn for a in term.axes)
 
 
 def _without_lone_axes(sink: Sink) -> Sink:
