@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,6 +86,13 @@ def _begin_of_run(entries: Sequence[Hashable], stop: int, period: int, floor: in
     while start > floor and entries[start - 1] == entries[start - 1 + period]:
         start -= 1
     return start
+
+
+def going_on(entries: Sequence[Hashable], region: Region) -> int:
+    """How many entries behind a region, fewer than a turn, are those of its next turn."""
+    behind = entries[region.stop : region.stop + region.period - 1]
+    pairs = zip(behind, entries[region.stop - region.period :], strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 # ---------------------------------------------------------------------------------------------- in one list

@@ -145,9 +145,9 @@ class _Rolling:
         """The rolled form of short traces, these, and what the method told in each."""
         shorts = self.short_traces(lengths, sizes)
         first, second = next(shorts), next(shorts)
-        rolled = self.roll(first[0], second[0])
+        rolled, is_completed = self.roll(first[0], second[0])
         programs, told, asked = zip(first, second, *shorts, strict=True)
-        rolled, programs = self.proved(rolled, programs)
+        rolled, programs = self.proved(rolled, programs, is_completed)
         lifted = [p.trace.lifted for p in programs]
         if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
             raise NotRolled("it reads other tensors from outside at each length")
@@ -157,21 +157,25 @@ class _Rolling:
         self.require_asked(asked)
         return rolled, programs, told
 
-    def roll(self, short: Program, long: Program) -> Rolled:
-        """The rolled form, its turns completed where that can be."""
+    def roll(self, short: Program, long: Program) -> tuple[Rolled, bool]:
+        """The rolled form, and whether its turns were completed: where that can be."""
         with self.refusals():
-            try:
-                return roll(completed(short), completed(long))
-            except NotRolled:
-                return roll(short, long)
+            whole = completed(short), completed(long)
+            if whole[0] is not short or whole[1] is not long:
+                with suppress(NotRolled):
+                    return roll(*whole), True
+            return roll(short, long), False
 
-    def proved(self, rolled: Rolled, programs: Sequence[Program]) -> tuple[Rolled, Sequence[Program]]:
+    def proved(
+        self, rolled: Rolled, programs: Sequence[Program], is_completed: bool
+    ) -> tuple[Rolled, Sequence[Program]]:
         """The rolled form of these programs, or of these with completed turns, and the programs."""
         with self.refusals():
-            whole = [completed(p) for p in programs]
-            if all(is_proved(rolled, p) for p in whole):
-                return rolled, whole
-            rolled = roll(*programs[:2])
+            if is_completed:
+                whole = [completed(p) for p in programs]
+                if all(is_proved(rolled, p) for p in whole):
+                    return rolled, whole
+                rolled = roll(*programs[:2])
             for program in programs:
                 require_proved(rolled, program)
         return rolled, programs

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..sizes import hint_of
 from .affine import Affine, Fit, Sample, fit, fit_lengths, fitted
-from .alignment import LEAST, Region, alignments, repetitions
+from .alignment import LEAST, Region, alignments, going_on, repetitions
 from .description import (
     Carried,
     Each,
@@ -78,17 +78,11 @@ def _turned(program: Program, region: Region) -> Region:
 
     Autograd adds up in the order in which gradients come: a turn may begin in the middle of what is one step.
     """
-    stop = region.stop
-    rest = next((n for n in range(region.period) if not _goes_on(program, region, stop + n)), region.period - 1)
-    handed = handed_on(program, region.start, stop, region.period)
+    rest = going_on([s.token for s in program.steps], region)
+    handed = handed_on(program, region.start, region.stop, region.period)
     best = min(range(region.period), key=lambda r: (handed[r], r > rest, r))
     turned = replace(region, start=region.start + best, count=region.count - (best > rest))
     return turned if turned.count >= LEAST + 2 or best <= rest else region
-
-
-def _goes_on(program: Program, region: Region, at: int) -> bool:
-    """Whether the step behind a region is the next one of its turn."""
-    return at < len(program.steps) and program.steps[at].token == program.steps[at - region.period].token
 
 
 def handed_on(program: Program, start: int, stop: int, period: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..alignment import Region
+from ..alignment import Region, going_on
 from ..program import Program
 from ..rolling import handed_on
 from .first_turn import FirstTurn
@@ -18,9 +18,7 @@ from .turns import Incomplete, Turns
 
 def run_of(nodes: Sequence[Node], region: Region, program: Program) -> Run | None:
     """The turns of a region that are alike in what they read as well; None where they are too few."""
-    period, stop = region.period, region.stop
-    while stop < len(nodes) and nodes[stop].step.token == nodes[stop - period].step.token:
-        stop += 1
+    period, stop = region.period, region.stop + going_on([node.step.token for node in nodes], region)
     begin, end = _longest([follows(nodes, i, period) for i in range(region.start + 2 * period, stop)])
     if end - begin < period:
         return None
