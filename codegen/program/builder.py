@@ -64,7 +64,7 @@ class Unrolling:
 class Builder:
     """One pass over the goals of a kernel.
 
-    goal: the number of the one whose values are built; stores_steps: it is what a loop gives, moved about at most;
+    goal: the number of the one whose values are built; loop: the one that gives it, moved about at most, if one does;
     path: the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
     """
 
@@ -73,7 +73,8 @@ class Builder:
     ) -> None:
         self.terms, self.axes, self.memory = terms, terms.axes, memory
         self.rule_of, self.unrolling = rule_of, unrolling
-        self.goal, self.stores_steps = -1, False
+        self.goal = -1
+        self.loop: Value | None = None
         self.path: tuple[int, ...] = ()
         self.states: dict[Hashable, int] = {}
         self.steps: dict[Value, Builder] = {}

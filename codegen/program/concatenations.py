@@ -34,7 +34,7 @@ def stored_pieces(value: Value) -> list[Part]:
     Alike, so that one kernel walks them all; and computed: of what is only read a choice reads no more. What a loop
     gives step by step is stored as it comes, whatever is beside it.
     """
-    if value.prim == "cat" and any(is_of_loop(x) for x in value.args):
+    if value.prim == "cat" and any(loop_behind(x) for x in value.args):
         return pieces(value)
     if value.prim != "cat" or len(value.args) <= MAX_PIECES or all(_is_moved(x) for x in value.args):
         return []
@@ -70,18 +70,18 @@ def moved_dims(value: Value) -> list[int] | None:
     return [place.get(d, -1) for d in range(len(x.shape))]
 
 
-def is_of_loop(value: Value) -> bool:
-    """True for what a loop gives, moved about, and what is made of it element by element."""
+def loop_behind(value: Value) -> Value | None:
+    """The loop that gives this, which is moved about, or what this is made of element by element."""
     seen, todo = set[int](), [value]
     while todo and len(seen) < MOST_MADE:
         found = todo.pop()
         if found.prim in ("scan", "pick"):
-            return True
+            return found if found.prim == "scan" else found.args[0]
         is_made = PRIMS[found.prim].family == "elementwise" or (_is_layout(found) and len(found.args) == 1)
         if found.id not in seen and is_made:
             todo += found.args
         seen.add(found.id)
-    return False
+    return None
 
 
 def _is_layout(value: Value) -> bool:

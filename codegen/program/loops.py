@@ -96,7 +96,7 @@ class Loops:
             ((axis, sign),) = index.terms
             covers = same(axis.size, time.size) and same(index.offset, 0 if sign == 1 else tidy(time.size - 1))
             # what has fewer places than there are steps is stored in some of them
-            is_stored = covers or (self._builder.stores_steps and _is_step_each(axis, time, index.offset, sign))
+            is_stored = covers or (self._builder.loop is not None and _is_step_each(axis, time, index.offset, sign))
             if is_stored and sign in (1, -1) and axes.is_of_goal(axis, self._builder.goal):
                 axes.replace(axis, own * sign + tidy(-index.offset * sign))
             # the steps of another loop in the same direction: both are one

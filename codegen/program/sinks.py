@@ -10,7 +10,7 @@ from ...ir import Value
 from ..kernel import Ref
 from .axes import Goal, Index, Materialize, Memory, Part, Sink, Term
 from .builder import Builder, Place, Unrolling
-from .concatenations import is_of_loop, moved_dims
+from .concatenations import loop_behind, moved_dims
 from .loops import Loops
 from .lowering import indirect_index, rule_of
 from .sizes import nonnegative, tidy
@@ -46,7 +46,7 @@ def _numbers(goals: Sequence[Goal]) -> list[int]:
 
 
 def _sinks_of(builder: Builder, number: int, goal: Goal) -> list[Sink]:
-    builder.goal, builder.stores_steps = number, is_of_loop(_stored(goal))
+    builder.goal, builder.loop = number, loop_behind(_stored(goal))
     return [_scatter(builder, goal)] if goal.scatter else [_store(builder, goal, p) for p in _parts(builder, goal)]
 
 
@@ -61,10 +61,11 @@ def _parts(builder: Builder, goal: Goal) -> list[Place]:
 
 
 def _index(builder: Builder, node: Value, part: Part | None = None) -> Place:
-    """An axis for each dimension longer than one, from the start of the part on."""
+    """An axis for each dimension from the start of the part on; for one of size 1 where a loop of one step gives it."""
     key = ("goal", builder.goal, node.id)  # and the size: pieces of one size share an axis
     shape = node.shape if part is None else (*node.shape[: part.dim], part.size, *node.shape[part.dim + 1 :])
-    place = [Index() if n == 1 else Index.over(builder.axes.axis((*key, d, n), n)) for d, n in enumerate(shape)]
+    none = () if builder.loop is not None and builder.loop.params["length"] == 1 else (1,)
+    place = [Index() if n in none else Index.over(builder.axes.axis((*key, d, n), n)) for d, n in enumerate(shape)]
     if part is not None:
         place[part.dim] = place[part.dim] + part.start
     return tuple(place)

@@ -9,6 +9,7 @@
     a y that is permuted                      as it was, permuted behind the loop
     a y given twice                           once
     xs that are all flipped                   the loop runs the other way, and its ys are flipped
+    a loop of one step, or of none            that step, or what it begins with
     what no result needs                      gone
 """
 
@@ -20,10 +21,12 @@ from typing import TypeAlias
 
 from ..graph import Graph, Value, building, emit
 from ..infer import same_shape, sizes_equal
+from ..prims import PRIMS
 from ..rewrite import copy_into, make, rebuild
 from .body import Body
 from .loop import Loop, loop_of, rebuild_scans, scans_of
 from .prune import prune_scans
+from .unroll import unrolled
 
 Rule: TypeAlias = Callable[[Loop], "list[Value] | None"]
 """A loop -> its results by a better one, or None where it does not apply."""
@@ -54,6 +57,15 @@ def in_bodies(graph: Graph, run: Callable[[Graph], Graph]) -> Graph:
 
 
 # ---------------------------------------------------------------------------------------------- the rules
+def single_step(loop: Loop) -> list[Value] | None:
+    """A loop of one step that sums along nothing is no loop: what does is cheapest in the kernel of a loop."""
+    is_plain = all(PRIMS[v.prim].family in PLAIN for v in loop.body.order())
+    return unrolled(loop, loop.length, {}) if loop.length in (0, 1) and is_plain else None
+
+
+PLAIN = ("input", "source", "layout", "elementwise")
+
+
 def fixed_carries(loop: Loop) -> list[Value] | None:
     """h = h  ->  a whole"""
     count = len(loop.init)
@@ -201,7 +213,8 @@ def _unflipped(x: Value) -> Value | None:
 
 
 RULES: tuple[Rule, ...] = (
-    fixed_carries, equal_carries, uniform_steps, repeated_operands, permuted_results, passed_through, flipped_steps,
+    single_step, fixed_carries, equal_carries, uniform_steps, repeated_operands, permuted_results, passed_through,
+    flipped_steps,
 )  # fmt: skip
 
 

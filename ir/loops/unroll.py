@@ -70,12 +70,12 @@ def _step(node: Value, args: list[Any], sizes: Sizes) -> Any:
     if node.prim == "pick" and isinstance(args[0], list):
         return args[0][node.params["index"]]
     if node.prim == "scan" and isinstance(_at(node.params["length"], sizes), int):
-        results = _unrolled(loop_of(node, args), _at(node.params["length"], sizes), sizes)
+        results = unrolled(loop_of(node, args), _at(node.params["length"], sizes), sizes)
         return results if len(results) > 1 else results[0]
     return emit(node.prim, *args, **_params(node, sizes))
 
 
-def _unrolled(loop: Loop, length: int, sizes: Sizes) -> list[Value]:
+def unrolled(loop: Loop, length: int, sizes: Sizes) -> list[Value]:
     """The steps of a loop one after the other."""
     carries, given = list(loop.init), dict[int, list[Value]]()
     for t in reversed(range(length)) if loop.reverse else range(length):

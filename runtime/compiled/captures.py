@@ -11,7 +11,7 @@ import torch
 from ...ir.errors import users_line
 from ...ir.switches import with_slab_bytes
 from ...tracer.capture.capture import DataReadError, OpaqueCallError
-from ...tracer.loops.lengths import FEW, FEWEST
+from ...tracer.loops.lengths import FEWEST
 from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError
@@ -167,7 +167,7 @@ class Captures:
     def _specialize(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
         """The whole pipeline, for a backend that runs."""
         backend, reads, dynamic = self.options.backend_for(args), self.keys.reads_now(), self.options.dynamic
-        rolls = FEWEST if self._has_short_loops(args) else FEW
+        rolls = FEWEST if self._has_short_loops(args) else None
         made = specialize(self.user.cls, args, reads, dynamic, backend, self.ledger.report, tape, rolls=rolls)
         self.ledger.note_steps("forward", made.captured.session.take_unrolled())
         self.budget.spend(self.keys.facts(args), args)

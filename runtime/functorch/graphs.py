@@ -12,7 +12,7 @@ from ...ir.switches import is_on
 from ...tracer.capture.capture import Session, capture_lock
 from ...tracer.containers import with_replaced
 from ...tracer.function import guarded_trace
-from ...tracer.loops.lengths import FEW
+from ...tracer.loops.lengths import FEWEST
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.trace import Trace
 from ..capture.captured import require_capture_allowed
@@ -88,7 +88,7 @@ class GraphCache:
         """The body at arguments like these, for these sizes alone where `dynamic` is False. Raises CaptureError."""
         require_capture_allowed(self.name)
         count("captures")
-        rolls = FEW if self.from_source and self.backend in KERNEL_BACKENDS and is_on("loops") else 0
+        rolls = FEWEST if self.from_source and self.backend in KERNEL_BACKENDS and is_on("loops") else 0
         session, live = Session(dynamic, rolls), present(args)
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
 

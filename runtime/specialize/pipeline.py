@@ -9,7 +9,7 @@ from typing import Any
 from ...codegen import Target
 from ...ir.switches import is_on
 from ...tracer.capture.capture import capture_lock
-from ...tracer.loops.lengths import FEW
+from ...tracer.loops.lengths import FEW, FEWEST
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.trace import CaptureError
@@ -34,19 +34,19 @@ def specialize(
     report: Report | None = None,
     tape: Tape | None = None,
     of_whole: bool = False,
-    rolls: int = FEW,
+    rolls: int | None = None,
 ) -> Specialization:
     """One class at one key, ready to be run on `backend`. Raises CaptureError.
 
     backend: None for a report or an export, which run nothing: no first-call check, nothing lowered yet.
     tape: what the opaque calls of forward returned, which are in the graph as they are.
     of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
-    rolls: a loop over a size is one node where it can be, from so many steps on; 0: none is.
+    rolls: a loop over a size is one node where it can be, from so many steps on (0: none is); None: by the backend.
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
     own_tape = None if tape is None else tape.rewound_tape()
-    rolls = rolls if is_on("loops") and (backend is None or backend in ROLLED_BACKENDS) else 0
-    captured = capture_function(cls, args, reads, dynamic, report, own_tape, rolls)
+    fewest = min(fewest_steps(backend), rolls) if rolls is not None else fewest_steps(backend)
+    captured = capture_function(cls, args, reads, dynamic, report, own_tape, fewest)
     spec = Specialization(captured, of_whole)
     if backend is None:
         return spec
@@ -63,6 +63,15 @@ def specialize(
     # ATen to primitives, simplified: what lowering learns about sizes belongs to the guard of the call.
     spec.executable(backend)
     return spec
+
+
+def fewest_steps(backend: str | None) -> int:
+    """From so many steps on a loop over a size is one node; 0: it never is."""
+    if not is_on("loops"):
+        return 0
+    if backend is None or backend in KERNEL_BACKENDS:
+        return FEWEST
+    return FEW if backend in ROLLED_BACKENDS else 0
 
 
 def prepare(

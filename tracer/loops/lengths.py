@@ -19,8 +19,9 @@ from ..frames import TORCH, is_user_file
 from .reasons import NotRolled
 
 FEW, FEWEST = 9, 2
-"""The fewest steps of loops that are rolled: shorter ones are traced step by step, as fast as the short traces from
-which a loop is rolled, until another short length shows that it varies."""
+"""The fewest steps of loops that are rolled where no kernels are made: shorter ones are traced step by step, faster
+than the short traces from which a loop is rolled, until another short length shows that it varies. And where kernels
+are made: that of a loop costs less to make than those of a few steps, and moves fewer bytes."""
 NEAR = 2
 """The most by which the sizes of one loop differ: x[t + 1] of an x that is one longer."""
 LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms")
