@@ -56,6 +56,7 @@ from .schedule.streams.lone_rows import with_lone_rows
 from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
+from .selected_sums import with_selected_sums
 
 FUSIBLE = frozenset(
     "input elementwise source layout reduce cumulative gather scatter random contract scan pick".split()
@@ -84,7 +85,7 @@ def generate(
     # a product of matrices is one kernel or none; everything else is divided into as many as it takes
     label = identifier(name) or "kernel"
     if any(v.prim == "dot" for v in plain.order()) and not is_streamed(plain):
-        return quotients.restored(products.kernels_of(plain, target, hints, label))
+        return quotients.restored(products.kernels_of(with_selected_sums(plain), target, hints, label))
     return quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
 
 

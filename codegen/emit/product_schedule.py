@@ -54,13 +54,17 @@ TILES = {
 # ------------------------------------------------------------------ which axis is what
 @dataclass(frozen=True)
 class Product:
-    """total = sum(left[row, k] * right[k, col]), turn by turn along k, for each point of `groups`."""
+    """total = sum(left[row, k] * right[k, col]), turn by turn along k, for each point of `groups`.
+
+    chosen: of the points of one group, those where it is true alone; both sides are zero elsewhere.
+    """
 
     total: Term
     left: Term
     right: Term
     k: Axis
     groups: tuple[Axis, ...] = ()
+    chosen: Term | None = None
 
     @property
     def dtype(self) -> str:
@@ -176,10 +180,22 @@ def _product(total: Term, row: Axis, node: Value) -> Product:
     left, right = sorted(total.args[0].args, key=lambda t: row not in t.axes)
     if not set(total.param) <= left.axes & right.axes:
         refuse(node, "it is no product of matrices")
+    if (chosen := _chosen(left, right, total.param)) is not None:
+        (group,), (k,) = chosen.axes & set(total.param), set(total.param) - chosen.axes
+        return Product(total, left.args[1], right.args[1], k, (group,), chosen)
     *groups, k = sorted(total.param, key=lambda a: _distance(a, total), reverse=True)
     if groups and not isinstance(k.size, int):
         refuse(node, "it sums along groups of any length")
     return Product(total, left, right, k, tuple(groups))
+
+
+def _chosen(left: Term, right: Term, over: Sequence[Axis]) -> Term | None:
+    """The condition on one of the two axes of a sum outside of which both sides are zero."""
+    if not all(t.op == "where" and t.args[2].op == "const" and t.args[2].param == 0 for t in (left, right)):
+        return None
+    chosen = left.args[0]
+    is_of_one = len(chosen.axes & set(over)) == 1 and len(over) == 2
+    return chosen if chosen is right.args[0] and is_of_one else None
 
 
 def _distance(axis: Axis, total: Term) -> tuple[float, int]:
@@ -215,7 +231,7 @@ def loops_of(roles: Roles) -> list[tuple[Product, ...]]:
     """The products by loops: those along the same axes that read the same memory in each turn have one."""
     loops: list[list[Product]] = []
     for product in roles.products:
-        along = [x for x in loops if x[0].over == product.over]
+        along = [x for x in loops if x[0].over == product.over and x[0].chosen is product.chosen]
         alike = (x for x in along if any(_tiles_read(p) & _tiles_read(product) for p in x))
         if (loop := next(alike, None)) is not None:
             loop.append(product)

@@ -11,14 +11,14 @@ Tiles that share operands run in groups.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import sympy
 
 from ...ir import Graph, Value
 from ...ir.switches import is_on
-from ...ir.types import ITEMSIZE, LOW_FLOATS, product
+from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Kernel, Kernels, Ref, Target
 from ..program.axes import Axis, Goal, Materialize, Memory, Program, Term, terms_below
 from ..program.short_axes import written_out
@@ -46,6 +46,7 @@ from .product_schedule import (
     schedule_of,
     tile_of,
 )
+from .reductions.selection import Selection, lanes_of
 from .statements import Accumulate, Expr, For, Let, Scope, Statement, binary, call, literal, name, total
 
 GROUP = 8
@@ -65,7 +66,8 @@ class ProductTile:
         top = self.context.top
         self._set_coordinates()
         for products in loops_of(self.roles):
-            ProductLoop(self.emitter, self.roles, products, self.accumulators).emit()
+            loop = ProductLoop if products[0].chosen is None else SelectedLoop
+            loop(self.emitter, self.roles, products, self.accumulators).emit()
         self.tile.dims = (self.roles.row, self.roles.col)
         for sink in self.context.program.sinks:
             self.emitter.stores.store(sink, top)
@@ -137,11 +139,12 @@ class ProductLoop:
         self.k, self.groups = products[0].k, products[0].groups
         self.depth = self.tile.block_sizes[self.k]
         self.is_one_turn = not self.groups and isinstance(self.k.size, int) and self.k.size <= self.depth
+        self.level = 0 if self.is_one_turn else 1
 
     def emit(self) -> None:
         """Operands, then products; in a loop unless one turn is all."""
         # A turn that is the only one needs no loop
-        turn = Scope(0 if self.is_one_turn else 1, self.context.top)
+        turn = Scope(self.level, self.context.top)
         first = None if self.is_one_turn else self._begin_turn(turn)
         row, col, k = self.roles.row, self.roles.col, self.k
         lefts = self._operands([(p, p.left) for p in self.products], (row, k), first, turn)
@@ -169,16 +172,20 @@ class ProductLoop:
 
     def _loop(self, turn: Scope) -> For:
         """for k_at in tl.range(0, K, BLOCK_K), or for the number of each turn where groups divide the sum."""
-        sizes, plan = self.context.sizes, self.context.plan
-        stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 else {}
+        sizes = self.context.sizes
         if not self.groups:
             sizes.require_countable(self.k.size)
-            over = call("tl.range", literal(0), sizes.text(self.k.size), self.tile.block(self.k), **stages)
+            over = call("tl.range", literal(0), sizes.text(self.k.size), self.tile.block(self.k), **self._stages)
         else:
             turns = tidy(product(g.size for g in self.groups) * -(-int(self.k.size) // self.depth))
             sizes.require_countable(turns)
-            over = call("tl.range", literal(0), sizes.text(turns, "turns"), **stages)
+            over = call("tl.range", literal(0), sizes.text(turns, "turns"), **self._stages)
         return For("k_at", over, turn.body)
+
+    @property
+    def _stages(self) -> dict[str, Expr]:
+        stages = self.context.plan.stages
+        return {"num_stages": literal(stages)} if stages > 1 else {}
 
     # ------------------------------------------------------------------ operands
     def _operands(
@@ -242,6 +249,45 @@ class ProductLoop:
 
 
 
+class SelectedLoop(ProductLoop):
+    """The same over the points of a group at which a condition holds, and along k for each of them."""
+
+    def emit(self) -> None:
+        """The condition first, in lanes of its own."""
+        emitter, (group,), chosen = self.emitter, self.groups, self.products[0].chosen
+        assert chosen is not None
+        self.level, self.parts = 2, self._parts()
+        self.selection = Selection(self.context, self.tile, emitter.coords, emitter.values)
+        self.selection.ask(group, chosen)
+        # what was asked in lanes may be read of one point below
+        emitter.levels.clear()
+        for term in self.accumulators:
+            emitter.levels.fix(term, 0)
+        super().emit()
+
+    def _begin_turn(self, turn: Scope) -> Expr | None:
+        """The next point, and where the turn is along k."""
+        if self.parts.text == "1":
+            self.selection.take_turn(literal(0), turn)
+            return None
+        part = self.context.let(turn, "part", binary("%", name("k_at"), self.parts))
+        self.selection.take_turn(part, turn)
+        block = binary("*", part, self.tile.block(self.k))
+        return self.context.let(turn, "first_k", call("tl.cast", block, literal("tl.int64")))
+
+    def _loop(self, turn: Scope) -> For:
+        return self.selection.loops(self.parts, "k_at", turn.body, **self._stages)
+
+    def _parts(self) -> Expr:
+        """The turns that each point takes."""
+        if isinstance(self.k.size, int):
+            return literal(-(-self.k.size // self.depth))
+        (group,) = self.groups
+        self.context.sizes.require_countable(tidy(self.k.size * lanes_of(group, self.context.hints)))
+        blocks = call("tl.cdiv", self.context.sizes.text(self.k.size), self.tile.block(self.k))
+        return self.context.let(self.context.top, "parts", blocks)
+
+
 def name_product_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]:
     """Row, col and k over M, N and K; further sums have lanes of other names, and the other axes are scalars."""
     spare = iter("BCDEFGHIJLOPQRSTUVWXYZ")
@@ -278,7 +324,18 @@ def kernel_of_products(program: Program, node: Value, target: Target, hints: Hin
     sides = {roles.row: tile.rows, roles.col: tile.cols, **depths}
     emitter = Emitter(program, plan, target, hints, label, partial(name_product_axes, roles), sides)
     ProductTile(emitter, roles).emit()
-    return assemble(emitter, traffic_of_product(emitter, roles, tile))
+    kernel = assemble(emitter, traffic_of_product(emitter, roles, tile))
+    return replace(kernel, operations=tidy(kernel.operations - _never_computed(roles)))
+
+
+def _never_computed(roles: Roles) -> Size:
+    """The operations at points that are not selected: each is for one of the places that it may be at."""
+    total: Size = 0
+    for product_ in roles.products:
+        walked = product_.total.args[0].axes
+        places = product_.chosen.axes - set(product_.groups) if product_.chosen else frozenset[Axis]()
+        total = total + 2 * (product(a.size for a in walked) - product(a.size for a in walked - places))
+    return tidy(total)
 
 
 def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernels:

@@ -23,17 +23,30 @@ MANY_DETOURS = 16
 """Pairs that may not be joined, in a row, from which on what leads where is found for all nodes at once."""
 
 
+class Bound(NamedTuple):
+    """Bytes, and the sizes at which values are compared with them."""
+
+    most: int | None = None
+    sizes: Hints = {}  # noqa: RUF012  (never mutated)
+
+    def holds(self, values: Iterable[Value]) -> bool:
+        return self.most is None or sum(estimate(v.aval.nbytes, self.sizes) for v in values) <= self.most
+
+
+UNBOUNDED = Bound()
+
+
 class Clusters:
     """Core and extern nodes in clusters whose quotient graph has no cycle; a cluster is named by its first node.
 
     `joins`: how many there were so far.
     """
 
-    def __init__(self, kinds: NodeKinds, hints: Hints) -> None:
+    def __init__(self, kinds: NodeKinds, hints: Hints, bound: Bound) -> None:
         self.kinds, self.joins = kinds, 0
         self.leader: dict[int, int] = {}
         self.dag = nx.DiGraph()
-        self.lifetimes = Lifetimes(kinds, hints)
+        self.lifetimes = Lifetimes(kinds, hints, bound)
         self.largest: dict[int, Largest] = {}
         for value in kinds.nodes.values():
             if value.prim == "pick":
@@ -159,11 +172,14 @@ class Lifetimes:
 
         for each chunk: y = x[chunk] @ w;  total += f(y).sum()     one group for all chunks would hold every y at once
 
-    `reads`: the values that a cluster reads of others.
+    `reads`: the values that a cluster reads of others. bound: what is more than that waits only if it saves several
+    times as much, since it adds to the peak of memory.
+
+        for each chunk: dw += dz[chunk].mT @ x[chunk]     one group for two chunks holds three of these, by itself two
     """
 
-    def __init__(self, kinds: NodeKinds, hints: Hints) -> None:
-        self.kinds, self.hints = kinds, hints
+    def __init__(self, kinds: NodeKinds, hints: Hints, bound: Bound) -> None:
+        self.kinds, self.hints, self.bound = kinds, hints, bound
         self.place = {i: place for place, i in enumerate(kinds.nodes)}
         self.members: dict[int, set[int]] = {i: {i} for i in kinds.nodes}
         self.reads: dict[int, dict[int, Value]] = {}
@@ -202,7 +218,8 @@ class Lifetimes:
         waiting = [v for v in early_reads.values() if v.prim != "input" and self.last[v.id] < self.waits[late]]
         shared = [late_reads[i] for i in early_reads.keys() & late_reads.keys()]
         between = [late_reads[i] for i in late_reads.keys() & self.members[early]]
-        return self._bytes(waiting) > self._bytes(shared) + 2 * self._bytes(between)
+        waits, saved = self._bytes(waiting), self._bytes(shared) + self._bytes(between)
+        return waits > saved + self._bytes(between) or (waits >= saved and not self.bound.holds(waiting))
 
     def _bytes(self, values: Iterable[Value]) -> int:
         return sum(self.estimate(v.aval.nbytes) for v in values)
@@ -214,9 +231,9 @@ class Lifetimes:
         return self._estimates[size]
 
 
-def fused_clusters(kinds: NodeKinds, hints: Hints) -> Clusters:
+def fused_clusters(kinds: NodeKinds, hints: Hints, bound: Bound = UNBOUNDED) -> Clusters:
     """The clusters of a graph, as large as legality and memory allow."""
-    clusters = Clusters(kinds, hints)
+    clusters = Clusters(kinds, hints, bound)
     # every constraint on the order comes before the first join, which trusts the quotient graph
     clusters.dag.add_edges_from(pairwise(v.id for v in kinds.nodes.values() if PRIMS[v.prim].effect))
     _order_brought_sizes(clusters)

@@ -19,7 +19,7 @@ from ..prims import PRIMS
 from ..rewrite import extract
 from ..switches import is_on
 from ..types import Size, contiguous_strides, elements_in_memory, product
-from .clusters import fused_clusters
+from .clusters import UNBOUNDED, Bound, fused_clusters
 from .cost import Hints, estimate
 from .node_kinds import NodeKinds
 
@@ -76,24 +76,25 @@ Step: TypeAlias = Group | Extern | View
 class Fuse:
     """Graph -> steps in an order that runs. `apart`: ids of fusible values that are to be called instead.
 
-    `hints` are sizes to compare costs at.
+    `hints` are sizes to compare costs at. bound: bytes that a group may keep waiting for it because that saves moving.
     """
 
     apart: frozenset[int] = frozenset()
     hints: Hints = field(default_factory=dict, hash=False)
+    bound: Bound = UNBOUNDED
 
     def __call__(self, graph: Graph) -> list[Step]:
-        return list(Partition(graph, self.apart, self.hints).steps())
+        return list(Partition(graph, self.apart, self.hints, self.bound).steps())
 
 
 class Partition:
     """Clusters of nodes, and what is stored between them: the results, and what another step reads."""
 
-    def __init__(self, graph: Graph, apart: frozenset[int], hints: Hints) -> None:
-        self.graph, self.hints = graph, hints
+    def __init__(self, graph: Graph, apart: frozenset[int], hints: Hints, bound: Bound = UNBOUNDED) -> None:
+        self.graph, self.hints, self.bound = graph, hints, bound
         self.layouts = graph.strides_of_outputs()
         self.kinds = NodeKinds(graph, apart)
-        self.clusters = fused_clusters(self.kinds, hints)
+        self.clusters = fused_clusters(self.kinds, hints, bound)
         self.stored: dict[int, Value] = {}
         self._stored_by: dict[int | None, dict[int, Value]] = {}
         self._store_results()
@@ -159,7 +160,8 @@ class Partition:
                 return False
             todo.extend(at.args)
         reading = sum(estimate(r.aval.nbytes, self.hints) for r in roots.values())
-        return reading <= estimate(value.aval.nbytes, self.hints) * (1 if value.id in self.stored else 2)
+        is_held_anyway = value.id in self.stored or not self.bound.holds(r for r in roots.values() if r.prim != "input")
+        return reading <= estimate(value.aval.nbytes, self.hints) * (1 if is_held_anyway else 2)
 
     # ------------------------------------------------------------------ steps
     def steps(self) -> Iterator[Step]:

@@ -3,6 +3,7 @@
     dot(x, w) -> memory -> kernel(dot, bias) -> y      becomes      kernel(x, w, bias) -> y
 
 A product may join a group that has others already, if none of them reads it: silu(x @ wg) * (x @ wu) is one kernel.
+So may the addition of a batch of products where an index says: dw[expert[b]] += x[b].T @ g[b].
 
 A kernel of ours reaches at least SHARE of the machine's arithmetic (assumed, not timed). Where even so memory is the
 limit, the bytes decide, and fusing never moves more of them; where arithmetic is, a kernel has to be MARGIN times as
@@ -127,7 +128,8 @@ class Products:
     def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[Decision]]:
         steps, decisions = list(steps), list[Decision]()
         for value in [s.value for s in steps if isinstance(s, Extern) and _is_product(s.value)]:
-            if value.id not in self.library and (merged := _Merge.of(graph, steps, value, self.hints)) is not None:
+            around = steps if value.id in self.library else _with_addition(graph, steps, value)
+            if value.id not in self.library and (merged := _Merge.of(graph, around, value, self.hints)) is not None:
                 costs = self.estimate(merged)
                 fused = costs.pays or (self.contest and costs.fused < costs.apart)
                 if fused:
@@ -166,6 +168,31 @@ def _is_product(value: Value) -> bool:
     rows, cols, summed = set(x_axes) - set(y_axes), set(y_axes) - set(x_axes), wide - set(out)
     plain = len(set(x_axes)) == len(x_axes) and len(set(y_axes)) == len(y_axes)
     return plain and bool(rows & wide and cols & wide and summed) and summed <= set(x_axes) & set(y_axes)
+
+
+def selects_products(value: Value) -> bool:
+    """True where a batch of products is added up, each at the place that an index has for it."""
+    if value.prim != "scatter" or value.params["mode"] != "add" or len(value.params["axes"]) != 1:
+        return False
+    _, product_, index = value.args
+    return index.ndim == 1 and _is_product(product_) and product_.params["out_axes"][0] in _batch(product_)
+
+
+def _batch(product_: Value) -> set[int]:
+    """The labels that both operands and the result have."""
+    x_axes, y_axes, out = (product_.params[p] for p in ("x_axes", "y_axes", "out_axes"))
+    return set(x_axes) & set(y_axes) & set(out)
+
+
+def _with_addition(graph: Graph, steps: list[Step], value: Value) -> list[Step]:
+    """The steps, with the addition of the products as a group that may be theirs, where nothing else reads them."""
+    readers = [s for s in steps if value in _reads(s)]
+    (step,) = readers if len(readers) == 1 and value not in graph.results else (None,)
+    if not isinstance(step, Extern) or not selects_products(step.value) or step.value.args[1] != value:
+        return steps
+    inputs = tuple(sorted({v for v in step.value.args if v.prim != "full"}, key=lambda v: v.id))
+    alone = extract([step.value], inputs, name=graph.name, strides=[contiguous_strides(step.value.shape)])
+    return [Group(alone, inputs, (step.value,)) if s is step else s for s in steps]
 
 
 def _sizes(value: Value) -> dict[int, Size]:
@@ -225,7 +252,9 @@ class _Merge:
         prologues = tuple(g for g in _prologues(graph, steps, value, hints) if not _effect_between(steps, g, end))
         if not prologues and epilogue is None:
             return None
-        return _Merge(graph, steps, value, prologues, epilogue, _joined(graph, steps, value, prologues, epilogue))
+        joined = _joined(graph, steps, value, prologues, epilogue)
+        may_be = all(selects_products(v) for v in joined.graph.order() if v.prim == "scatter")
+        return _Merge(graph, steps, value, prologues, epilogue, joined) if may_be else None
 
     def steps(self) -> list[Step]:
         """The steps with the one group in the place of its last part, and without what nothing reads any more."""
@@ -249,8 +278,9 @@ def _epilogue(steps: Sequence[Step], at: int, value: Value) -> Group | None:
 
 
 def _on_a_tile(group: Group, products: bool = False) -> bool:
-    """Elementwise, but for products where the tile may be theirs."""
-    return all(PRIMS[v.prim].family in AROUND or (products and v.prim == "dot") for v in group.graph.order())
+    """Elementwise, but for products, and their addition, where the tile may be theirs."""
+    may_be = AROUND if not products else (*AROUND, "contract", "scatter")
+    return all(PRIMS[v.prim].family in may_be for v in group.graph.order())
 
 
 def _is_multiplied(group: Group, value: Value) -> bool:

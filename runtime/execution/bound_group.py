@@ -64,7 +64,7 @@ class BoundGroup:
     def memory(self, inputs: Sequence[Tensor], into: Sequence[Tensor | None] = ()) -> dict[str, list[Tensor]]:
         """The tensors that launches find by kind and index."""
         given = into or [None] * len(self.outputs)
-        outputs = [t if _fits(t, o) else self._allocated(o) for t, o in zip(given, self.outputs, strict=True)]
+        outputs = [memory_like(t, o, self.device) for t, o in zip(given, self.outputs, strict=True)]
         temporaries = [self._allocated(t) for t in self.temporaries]
         return {"input": list(inputs), "output": outputs, "temporary": temporaries}
 
@@ -85,6 +85,14 @@ class BoundGroup:
         if not zeroed:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return self.counters((kernel.name, index), shape, dtype)
+
+
+def memory_like(tensor: Tensor | None, spec: Allocation, device: torch.device) -> Tensor:
+    """The tensor, where it is laid out as what is wanted; else new memory."""
+    if _fits(tensor, spec):
+        return tensor
+    shape, strides, dtype = spec
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def _fits(tensor: Tensor | None, spec: Allocation) -> TypeGuard[Tensor]:

@@ -105,7 +105,7 @@ class _Division:
 
     def __init__(self, graph: Graph, generated: Generated) -> None:
         self.generated = generated
-        self.partition = Partition(graph, frozenset(generated.refused), {})
+        self.partition = Partition(graph, frozenset(generated.refused), {}, generated.bound)
         self.called = {s.value.id for s in generated.steps if isinstance(s, Extern)}
         self.steps = [(at, s) for at, s in enumerate(generated.steps) if isinstance(s, Group | Extern)]
 

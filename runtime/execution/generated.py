@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...codegen import Kernels
+from ...ir.passes.clusters import UNBOUNDED, Bound
 from ...ir.passes.fuse import Step
 from ...ir.passes.place import Places
 from ...ir.passes.products import Decision
@@ -21,8 +22,9 @@ class Generated:
 
     refused: the same by node. products: what became of each product that has neighbours to be fused with, and of each
     region of products that need not be in memory. places: where in concatenations calls write their results.
-    slabs: the groups that are walked in slabs, by step; over: within a slab, what overwrites products. held: bytes of
-    products and regions that are in memory as a whole, at these sizes.
+    slabs: the groups that are walked in slabs, by step; over: which results take the memory of what they are made of.
+    held: bytes of products and regions that are in memory as a whole, at these sizes. bound: what a group may keep
+    waiting.
     """
 
     steps: list[Step]
@@ -35,3 +37,4 @@ class Generated:
     slabs: Mapping[int, Slabs] = field(default_factory=dict)
     over: Overwrites = field(default_factory=dict)
     held: Sequence[Size] = ()
+    bound: Bound = UNBOUNDED

@@ -24,6 +24,7 @@ from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
 from ...ir.loops.parts import CarriedPieces
 from ...ir.loops.tidy import TidyLoops
+from ...ir.passes.clusters import Bound
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step
 from ...ir.passes.node_kinds import is_view
@@ -31,7 +32,7 @@ from ...ir.passes.pieces import Pieces
 from ...ir.passes.place import Places, place_concatenations
 from ...ir.passes.products import Decision, Machine, Products
 from ...ir.passes.simplify import Simplify
-from ...ir.passes.streaming.in_place import Overwrites, overwriting
+from ...ir.passes.streaming.in_place import Overwrites, overwriting, taking_memory
 from ...ir.passes.streaming.slabs import held_by_nodes, held_by_steps
 from ...ir.passes.streaming.streams import PRICE, StreamDecision, Streams, held_in_one_piece, slabs_at
 from ...ir.prims import PRIMS
@@ -159,7 +160,10 @@ def generate(
         told = _with_splits(told, steps, kernels)
         decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
         held = held_in_one_piece(graph, streamed, hints, divides.limit)
-        generated = Generated(steps, names, kernels, reasons, refused, decided, places, walked, over, held)
+        over = over or taking_memory(graph, steps, kernels, places, divides.bound)
+        generated = Generated(
+            steps, names, kernels, reasons, refused, decided, places, walked, over, held, divides.bound
+        )
         log_division(graph, generated)
         return generated
 
@@ -196,11 +200,16 @@ class Division:
         price, in_place = price_of_slabs(), should_run("place", name)
         return cls(graph, machine_of(target), hints, by, streams, limit, price, in_place, is_slab)
 
+    @property
+    def bound(self) -> Bound:
+        """What a group may keep waiting, at these sizes."""
+        return Bound(self.limit, self.hints)
+
     def __call__(
         self, refused: frozenset[int], called: frozenset[int], unstreamed: Mapping[int, str]
     ) -> tuple[list[Step], Places, list[StreamDecision], list[Decision]]:
         """refused: nodes that are called instead; called: products; unstreamed: products without kernels, and why."""
-        steps, places = Fuse(refused)(self.graph), Places()
+        steps, places = Fuse(refused, bound=self.bound)(self.graph), Places()
         streamed, decisions = list[StreamDecision](), list[Decision]()
         if self.streams or self.limit is not None:
             held = held_by_nodes if self.products == "torch" else held_by_steps

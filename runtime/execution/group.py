@@ -89,14 +89,18 @@ class GroupRunner:
         self, bound: BoundGroup, inputs: Sequence[Tensor], into: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         """Memory for results: besides what is given that of an input, where kernels are proved to read it first."""
-        if self.overwrites is None or self.switches.watch is not None:
-            return into
-        result, product = self.overwrites
-        if not self._may_overwrite(bound.kernels, product, result):
+        if (taken := self.memory_taken(bound)) is None:
             return into
         given = list(into) or [None] * len(self.group.outputs)
-        given[result] = inputs[product]
+        given[taken[0]] = inputs[taken[1]]
         return given
+
+    def memory_taken(self, bound: BoundGroup) -> tuple[int, int] | None:
+        """The number of a result, and of the input whose memory it takes."""
+        if self.overwrites is None or self.switches.watch is not None:
+            return None
+        result, product = self.overwrites
+        return self.overwrites if self._may_overwrite(bound.kernels, product, result) else None
 
     def _may_overwrite(self, kernels: Kernels, product: int, result: int) -> bool:
         """Asked once for the same kernels, whatever the sizes."""

@@ -20,7 +20,7 @@ from ...tracer.torch_private import allocator
 from ..execution.aten import reference
 from ..execution.aten.concat_in_place import product_into
 from ..execution.aten.step_by_step import StepByStep
-from ..execution.bound_group import Allocation, BoundGroup, Launch, Scratch
+from ..execution.bound_group import Allocation, BoundGroup, Launch, Scratch, memory_like
 from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
@@ -153,8 +153,9 @@ class AsText:
 
     def _launches(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
         bound, first = runner.bound[self.sizes.key], len(self.text.lines)
+        taken = dict([pair] if (pair := runner.memory_taken(bound)) else [])
         with self.text.block("try:"):
-            outputs = [self._allocated("out", spec) for spec in bound.outputs]
+            outputs = [self._room(inputs, taken.get(i), spec) for i, spec in enumerate(bound.outputs)]
             temporaries = [self._allocated("temp", spec) for spec in bound.temporaries]
             memory = {"input": inputs, "output": outputs, "temporary": temporaries}
             for launch in bound.launches:
@@ -163,6 +164,15 @@ class AsText:
         _write_recovery(self.text, runner, self.sizes, inputs, outputs, self.text.assigned_names(first))
         self.fresh.update(outputs)
         return outputs
+
+    def _room(self, inputs: list[str], taken: int | None, spec: Allocation) -> str:
+        """Memory for a result: its own, or that of an input."""
+        if taken is None:
+            return self._allocated("out", spec)
+        like, wanted = self.text.constant(memory_like, "memory_like"), self.text.constant(spec, "wanted")
+        out = self.text.let("out", f"{like}({inputs[taken]}, {wanted}, {self.text.constant(self.device, 'device')})")
+        self.layouts[out] = spec[:2]
+        return out
 
     def _launch(self, bound: BoundGroup, launch: Launch, memory: dict[str, list[str]]) -> None:
         if not launch.grid:

@@ -18,9 +18,18 @@ FLOOR = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.
 """Errors that are always allowed, as a share of the largest element: some units of the dtype."""
 WORSE_THAN_EAGER = 2.0
 """How many times the error of eager in the same dtype is allowed, where that is more."""
+WORSE_WHERE_ZERO = 3.0
+"""The same of a gradient that is zero whatever those of the results are: that of what shifts all scores alike, say.
+
+Nothing but roundings is left of it. Ours are one more, as a row's sum is taken from a result in the dtype of the call.
+"""
 TINY = 1e-30
 SMALL = 0.05
-"""Gradients are taken to be this share of the largest one at least: one that is zero in theory has no digits."""
+"""Gradients are taken to be this share of the largest one at least: one that is zero in theory has no digits.
+
+They are also taken to be as large as they are for other gradients of the results: what is zero for these alone, as they
+are the same in all rows, say, is made of what is not, and has the roundings of that.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,32 +121,57 @@ def differences(
         warnings.simplefilter("error", fusegrad.FallbackWarning)
         ours = run(fast, arguments, given)
     plain = run(eager, arguments, given)
-    told, errors = [], _errors(plain, exact)
-    for (name, x), (_, p), off in zip(ours.named(), plain.named(), _errors(ours, exact).values(), strict=True):
-        allowed = max(FLOOR[dtype], WORSE_THAN_EAGER * errors[name])
+    wide = [as_float64(a) for a in arguments]
+    usual = exact if layout is None else run(eager, wide, [g.double() for g in gradients_for(plain.results)])
+    told, errors = [], _errors(plain, exact, usual)
+    zero = _zero_in_theory(usual)
+    for (name, x), (_, p), off in zip(ours.named(), plain.named(), _errors(ours, exact, usual).values(), strict=True):
+        worse = WORSE_WHERE_ZERO if name in zero else WORSE_THAN_EAGER
+        allowed = max(FLOOR[dtype], worse * errors[name])
         if neighbours and not off <= allowed:
-            errors, neighbours = _largest_errors(eager, arguments, given, neighbours, errors), 0
-            allowed = max(FLOOR[dtype], WORSE_THAN_EAGER * errors[name])
+            near = Neighbours(eager, arguments, given, layout)
+            errors, neighbours = near.largest_errors(neighbours, errors, usual), 0
+            allowed = max(FLOOR[dtype], worse * errors[name])
         if x.dtype != p.dtype or not off <= allowed:
             told.append(f"{name} {tuple(x.shape)} {x.dtype}: {off:.1e}, allowed {allowed:.1e}")
     return told
 
 
-def _errors(made: Made, exact: Made) -> dict[str, float]:
+def _errors(made: Made, exact: Made, usual: Made) -> dict[str, float]:
+    """By name; usual: the gradients for other gradients of the results, which say how large they are."""
     least = SMALL * max((_largest(g) for g in exact.gradients if g is not None), default=0.0)
-    return {name: error(x, e, least) for (name, x), (_, e) in zip(made.named(), exact.named(), strict=True)}
+    sizes = {name: max(least, _largest(g)) for name, g in usual.named() if name.startswith("gradient")}
+    pairs = zip(made.named(), exact.named(), strict=True)
+    return {name: error(x, e, sizes.get(name, least)) for (name, x), (_, e) in pairs}
 
 
-def _largest_errors(
-    eager: Call, arguments: Sequence[Any], given: Sequence[Tensor], count: int, found: dict[str, float]
-) -> dict[str, float]:
-    """The largest errors of eager here and on arguments that differ by some units of their dtype."""
-    for seed in range(count):
-        near = [_nudged(a, seed) for a in arguments]
-        exact = run(eager, [as_float64(a) for a in near], [g.double() for g in given])
-        there = _errors(run(eager, near, given), exact)
-        found = {name: max(off, there[name]) for name, off in found.items()}
-    return found
+def _zero_in_theory(usual: Made) -> set[str]:
+    """The gradients of which nothing but roundings is left in float64."""
+    largest = {name: _largest(g) for name, g in usual.named() if name.startswith("gradient")}
+    return {name for name, size in largest.items() if size < 1e-10 * max(largest.values())}
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Calls of eager whose arguments, and gradients of results, differ by some units of their dtype."""
+
+    eager: Call
+    arguments: Sequence[Any]
+    given: Sequence[Tensor]
+    layout: Call | None
+
+    def largest_errors(self, count: int, found: dict[str, float], usual: Made) -> dict[str, float]:
+        """The largest errors of eager here and there."""
+        for seed in range(count):
+            near = [_nudged(a, seed) for a in self.arguments]
+            given = [self._laid_out(_nudged(g, seed + 100)) for g in self.given]
+            exact = run(self.eager, [as_float64(a) for a in near], [g.double() for g in given])
+            there = _errors(run(self.eager, near, given), exact, usual)
+            found = {name: max(off, there[name]) for name, off in found.items()}
+        return found
+
+    def _laid_out(self, gradient: Tensor) -> Tensor:
+        return gradient if self.layout is None else self.layout(gradient)
 
 
 def _nudged(value: Any, seed: int) -> Any:

@@ -4,6 +4,10 @@
 
 A kernel that sums rows before it writes them reads them twice: its sums are a kernel of their own, and what is left is
 element by element. Within a slab, whose memory is what bounds the number of its rows.
+
+    total, z -> kernel(total, z) -> next       becomes       the same, next over total or z
+
+Elsewhere large results take the memory of what a step made and none reads later, and no kernel is cut for it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from ...infer import same_shape
 from ...prims import PRIMS
 from ...rewrite import extract
 from ...types import contiguous_strides
+from ..clusters import Bound
 from ..fuse import Fuse, Group, Step
 from .regions import Flow
 
@@ -48,6 +53,45 @@ def overwriting(graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], Overwr
         steps[found.at : found.at + 1] = parts
         done.append((parts[-1], found))
     return steps, {_place(steps, g): (g.outputs.index(p.result), g.inputs.index(p.product)) for g, p in done}
+
+
+def taking_memory(
+    graph: Graph, steps: Sequence[Step], groups: Collection[int], lent: Collection[int], bound: Bound
+) -> Overwrites:
+    """Results of groups, too large for `bound`, and what they are made of element by element that dies with them.
+
+    groups: the places of those that may. lent: ids of values whose memory is a part of something.
+    """
+    if bound.most is None:
+        return {}
+    flow, over = Flow(graph, steps), Overwrites()
+    kept = {*flow.sources(graph.results)}
+    last = {v: at for at, s in enumerate(flow.work) for v in flow.sources(s.reads)}
+    own = {v for s in flow.work for v in _own_memory(s) if v not in kept and v.id not in lent}
+    for at, step in enumerate(flow.work):
+        place = steps.index(step)
+        if not isinstance(step, Group) or place not in groups:
+            continue
+        read = [*map(flow.source, step.inputs)]
+        dying = [v for v in step.inputs if v in own and last[v] == at and read.count(v) == 1]
+        large = [v for v in step.outputs if not bound.holds([v])]
+        pairs = ((r, v) for r in large for v in dying if _is_alike(step, r, v) and _is_pointwise(step, r, v))
+        if (pair := next(pairs, None)) is not None:
+            over[place] = step.outputs.index(pair[0]), step.inputs.index(pair[1])
+    return over
+
+
+def _own_memory(step: Step) -> list[Value]:
+    """The results of a step in row-major memory that is theirs alone."""
+    if isinstance(step, Group):
+        pairs = zip(step.outputs, step.graph.output_strides, strict=True)
+        return [v for v, strides in pairs if strides is not None and same_shape(strides, contiguous_strides(v.shape))]
+    return [v for v in step.results if v.prim == "dot"]
+
+
+def _is_pointwise(group: Group, result: Value, value: Value) -> bool:
+    """All of the result, with nothing summed on the way."""
+    return _is_made_in_place(group, result, value) and not _cone(group, result, value)[1]
 
 
 def _place(steps: Sequence[Step], group: Group) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ....codegen import Buffer, Kernels
+from ....codegen.proofs import may_overwrite
 from ....ir import Graph, Value
 from ....ir.passes.fuse import Group, Step, View
 from ....ir.passes.node_kinds import is_view as is_view_of_graph
@@ -22,6 +23,8 @@ from ....tracer.trace import Trace
 from ...execution.generated import Generated
 from ...values.sizes import Sizes, number
 from .eager_cost import fake_bytes, is_view, tensors_of
+
+NOTHING: Mapping[Value, Value] = {}
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ def peak_of_kernels(graph: Graph, generated: Generated, sizes: Sizes, slabs: Map
 def _turns_of_steps(
     graph: Graph, generated: Generated, sizes: Sizes, slabs: Mapping[int, int]
 ) -> Iterator[_Turn]:
-    readers = Counter(_memory(v).id for s in generated.steps for v in _read(s))
+    lent = _memory_taken(generated)
+    readers = Counter(_memory(v, lent).id for s in generated.steps for v in _read(s))
     returned = {_memory(v).id for v in graph.results}
     for at, step in enumerate(generated.steps):
-        made = {} if isinstance(step, View) else {v.id: _bytes(v, sizes) for v in _written(step)}
+        own = [] if isinstance(step, View) else [v for v in _written(step) if v not in lent]
+        made = {v.id: _bytes(v, sizes) for v in own}
         within = slabs[at] if at in slabs else _transient(generated.kernels.get(at), sizes)
-        yield _Turn(made, within, _freed(step, readers, returned))
+        yield _Turn(made, within, _freed(step, readers, returned, lent))
 
 
 def _read(step: Step) -> Sequence[Value]:
@@ -90,16 +95,26 @@ def _written(step: Step) -> Sequence[Value]:
     return step.outputs if isinstance(step, Group) else (step.value,)
 
 
-def _memory(value: Value) -> Value:
+def _memory_taken(generated: Generated) -> dict[Value, Value]:
+    """By the result of a group that is proved to be computed in the memory of an operand, that operand."""
+    lent: dict[Value, Value] = {}
+    for at, (result, operand) in generated.over.items():
+        step, kernels = generated.steps[at], generated.kernels.get(at)
+        if isinstance(step, Group) and kernels and may_overwrite(step.graph, kernels, operand, result):
+            lent[step.outputs[result]] = step.inputs[operand]
+    return lent
+
+
+def _memory(value: Value, lent: Mapping[Value, Value] = NOTHING) -> Value:
     """The value whose memory a view, or one of several results, is in."""
-    while value.prim == "pick" or (value.args and is_view_of_graph(value)):
-        value = value.args[0]
+    while value in lent or value.prim == "pick" or (value.args and is_view_of_graph(value)):
+        value = lent[value] if value in lent else value.args[0]
     return value
 
 
-def _freed(step: Step, readers: Counter[int], returned: set[int]) -> list[int]:
+def _freed(step: Step, readers: Counter[int], returned: set[int], lent: Mapping[Value, Value]) -> list[int]:
     """What this step read last."""
-    read = Counter(_memory(v).id for v in _read(step))
+    read = Counter(_memory(v, lent).id for v in _read(step))
     readers.subtract(read)
     return [i for i in read if not readers[i] and i not in returned]
 

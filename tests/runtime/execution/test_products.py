@@ -106,6 +106,20 @@ class Experts(Function):
         return F.silu(blocks @ gate[expert]) * (blocks @ up[expert])
 
 
+class Grouped(Function):
+    """Tokens in blocks of one expert each, the gradient of whose weight is that of all its blocks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, expert: Any, w: Any) -> Any:
+        ctx.save_for_backward(x, expert, w)
+        return x @ w[expert]
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x, expert, w = ctx.saved_tensors
+        return g @ w[expert].mT, None, torch.zeros_like(w).index_add(0, expert, x.mT @ g)
+
+
 SPECS = ("bf16[64,1024,64]", "bf16[64,1024,64]", "bf16[1024,1024]")
 
 
@@ -151,6 +165,7 @@ EXACT = {
     "end": (MLPEnd, lambda: [some(3, 5, 40), some(40, 21)]),
     "nibbles": (Nibbles, lambda: [some(5, 256), indices(256, 35, 128).byte(), some(35, 2), some(35, 2)]),
     "experts": (Experts, lambda: [some(30, 40), indices(30, 80), indices(3, 5), *some(2, 3, 40, 22)[..., 1:]]),
+    "grouped": (Grouped, lambda: [some(7, 19, 40), indices(5, 7), some(5, 40, 21)]),
 }
 
 
@@ -189,7 +204,8 @@ def test_they_are_right_beside_eager(case: str, dtype: torch.dtype) -> None:
      (GatedMLP, ("bf16[8192,4096]", "bf16[4096,11008]", "bf16[4096,11008]"), (3, 8)),
      (LoRA, ("bf16[8192,128]", "bf16[128,4096]", "bf16[128,16]", "bf16[16,4096]"), (2, 0)),
      (Nibbles, ("bf16[16,4096]", "u8[4096,2048]", "bf16[4096,32]", "bf16[4096,32]"), (1, 0)),
-     (Experts, ("bf16[8192,128]", "i64[4096]", "i64[64]", "bf16[8,128,512]", "bf16[8,128,512]"), (1, 0))],
+     (Experts, ("bf16[8192,128]", "i64[4096]", "i64[64]", "bf16[8,128,512]", "bf16[8,128,512]"), (1, 0)),
+     (Grouped, ("bf16[256,128,1024]", "i64[256]", "bf16[8,1024,2048]"), (1, 2))],
 )  # fmt: skip
 def test_the_model_of_the_device_decides(cls: Any, specs: tuple[str, ...], launches: tuple[int, int]) -> None:
     with fusegrad.config.patch(disable="slabs"):  # which have a bound of their own: tests/slabs
