@@ -107,7 +107,8 @@ class Walk:
 class Course:
     """How a loop goes through time, for reports: `block` of its `steps` at once, by so many `programs` in each of the
     `chunks` of time, on a device of so many `units`, in so many `launches`. `whole`: why it would be one chunk on any.
-    `parts`: programs that share the sums of a step."""
+    `parts`: programs that share the sums of a step. `again`: steps of a block, of two loops of which the second finds
+    what the first one hands to it made again; 0 where the kernel has one, or nothing is."""
 
     steps: Size
     block: int
@@ -117,6 +118,7 @@ class Course:
     whole: str = ""
     parts: Size = 1
     launches: int = 1
+    again: int = 0
 
     def at(self, size: Callable[[Size], Size]) -> Course:
         """The same with each size in other symbols."""

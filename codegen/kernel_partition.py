@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import sympy
@@ -32,7 +34,7 @@ from ..ir.text.source_names import variable_name
 from ..ir.types import COMPLEX, FLOAT8, ITEMSIZE, LOW_FLOATS, Size, TensorType, contiguous_strides
 from .emit import prelude, products
 from .emit.emit import kernel_of
-from .emit.loops.kernel import kernels_of_loop
+from .emit.loops.kernel import kernel_of_round_trip, kernels_of_loop
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
@@ -46,7 +48,8 @@ from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
 from .schedule.loops.division import divided_sums, too_many_late
 from .schedule.loops.phases import ends_of, late_stores
-from .schedule.loops.roles import LoopProgram, by_loop, program_of
+from .schedule.loops.roles import LoopProgram, by_loop, program_of, times_of
+from .schedule.loops.round_trips import Planning, go_together
 from .schedule.loops.together import times_of_states, together
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
@@ -223,6 +226,40 @@ def _add_goals(goals: dict[int, list[Goal]], whole: Goal, ready: Mapping[int, in
         goals[stage].append(whole)
 
 
+@dataclass(frozen=True)
+class _Made:
+    """Goals, and the kernels that compute them. first: those of a loop that the same kernel takes before these.
+
+    private: memory between the two that nothing else reads.
+    """
+
+    goals: tuple[Goal, ...]
+    kernels: tuple[Kernel, ...]
+    label: str
+    first: tuple[Goal, ...] = ()
+    private: frozenset[Ref] = frozenset()
+
+    @cached_property
+    def stored(self) -> frozenset[Ref]:
+        return self._memory([k.writes for k in self.kernels])
+
+    @cached_property
+    def loaded(self) -> frozenset[Ref]:
+        return self._memory([{**k.reads, **k.cached} for k in self.kernels])
+
+    def _memory(self, moved: Sequence[Mapping[str, Size]]) -> frozenset[Ref]:
+        """What kernels share. Scratch is a kernel's own."""
+        pointers = ((a, m) for k, m in zip(self.kernels, moved, strict=True) for a in k.arguments)
+        found = (a.buffer for a, m in pointers if isinstance(a, Pointer) and a.name in m)
+        return frozenset(ref for ref in found if ref.kind != "scratch")
+
+    def goes_by_step_with(self, other: _Made) -> bool:
+        """Neither takes time in chunks, nor do both of them many steps at once."""
+        heads = [m.kernels[0] for m in (self, other)]
+        at_once = [k.course is not None and k.course.block > 1 for k in heads]
+        return all(k.splits == 1 for k in heads) and not all(at_once)
+
+
 class _Group:
     """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
 
@@ -234,6 +271,7 @@ class _Group:
         self.virtual = virtual_values(graph, hints)
         self.cut: dict[int, None] = {}
         self.alone: set[int] = set()
+        self.loops: set[str] = set()
         self.temporaries: list[Buffer] = []
         self.pinned_graphs: dict[frozenset[tuple[sympy.Symbol, int]], Graph] = {}
         self._cut_deep()
@@ -342,10 +380,11 @@ class _Group:
 
     def _attempt(self) -> Kernels:
         memory, self.temporaries = self._memory()
-        kernels: list[Kernel] = []
+        made: list[_Made] = []
         for goals in self._goals(memory):
             for part in self._in_order(self._parts(goals)):
-                kernels += self._stage(part, memory, len(kernels))
+                made += self._stage(part, memory, sum(len(m.kernels) for m in made))
+        kernels = [k for m in self._with_round_trips(made) for k in m.kernels]
         self._check_stored(kernels)
         if len({_stem_and_end(k.name)[0] for k in kernels}) == 1:
             kernels = [_with_name(k, self.name + _stem_and_end(k.name)[1]) for k in kernels]
@@ -371,17 +410,125 @@ class _Group:
         return [*([together] if together else []), *([g] for g in single)]
 
     # ------------------------------------------------------------------ one stage
-    def _stage(self, goals: Sequence[Goal], memory: Mapping[int, Memory], number: int) -> list[Kernel]:
+    def _stage(self, goals: Sequence[Goal], memory: Mapping[int, Memory], number: int) -> list[_Made]:
         todo = [list(goals)]
-        kernels: list[Kernel] = []
+        made: list[_Made] = []
         while todo:
             part = todo.pop(0)
-            kernel = self._kernel(part, memory, self.empty, f"{self.name}_{number + len(kernels)}")
+            label = f"{self.name}_{number + sum(len(m.kernels) for m in made)}"
+            kernel = self._kernel(part, memory, self.empty, label)
             if isinstance(kernel, tuple):
-                kernels += kernel
+                made.append(_Made(tuple(part), kernel, label))
             else:
                 todo[:0] = self._in_order(kernel)
-        return kernels
+        return made
+
+    # ------------------------------------------------------------------ two loops in one kernel
+    def _with_round_trips(self, made: list[_Made]) -> list[_Made]:
+        """Loops over the same lanes in one kernel, where that moves no more bytes."""
+        tried = set[tuple[str, str]]()
+        while pair := next((p for p in self._pairs_of_loops(made) if (p[0].label, p[1].label) not in tried), None):
+            tried.add((pair[0].label, pair[1].label))
+            made = self._joined(made, *pair) or made
+        return made
+
+    def _pairs_of_loops(self, made: Sequence[_Made]) -> Iterator[tuple[_Made, _Made]]:
+        """A loop, and one behind it: what reads the steps of the first comes later than both."""
+        loops = [m for m in made if m.label in self.loops and not m.first]
+        for one, two in combinations(loops, 2):
+            between = made[made.index(one) + 1 : made.index(two)]
+            if one.goes_by_step_with(two) and not any(one.stored & m.loaded for m in between):
+                yield one, two
+
+    def _joined(self, made: Sequence[_Made], one: _Made, two: _Made) -> list[_Made] | None:
+        """All is made again, as temporaries are numbered as they come; None where nothing is gained."""
+        private = (one.stored & two.loaded).difference(*(m.loaded | m.stored for m in made if m not in (one, two)))
+        both = replace(two, first=one.goals, private=private)
+        before = self.temporaries
+        memory, self.temporaries = self._memory()
+        again = [self._made(both if m is two else m, memory) for m in made if m is not one]
+        trip = next((m for m in again if m is not None and m.label == two.label), None)
+        if trip is None or None in again or not self._is_better(trip, one, two):
+            self.temporaries = before
+            return None
+        return [m for m in again if m is not None]
+
+    def _made(self, part: _Made, memory: Mapping[int, Memory]) -> _Made | None:
+        goals, pins, label = list(part.goals), self.empty, part.label
+        alone = not part.first
+        kernels = self._kernel(goals, memory, pins, label) if alone else self._round_trip(part, goals, memory, pins)
+        return replace(part, kernels=kernels) if isinstance(kernels, tuple) else None
+
+    def _is_better(self, trip: _Made, one: _Made, two: _Made) -> bool:
+        """It moves no more, and leaves no more of the device idle."""
+        programs = [evaluate_size(m.kernels[0].grid, self.hints) for m in (trip, one, two)]
+        return self._moved(trip) <= self._moved(one) + self._moved(two) and programs[0] >= min(
+            self.target.units, *programs[1:]
+        )
+
+    def _moved(self, part: _Made) -> int:
+        sizes = (n for k in part.kernels for by in (k.reads, k.writes) for n in by.values())
+        return sum(evaluate_size(n, self.hints) for n in sizes)
+
+    def _round_trip(
+        self, part: _Made, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int]
+    ) -> tuple[Kernel, ...] | None:
+        """The kernel of two loops, and what merges its parts; None where they do not go together."""
+        try:
+            found = self._two_loops([*part.first, *goals], len(part.first), memory, pins)
+            if found is None:
+                return None
+            terms, loops = found
+            if free := symbols(a.size for p in loops for a in p.whole):
+                pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
+                return self._round_trip(part, goals, memory, pinned)
+            made = self._there_and_back(terms, *loops, part.private, part.label)
+            return tuple(replace(k, pinned=pins) for k in made)
+        except (Unfusible, Materialize):
+            return None
+
+    def _two_loops(
+        self, goals: list[Goal], count: int, memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int]
+    ) -> tuple[TermTable, tuple[LoopProgram, LoopProgram]] | None:
+        """The programs of the loop of the first so many goals, and of that of the others, over the same axes."""
+        graph, terms = self._with_pins(pins), TermTable()
+        read = {k: _pinned(m, pins) for k, m in memory.items()}
+        sinks = unify(terms, build_sinks(terms, read, [_pinned_goal(g, graph, pins) for g in goals]))
+        sinks = together(terms, sinks)
+        times = times_of_states(sinks)
+        stores = [s for s in sinks if s.goal >= 0]
+        walked = [{times_of(s, times) for s in stores if (s.goal < count) is side} for side in (True, False)]
+        own, other = (set[Axis]().union(*of) for of in walked)
+        if own & other or any(len(of - {frozenset()}) != 1 for of in walked):
+            return None
+        is_first = [s.goal < count if s.goal >= 0 else times[s.ref.index] in own for s in sinks]
+        sides = [[s for s, is_own in zip(sinks, is_first, strict=True) if is_own is side] for side in (True, False)]
+        return terms, (program_of(terms, sides[0]), program_of(terms, sides[1]))
+
+    def _there_and_back(
+        self, terms: TermTable, first: LoopProgram, second: LoopProgram, private: frozenset[Ref], label: str
+    ) -> tuple[Kernel, ...]:
+        """Raises Unfusible where the two do not go together."""
+        number = len(self.temporaries)
+        divided = divided_sums(terms, second, self.target, self.hints, number)
+        merging = [] if divided is None else self._merged(terms, divided.merged, f"{label}{MERGED}")
+        if divided is not None and merging:
+            second = divided.program
+            self.temporaries += divided.buffers
+        self._check_round_trip(terms, first, second)
+        planning = Planning(terms, first, second, private, self.target, self.hints)
+        trip = planning.trip(len(self.temporaries))
+        if trip.blocks is not None:
+            self.temporaries += trip.blocks.buffers
+            for ref, shape in trip.blocks.shapes.items():
+                self.temporaries[ref.index] = replace(self.temporaries[ref.index], shape=shape)
+        return (kernel_of_round_trip(trip, planning, label), *merging)
+
+    def _check_round_trip(self, terms: TermTable, first: LoopProgram, second: LoopProgram) -> None:
+        is_late = any(too_many_late(Workload(p, self.target, self.hints), p) for p in (first, second))
+        is_shared = divided_sums(terms, first, self.target, self.hints, 0) is not None
+        if is_late or is_shared or not go_together(first, second):
+            raise Unfusible(first.states[0].update.node, "another loop has other lanes")
 
     def _in_order(self, parts: Sequence[Sequence[Goal]]) -> list[list[Goal]]:
         """Each part behind those that make what it reads; one that is on both sides of another is divided."""
@@ -485,6 +632,7 @@ class _Group:
         if free := symbols(a.size for a in program.whole | program.depths):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
+        self.loops.add(label)
         first = len(self.temporaries)
         divided = divided_sums(terms, program, self.target, self.hints, first)
         merging = [] if divided is None else self._merged(terms, divided.merged, f"{label}{MERGED}")

@@ -58,6 +58,8 @@ KERNELS: dict[str, str] = {
     "at_once": "many steps of a linear recurrence are one scan; off: step by step",
     "chunks_of_time": "few long recurrences in chunks of time, in three launches; off: in one",
     "side_by_side": "loops that read the same go through time together",
+    "round_trips": "a loop and one that goes back over the same lanes share a kernel",
+    "blocks_of_steps": "what such a loop hands to the other is made again in blocks of steps",
     "stages": "several loads of a loop are in flight",
 }
 """Decisions in the kernels of a group (codegen)."""

@@ -73,6 +73,7 @@ ONE_IN = {
     "loops/test_nested.py": 4,
     "gallery": 45,
     "loops/test_exports.py": 6,
+    "loops/test_round_trips.py": 3,
     "loops/test_random_loops.py": 12,
     "suite/test_proved_on_targets.py": 61,
     "gpu": 20,

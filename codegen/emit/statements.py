@@ -133,6 +133,11 @@ class Assert:
 
 
 @dataclass(slots=True)
+class Barrier:
+    """tl.debug_barrier: what the program has stored so far is there for all of its threads."""
+
+
+@dataclass(slots=True)
 class For:
     variable: str
     over: Expr
@@ -145,7 +150,7 @@ class If:
     body: list[Statement]
 
 
-Line = Let | Accumulate | Store | Assert
+Line = Let | Accumulate | Store | Assert | Barrier
 Statement = Line | For | If
 
 
@@ -192,7 +197,7 @@ def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
     for statement in reversed(body):
         if isinstance(statement, (For, If)):
             live += _pruned_block(statement, needed)
-        elif isinstance(statement, (Store, Assert)) or statement.name in needed:
+        elif isinstance(statement, (Store, Assert, Barrier)) or statement.name in needed:
             needed |= _reads(statement)
             live.append(statement)
     return live[::-1]
@@ -213,6 +218,8 @@ def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
 
 
 def _reads(statement: Line) -> frozenset[str]:
+    if isinstance(statement, Barrier):
+        return frozenset(["tl"])
     if isinstance(statement, Assert):
         return statement.condition.names | (statement.mask.names if statement.mask else frozenset())
     if isinstance(statement, Store):
@@ -261,11 +268,13 @@ def render(body: Iterable[Statement], indent: str = "    ") -> Iterator[str]:
             yield f"{indent}if {statement.condition}:"
             yield from render(statement.body, indent + "    ")
         else:
-            comment = "" if isinstance(statement, Assert) else statement.comment
+            comment = "" if isinstance(statement, (Assert, Barrier)) else statement.comment
             yield f"{indent}{_line(statement)}{'  # ' + comment if comment else ''}"
 
 
 def _line(statement: Line) -> str:
+    if isinstance(statement, Barrier):
+        return "tl.debug_barrier()"
     if isinstance(statement, Let):
         return f"{statement.name} = {statement.value}"
     if isinstance(statement, Accumulate):

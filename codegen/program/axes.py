@@ -287,7 +287,12 @@ class Traffic(NamedTuple):
 
 
 class Program:
-    """The sinks of one kernel, over unified axes; `roots`: what they read, once for each of them."""
+    """The sinks of one kernel, over unified axes; `roots`: what they read, once for each of them.
+
+    `cached`: loads that find in L2 what the kernel has read or written before.
+    """
+
+    cached: frozenset[Term] = frozenset()
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)

@@ -119,7 +119,7 @@ class Varying:
     def digits(self, access: Access) -> Number | None:
         """The offset as a number in digits; None where it is none."""
         self.access = access
-        offset = self._in_turns(access.offset, access)
+        offset = self._from_ends(self._in_turns(access.offset, access))
         varying = {a for a in offset.atoms if self.is_varying(a)}
         remainder, steps, signs = offset, dict[int, Poly](), dict[int, int]()
         # Each varying atom is one digit: linear, with a step that no other digit is in.
@@ -149,6 +149,23 @@ class Varying:
                     self.items[atom] = start + number * step
                     read.spans[number.top], read.steps[number.top] = (start, stop), step
                     return offset.with_atom(atom, self.items[atom])
+        return offset
+
+    def _from_ends(self, offset: Poly) -> Poly:
+        """A turn that is counted from an end which is not always the same: the end less a number of its own."""
+        read = self.subject.read
+        for turn, (start, stop) in [*read.spans.items()]:
+            ends = {a for a in stop.atoms & offset.atoms if self.is_varying(a)} if turn in offset.atoms else ()
+            if not ends or read.steps[turn] != ONE:
+                continue
+            name = f"{self.atoms.names[turn]}'"
+            number = self.world.atom(name, lambda s, _, t=turn: s[t], 0)  # type: ignore[misc]
+            mirrored = offset.with_atom(turn, stop - 1 - number)
+            if not mirrored.atoms & ends:
+                self.world.bound_above(number.top, ONE, stop - start - 1)
+                self.items[turn] = stop - 1 - number
+                read.spans[number.top], read.steps[number.top] = (start, stop), ONE
+                offset = mirrored
         return offset
 
     def _is_turn(self, atom: int, start: Poly, stop: Poly, step: Poly, access: Access) -> bool:

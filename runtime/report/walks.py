@@ -31,6 +31,8 @@ def course_text(course: Course, sizes: Sizes) -> str:
     text = f"{steps:,} steps by {course.block}"
     if (parts := number(course.parts, sizes)) > 1:
         text = f"{text}, {parts:,} programs share their sums"
+    if course.again:
+        text = f"{text}, there and back, made again by {course.again}"
     if course.chunks == 1:
         return "; ".join([text, *([f"never in chunks: {course.whole}"] if course.whole else [])])
     estimate = Estimate.of(-(-steps // course.block), course.chunks, course.launches)

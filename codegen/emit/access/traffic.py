@@ -59,7 +59,7 @@ def _loads(context: Context) -> Iterator[tuple[Term, bool]]:
     for load in sorted(reversed(distinct.values()), key=lambda t: bool(t.args)):
         reach = _Reach.of(load, held)
         is_near = not load.param.indirect and any(reach.is_within(o) or reach.is_step_of(o) for o in reaches)
-        yield load, is_near or _is_of_row(load, context)
+        yield load, is_near or load in context.program.cached or _is_of_row(load, context)
         if not load.args:
             reaches.append(reach)
 

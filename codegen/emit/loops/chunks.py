@@ -39,7 +39,6 @@ class ChunkedLoop(Loop):
         super().__init__(emitter, program)
         self.linear, self.time = linear, program.time
         self.dim = emitter.tile.dims.index(program.time)
-        self.is_reversed = program.time.turn == "backward"
         self.totals = {s for s in linear if added_to(program, s) is not None}
 
     def emit(self) -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ....ir.types import Size
+from ....ir.types import ITEMSIZE, Size, product
 from ...kernel import ALL_REGISTERS, CHUNKS, JOINED, MOST_REGISTERS, Buffer, Course, Kernel, Target
 from ...program.axes import Axis, Sink
-from ...program.sizes import Hints, evaluate_size
+from ...program.sizes import Hints, evaluate_size, tidy
 from ...program.terms import TermTable
 from ...schedule.loops.delays import without_delays
 from ...schedule.loops.phases import (
@@ -26,14 +26,17 @@ from ...schedule.loops.phases import (
 )
 from ...schedule.loops.recurrences import Linear, recurrences_of
 from ...schedule.loops.roles import LoopProgram, LoopState
+from ...schedule.loops.round_trips import Planning, RoundTrip
 from ...schedule.loops.tiles import LoopTile, chunked_tile_of, in_chunks, schedule_of, tile_of
 from ...schedule.schedule import Schedule
 from ...schedule.workload import Workload
+from ..access.traffic import Traffic, add_bytes
 from ..context import Context
 from ..emit import Emitter, assemble
 from ..names import Names
 from .chunks import ChunkedLoop
 from .phases import ChunkEnds, JoinedChunks, PartOfTime
+from .round_trips import RoundTripLoops
 from .steps import Loop
 
 
@@ -108,6 +111,26 @@ def _at_once(
     return LoopKernels((replace(_made(loop), course=course),))
 
 
+def kernel_of_round_trip(trip: RoundTrip, planning: Planning, label: str) -> Kernel:
+    """The kernel of two loops over the same lanes."""
+    target, tile = planning.target, planning.tile
+    emitter = _emitter(trip, tile, target, planning.hints, label)
+    RoundTripLoops(emitter, trip).emit()
+    kernel = assemble(emitter, traffic_of_round_trip(emitter, trip, planning))
+    again = 0 if trip.blocks is None else trip.blocks.steps
+    course = Course(trip.time.size, 1, programs_of(tile), target.units, parts=_parts_of(trip), again=again)
+    return replace(kernel, roomy=_is_roomy(kernel, emitter.context), course=course)
+
+
+def traffic_of_round_trip(emitter: Emitter, trip: RoundTrip, planning: Planning) -> Traffic:
+    """Bytes that the kernel moves, with those that the first loop reads twice."""
+    traffic = emitter.traffic()
+    for load in planning.read_again(trip):
+        moved = product(a.size for a in load.axes) * ITEMSIZE[load.dtype]
+        add_bytes(traffic.reads, emitter.buffers.labels[load.param.ref], tidy(moved))
+    return traffic
+
+
 def _course(
     program: LoopProgram, tile: LoopTile, target: Target, chunks: int = 1, whole: str = "", launches: int = 1
 ) -> Course:  # fmt: skip
@@ -173,8 +196,11 @@ def name_axes(plan: Schedule, names: Names, chunk: Axis | None = None) -> Mappin
     spare = iter("DEFGHIJKLOPQRSUVWXYZ" if chunk else "CDEFGHIJKLOPQRSUVWXYZ")
     words = iter((("col", "N"), ("row", "M")))
     letters: dict[Axis, str] = {}
+    times = dict.fromkeys(a.size for a in reversed(plan.order) if a.turn)
     for axis in reversed(plan.order):
-        own = ("t", "T") if axis.turn else ("chunk", "C") if axis is chunk else None
+        # a second loop may be of another length
+        own = ("t", "T" if axis.size == next(iter(times)) else "") if axis.turn else None
+        own = ("chunk", "C") if axis is chunk else own
         word, letter = own or next(words, ("", ""))
         letters[axis] = letter = letter or next(spare, "X")
         axis.name = word or letter.lower()

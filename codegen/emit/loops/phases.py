@@ -89,8 +89,8 @@ class ChunkEnds(PartOfTime):
         self.ends = ends
         self.beyond: dict[LoopState, str] = {}
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, scope: Scope | None = None) -> None:
+        super().begin(scope)
         top = self.context.top
         for product, _, _ in self.ends:
             self.beyond[product] = self.context.names.fresh("beyond")

@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ....ir.errors import Unfusible
 from ....ir.types import LOW_FLOATS
-from ...program.axes import Axis, Term
+from ...program.axes import Axis, Sink, Term
 from ...schedule.loops.roles import LoopProgram, LoopState, Part
 from ...schedule.separation.algebra import source_of
 from ..access.coordinates import Coord
@@ -47,6 +47,7 @@ class Loop:
         self.emitter, self.program, self.context = emitter, program, emitter.context
         self.values = emitter.values
         self.labels: dict[LoopState, str] = {}
+        self.is_reversed = program.time.turn == "backward"
 
     def set_coordinates(self) -> None:
         """Axes that the program covers whole, and its place in the grid."""
@@ -68,13 +69,13 @@ class Loop:
         number = binary("//", first, self.emitter.tile.block(part.of))
         self.emitter.coords.set_element(part.axis, number, self.context.top, 0)
 
-    def begin(self) -> None:
-        """What is carried, at first."""
-        top = self.context.top
+    def begin(self, scope: Scope | None = None) -> None:
+        """What is carried, at first; of a block of steps in the scope of that."""
+        scope = scope or self.context.top
         for state in self.program.states:
-            value = self._in_all_lanes(state, state.initial.value, top)
+            value = self._in_all_lanes(state, state.initial.value, scope)
             self.labels[state] = self.context.names.fresh(self._wish(state))
-            top.define(self.labels[state], value)
+            scope.define(self.labels[state], value)
 
     def _wish(self, state: LoopState) -> str:
         return name_of(state.update) or name_of(state.initial) or "state"
@@ -88,9 +89,17 @@ class Loop:
     # ------------------------------------------------------------------ a turn
     def emit(self) -> None:
         """for t in tl.range(0, T): the stores of a step, then what is carried into the next."""
-        scope, plan = Scope(1, self.context.top), self.context.plan
-        variable = self.context.names.fresh("step" if self.program.time.turn == "backward" else "t_at")
-        self._set_time(name(variable), scope)
+        self._walk(self.context.top, self.context.sizes.text(self.program.time.size, "T"))
+
+    def emit_block(self, outer: Scope, first: Expr, count: Expr, slot: Axis) -> None:
+        """The same of so many steps, from the first of a block on; `slot`: the axis of their places in it."""
+        self._walk(outer, count, first, slot)
+        del self.emitter.coords[slot]
+
+    def _walk(self, outer: Scope, steps: Expr, first: Expr | None = None, slot: Axis | None = None) -> None:
+        scope, plan = Scope(outer.level + 1, outer), self.context.plan
+        variable = self.context.names.fresh("step" if self.is_reversed else "t_at")
+        self._set_time(name(variable), steps, scope, first, slot)
         self._fix_states(scope.level)
         for term in self.program.terms:
             if term.op == "matmul":
@@ -103,17 +112,28 @@ class Loop:
             self.emitter.stores.store(sink, scope)
         self._carry_on(scope)
         pipelined = {"num_stages": literal(plan.stages)} if plan.stages > 1 else {}
-        steps = self.context.sizes.text(self.program.time.size, "T")
-        self.context.top.body.append(For(variable, call("tl.range", literal(0), steps, **pipelined), scope.body))
+        outer.body.append(For(variable, call("tl.range", literal(0), steps, **pipelined), scope.body))
         del self.emitter.coords[self.program.time]
 
-    def _set_time(self, turn: Expr, scope: Scope) -> None:
-        time, sizes = self.program.time, self.context.sizes
-        if time.turn == "backward":
-            turn = binary("-", binary("-", sizes.text(time.size, "T"), literal(1)), turn)
-        at = scope.define(time.name, call("tl.cast", turn, literal("tl.int64")))
+    def _set_time(self, turn: Expr, steps: Expr, scope: Scope, first: Expr | None, slot: Axis | None) -> None:
+        """The step that a turn of the loop takes; of those of a block, its place there as well."""
+        time = self.program.time
+        if self.is_reversed:
+            turn = binary("-", binary("-", steps, literal(1)), turn)
+        if slot is not None and first is not None:
+            turn = self._define(slot, turn, scope)
+            self.emitter.coords[slot] = Coord(turn, None, None, scope.level)
+            turn = binary("+", first, turn)
+        at = self._define(time, turn, scope)
         self.emitter.coords[time] = Coord(at, None, None, scope.level)
         self.emitter.levels.clear()
+
+    def _define(self, axis: Axis, place: Expr, scope: Scope) -> Expr:
+        """A place along an axis; another loop in front of this one may have its name."""
+        top = self.context.top
+        label = axis.name if ("named", axis.name) not in top.memo else self.context.names.fresh(axis.name)
+        top.memo["named", axis.name] = name(label)
+        return scope.define(label, call("tl.cast", place, literal("tl.int64")))
 
     def _fix_states(self, level: int) -> None:
         for state in self.program.states:
@@ -193,6 +213,13 @@ class Loop:
         return scope.define(self.context.names.fresh("before" if is_state else "after"), value)
 
     # ------------------------------------------------------------------ behind it
+    def keep(self, sinks: Sequence[Sink], scope: Scope) -> None:
+        """Stores of what is carried into a block of steps."""
+        self.emitter.levels.clear()
+        self._fix_states(scope.level)
+        for sink in sinks:
+            self.emitter.stores.store(sink, scope)
+
     def finish(self) -> None:
         """The stores of what is known now."""
         self.emitter.levels.clear()

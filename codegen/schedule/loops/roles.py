@@ -84,6 +84,16 @@ class LoopProgram(Program):
         return [s for s in self.sinks if self.time not in s.axes]
 
     @property
+    def walks(self) -> tuple[LoopProgram, ...]:
+        """The loops of the kernel, one behind the other."""
+        return (self,)
+
+    @property
+    def beside(self) -> tuple[Axis, ...]:
+        """Axes of blocks of steps, and of places in them, which are neither lanes nor the grid."""
+        return ()
+
+    @property
     def products(self) -> list[Term]:
         """The products of matrices in a step, operands first."""
         return [t for t in self.terms if t.op == "matmul"]

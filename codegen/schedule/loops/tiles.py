@@ -109,7 +109,7 @@ def _chunked_tile_of_part(w: Workload, program: LoopProgram, part: Part) -> Loop
 
 def _tile_of_part(w: Workload, program: LoopProgram, part: Part) -> LoopTile:
     """One step for the lanes that are summed, and a few of the axis with the smallest stride, if that is another."""
-    order = [a for a in w.order if a not in (program.time, part.axis)]
+    order = [a for a in w.order if a is not part.axis and not a.turn]
     whole = tuple(a for a in order if a in program.whole)
     grid = tuple(a for a in order if a not in program.whole)
     blocks = {**{a: power_of_two(w.size[a]) for a in whole}, part.of: part.block}
@@ -130,7 +130,7 @@ def tile_of(w: Workload, program: LoopProgram, hints: Hints) -> LoopTile:
     """The largest block of the grid's fastest axis with which all units of the device have work."""
     if program.part is not None:
         return _tile_of_part(w, program, program.part)
-    order = [a for a in w.order if a is not program.time and a not in program.depths]
+    order = [a for a in w.order if not a.turn and a not in program.depths]
     least = LEAST if program.products else 1
     whole = tuple(a for a in order if a in program.whole)
     grid = tuple(a for a in order if a not in program.whole)
@@ -161,7 +161,7 @@ def _fits(w: Workload, program: LoopProgram, blocks: dict[Axis, int], warps: int
     """Registers hold what a step needs. Of products as much is in shared memory as in these."""
     if w.target.kind == "interpret" or program.products:
         return True
-    return registers_of(program, blocks, warps * w.target.warp) <= ROOM
+    return max(registers_of(p, blocks, warps * w.target.warp) for p in program.walks) <= ROOM
 
 
 def halves(largest: int) -> list[int]:
@@ -177,7 +177,7 @@ def _stages(program: LoopProgram, blocks: dict[Axis, int], target: Target) -> in
     room = int(target.shared * SHARED) - sum(_bytes(t, blocks) for t in sides)
     if room < 0:
         raise Unfusible(program.states[0].update.node, "its matrix is more than shared memory holds")
-    turn = sum(_bytes(t, blocks) for t in program.terms if t.op == "load" and program.time in t.axes)
+    turn = max(sum(_bytes(t, blocks) for t in p.terms if t.op == "load" and p.time in t.axes) for p in program.walks)
     return max(1, min(STAGES, room // max(1, turn)))
 
 
@@ -202,7 +202,7 @@ def schedule_of(program: LoopProgram, tile: LoopTile) -> Schedule:
     """The tile as a schedule."""
     scalars = (a for a in (*tile.grid, *tile.whole) if a not in tile.blocks)
     by_step = tuple(a for a in program.axes if a.turn and a not in tile.blocks)
-    by_step += (program.part.axis,) if program.part is not None else ()
+    by_step += (*((program.part.axis,) if program.part is not None else ()), *program.beside)
     return Schedule(
         row=tile.whole, chunked=False, walk=(), grid=tile.grid, tile=dict(tile.blocks), inner=frozenset(), final=(),
         after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps, stages=tile.stages,

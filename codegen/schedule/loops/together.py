@@ -49,6 +49,8 @@ class _Loop:
         self.sinks = [s for s in sinks if (s.ref.kind in (STATE, INITIAL) and s.ref.index in own) or time in s.axes]
         self.terms = terms_below(t for s in self.sinks for t in s.terms)
         self.states, self.reads = len(own), {times[t.param.ref.index] for t in self.terms if is_state(t)}
+        self.stored = {s.ref for s in self.sinks if s.ref.kind not in (STATE, INITIAL)}
+        self.loaded = {t.param.ref for t in self.terms if t.op == "load"}
 
     @property
     def is_aimless(self) -> bool:
@@ -70,6 +72,7 @@ class _Loop:
     def goes_with(self, other: _Loop) -> bool:
         """Neither waits for the other, and they have something in common: what they read, or a direction to go."""
         is_apart = other.time not in self.reads and self.time not in other.reads
+        is_apart = is_apart and self.stored.isdisjoint(other.loaded) and other.stored.isdisjoint(self.loaded)
         if not is_apart or not same(self.time.size, other.time.size) or self.states + other.states > MOST:
             return False
         if other.is_aimless:
