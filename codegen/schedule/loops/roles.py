@@ -187,9 +187,9 @@ def _with_states(
         return _last(table, term, updates[term.args[0].param.ref.index], time)
     if is_state(term) and term.param.ref.kind == INITIAL:
         return term  # what it is when the loop is over: `last` says where
-    if is_state(term):
-        return _carried(table, term, updates[term.param.ref.index], time)
     args = tuple(new[a] for a in term.args)
+    if is_state(term):
+        return _carried(table, term, args, updates[term.param.ref.index], time)
     return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
 
 
@@ -204,9 +204,14 @@ def _last(table: TermTable, term: Term, sink: Sink, time: Axis) -> Term:
     if picked is None:
         raise Materialize([n for n in [term.node] if n is not None])
     axis, number = picked
-    is_there = table.test("eq", table.index(Index.over(axis)), table.const(number, "i64"))
-    alone = table.make("where", is_there, last, table.const(0, term.dtype), dtype=term.dtype, node=term.node)
-    return table.make("sum", alone, dtype=term.dtype, param=(axis,), node=term.node)
+    return _element(table, last, axis, table.const(number, "i64"))
+
+
+def _element(table: TermTable, state: Term, axis: Axis, place: Term) -> Term:
+    """One element of what is carried, along an axis: the sum of it and of zeros."""
+    is_there = table.test("eq", table.index(Index.over(axis)), place)
+    alone = table.make("where", is_there, state, table.const(0, state.dtype), dtype=state.dtype, node=state.node)
+    return table.make("sum", alone, dtype=state.dtype, param=(axis,), node=state.node)
 
 
 def _picked(load: Term, sink: Sink) -> tuple[Axis, Size] | None:
@@ -221,9 +226,9 @@ def _picked(load: Term, sink: Sink) -> tuple[Axis, Size] | None:
     return None if number is None else (axis, number)
 
 
-def _carried(table: TermTable, load: Term, sink: Sink, time: Axis) -> Term:
-    """What is carried at the place of a load: at its own, as far along one axis as another element is, or along
-    another axis."""
+def _carried(table: TermTable, load: Term, args: Sequence[Term], sink: Sink, time: Axis) -> Term:
+    """What is carried at the place of a load: at its own, as far along one axis as another element is, along another
+    axis, or at one element along it."""
     axes = tuple(a for a in sink.axes if a is not time)
     own = table.make("carried", dtype=load.dtype, param=Carried(sink.ref.index, (time, *axes)), node=load.node)
     if load.param.place == sink.place:
@@ -232,6 +237,10 @@ def _carried(table: TermTable, load: Term, sink: Sink, time: Axis) -> Term:
     for op, param in ways:
         if param is not None:
             return table.make(op, own, dtype=load.dtype, param=param, node=load.node)
+    if (picked := _picked(load, sink)) is not None:
+        return _element(table, own, picked[0], table.const(picked[1], "i64"))
+    if (axis := _looked_up(load, sink)) is not None:
+        return _element(table, own, axis, args[0])
     raise Unfusible(sink.node, "a step reads what another element carries")
 
 
@@ -246,18 +255,40 @@ def _across(load: Term, sink: Sink) -> tuple[Axis, Axis] | None:
     return (mine, other) if is_same and all(own[a] == c for a, c in place.items() if a in own) else None
 
 
+def _looked_up(load: Term, sink: Sink) -> Axis | None:
+    """The only axis of the state along which a load is at a place that is data, the same all along it."""
+    own, place, steps = dict(sink.place.terms), dict(load.param.place.terms), load.param.indirect
+    missing = [a for a in own if a not in place]
+    is_alike = all(own.get(a) == c for a, c in place.items()) and same(load.param.place.offset, sink.place.offset)
+    if len(missing) != 1 or len(steps) != 1 or not is_alike or load.dtype == "b1":
+        return None
+    (axis,) = missing
+    return axis if same(steps[0], own[axis]) and axis not in load.args[0].axes else None
+
+
 def _moved_along(load: Term, sink: Sink) -> tuple[Axis, Index] | None:
-    """(axis, place along it): the only axis of the state along which a load is elsewhere."""
+    """(axis, place along it): the only axis of the state along which a load is elsewhere.
+
+    A place in memory is one step of an axis, or several of an inner one: what guards the load tells of which.
+    """
     own, place = dict(sink.place.terms), load.param.place
     elsewhere = [a for a in own if dict(place.terms).get(a) != own[a]]
-    strides = [(a, 1) for a in own] if not elsewhere else [(elsewhere[0], -1)]
     if len(elsewhere) > 1 or set(place.walked) != set(own):
         return None
-    for axis, sign in strides:
+    guarded = {a for guard in load.args for a in guard.axes if not a.turn}
+    sign = -1 if elsewhere else 1
+    for axis in elsewhere or _outermost_first(own):
         steps = divide(place.offset, own[axis])
-        if steps is not None and same(dict(place.terms)[axis], tidy(own[axis] * sign)):
+        is_alike = steps is not None and same(dict(place.terms)[axis], tidy(own[axis] * sign))
+        if is_alike and steps is not None and guarded <= {axis}:
             return axis, Index.over(axis) * sign + steps
     return None
+
+
+def _outermost_first(strides: dict[Axis, Size]) -> list[Axis]:
+    """The axes, those first whose strides are multiples of most others."""
+    multiples = {a: sum(divide(strides[a], n) is not None for n in strides.values()) for a in strides}
+    return sorted(strides, key=lambda a: -multiples[a])
 
 
 def _state(table: TermTable, number: int, initial: Sink, update: Sink, time: Axis) -> LoopState:
