@@ -217,7 +217,7 @@ def _picked(load: Term, sink: Sink) -> tuple[Axis, Size] | None:
 
 
 def _is_on(axis: Axis, number: Size) -> bool:
-    """Whether there is a place of that number: beyond the end it would be an element of the next along an outer axis."""
+    """Whether there is a place of that number: beyond the end it is one of the next along an outer axis."""
     if not isinstance(number, int) and positive(tidy(axis.size - number)):
         return True  # counted from the end
     return nonnegative(number) and not nonnegative(number - axis.size)
