@@ -230,10 +230,11 @@ class Body:
         return self.graph.call_function(aten.select.int, (whole, 0, self.affine(read.index)))
 
     def whole(self, operand: Any) -> fx.Node:
-        """What is the same in each step."""
+        """What is the same in each step; of a tensor of numbers, a copy that is made before the loop."""
+        value = self.emission.operand
         if isinstance(operand, Constant):
-            raise NotRolled("it makes a tensor of numbers in each step")
-        return self.given(operand, lambda: self.emission.operand(operand))
+            return self.given(operand, lambda: aten.lift_fresh_copy.default(value(operand)))
+        return self.given(operand, lambda: value(operand))
 
     def given(self, key: Any, value: Callable[[], Any]) -> fx.Node:
         if key not in self.whole_nodes:

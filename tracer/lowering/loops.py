@@ -254,19 +254,19 @@ class _Steps:
         first = node.args[2]
         if node.target is aten.select.int:
             return self._input_of(source, axis, first, 0)
-        width = self._width(node)
-        if width is None:
+        width = self._width_of(node)
+        if not isinstance(width, int) or not 0 < width <= MOST_IN_A_WINDOW:
             return None
         parts = [self._input_of(source, axis, first, i) for i in range(width)]
         return self.graph.call_function(aten.stack.default, (parts, axis))
 
-    def _width(self, node: fx.Node) -> int | None:
-        """The number of elements of a slice, where it is the same in all steps."""
+    def _width_of(self, node: fx.Node) -> Any:
+        """The number of elements of a slice, where it is the same in all steps; else None."""
         if len(node.args) < 4 or node.args[4:] not in ((), (1,)):
             return None
         width, following = (self._at(node.args[3], t) - self._at(node.args[2], t) for t in (0, 1))
-        is_fixed = isinstance(width, int) and isinstance(following, int) and width == following
-        return width if is_fixed and 0 < width <= MOST_IN_A_WINDOW else None
+        is_fixed = sympy.expand(self.sizes(width) - self.sizes(following)) == 0
+        return width if is_fixed else None
 
     def _input_of(self, source: Any, axis: Any, index: Any, shift: int) -> fx.Node:
         whole = self.whole_nodes[source]
@@ -304,8 +304,15 @@ class _Steps:
     # ------------------------------------------------------------------ t as a tensor
     def _with_tensors(self, node: fx.Node) -> fx.Node:
         """The operation with tensors for the numbers that t is in."""
+        if node.target is aten.slice.Tensor and (width := self._width_of(node)) is not None:
+            if any(hint_of(self._at(node.args[2], t)) < 0 for t in (0, self.length - 1)):
+                raise LoweringError("a step of a loop cuts a piece of a tensor at a place that is counted from its end")
+            return self.graph.call_function(_cut_at, (*node.args[:2], self._tensor_of(node.args[2]), width))
         target, args = self._taking_tensors(node)
         return self.graph.call_function(target, args, node.kwargs)
+
+    def _tensor_of(self, number: Any) -> Any:
+        return self._tensor(number) if isinstance(number, fx.Node) and number in self.numbers else number
 
     def _taking_tensors(self, node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
         target: Any = node.target
@@ -366,6 +373,10 @@ _WITH_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}
 
 def _select_at(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     return x.index_select(dim, index.reshape(1)).squeeze(dim)
+
+
+def _cut_at(x: torch.Tensor, dim: int, start: Any, width: Any) -> torch.Tensor:
+    return x.index_select(dim, torch.arange(width, device=x.device) + start)
 
 
 def _put_at(x: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:

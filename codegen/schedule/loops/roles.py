@@ -17,7 +17,7 @@ from ....ir.errors import Unfusible
 from ....ir.types import Size
 from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Materialize, Program, Sink, Term, terms_below
 from ...program.loops import INITIAL, STATE
-from ...program.sizes import divide, same, tidy
+from ...program.sizes import divide, nonnegative, positive, same, tidy
 from ...program.terms import TermTable
 from .products import with_products
 
@@ -223,7 +223,14 @@ def _picked(load: Term, sink: Sink) -> tuple[Axis, Size] | None:
         return None
     (axis,) = missing
     number = divide(tidy(load.param.place.offset - sink.place.offset), own[axis])
-    return None if number is None else (axis, number)
+    return (axis, number) if number is not None and _is_on(axis, number) else None
+
+
+def _is_on(axis: Axis, number: Size) -> bool:
+    """Whether there is a place of that number: beyond the end it is one of the next along an outer axis."""
+    if not isinstance(number, int) and positive(tidy(axis.size - number)):
+        return True  # counted from the end
+    return nonnegative(number) and not nonnegative(number - axis.size)
 
 
 def _carried(table: TermTable, load: Term, args: Sequence[Term], sink: Sink, time: Axis) -> Term:

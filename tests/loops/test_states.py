@@ -1,0 +1,111 @@
+"""What a step reads of what is carried, beside its own element: neighbours, one element, one that data tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+import fusegrad
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""(what is carried, one step of x) -> what is carried"""
+
+
+def moved_by_cat(state: Tensor, x: Tensor) -> Tensor:
+    return torch.cat([state[1:], x[:1]])
+
+
+def moved_along_two_axes(state: Tensor, x: Tensor) -> Tensor:
+    return F.pad(state[1:, :-1], (0, 0, 1, 0, 0, 1)) + x
+
+
+def one_element(state: Tensor, x: Tensor) -> Tensor:
+    return 0.9 * state.flip(0) + x * state[-1:].cos()
+
+
+def element_of_data(state: Tensor, x: Tensor) -> Tensor:
+    index = (x[:1].abs() * 3).long() % state.shape[0]
+    return 0.5 * state + x * state.gather(0, index).cos()
+
+
+def through_its_own_index(state: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * state + x * state.gather(0, state.argmax(0, keepdim=True)).cos()
+
+
+def best_before(state: Tensor, x: Tensor) -> Tensor:
+    return (state[:, None] + x[None].sin()).max(0).values
+
+
+STEPS: dict[Step, bool] = {
+    moved_by_cat: True,
+    moved_along_two_axes: False,
+    one_element: True,
+    element_of_data: True,
+    through_its_own_index: True,
+    best_before: False,
+}
+"""Steps, and whether all of them are one kernel."""
+
+
+def class_of(step: Step) -> type[Function]:
+    class Stepped(Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            state, after = torch.zeros_like(x[0]), []
+            for t in range(x.shape[0]):
+                state = step(state, x[t])
+                after.append(state)
+            return torch.stack(after)
+
+        @staticmethod
+        def backward(ctx: object, g: Tensor) -> Tensor:
+            return g
+
+    return Stepped
+
+
+@pytest.fixture(autouse=True)
+def on_kernels() -> Iterator[None]:
+    with fusegrad.config.patch(backend="interpret", disable="patience"):
+        yield
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_a_step_reads_of_what_is_carried_what_eager_reads(step: Step) -> None:
+    # in memory, one step along the first axis is as far as two along the second
+    x = torch.randn(11, 4, 2, 3, dtype=torch.float64)
+    fast = fusegrad.compile(class_of(step))
+    torch.testing.assert_close(fast.apply(x), class_of(step).apply(x))
+    launches = fusegrad.explain(fast, x).directions["forward"].launches
+    assert not STEPS[step] or sum(launch.times for launch in launches) == 1
+
+
+class Windows(Function):
+    """A piece of x as long as w in each step, and a number that is put into what is carried."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, w: Tensor) -> Tensor:
+        padded, state, after = F.pad(x, (w.shape[1] - 1, 0)), torch.zeros_like(w), []
+        for t in range(x.shape[1]):
+            state = state + x[:, t : t + 1] * padded[:, t : t + w.shape[1]]
+            after.append(state[:, -1])
+            state = torch.roll(state, 1, dims=1)
+            state[:, 0] = 0
+        return torch.stack(after, 1)
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> None:
+        return None
+
+
+def test_pieces_of_a_size_and_numbers_that_are_put_in_one_place() -> None:
+    x, w = torch.randn(2, 11, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    fast = fusegrad.compile(Windows)
+    torch.testing.assert_close(fast.apply(x, w), Windows.apply(x, w))
+    forward = fusegrad.explain(fast, x, w).directions["forward"]
+    assert not forward.reasons and sum(launch.times for launch in forward.launches) == 2  # the padding is a call
