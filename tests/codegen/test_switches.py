@@ -10,7 +10,7 @@ import pytest
 import sympy
 from bodies import BODIES
 from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
-from loop_bodies import TIME, B, D, loops
+from loop_bodies import TIME, B, D, loops, on_rows
 
 from fusegrad.codegen import Target
 from fusegrad.ir import emit
@@ -44,6 +44,15 @@ def two_recurrences(h: T, a: T, x: T) -> list[T]:
 
 
 RECURRENCE = loops()["gated"]
+BENT = on_rows(lambda h, a, x: [T(emit("tanh", (h * a + x).v))] * 2, "h", "a x")
+
+
+def there_and_back(h: T, a: T, x: T) -> list[T]:
+    """A loop over all steps, and one against time that reads what each of them gave."""
+    _, given = BENT.results({"h": h, "a": a, "x": x})
+    return replace(BENT, reverse=True).results({"h": h, "a": a, "x": given})[1:]
+
+
 IDLE = replace(INTERPRET, units=1 << 20)
 """A device with more units than elements."""
 
@@ -84,6 +93,8 @@ WITNESSES: dict[str, Witness] = {
     "at_once": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 40, B: 2, D: 3}),
     "chunks_of_time": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 1030, B: 1, D: 2}),
     "side_by_side": Witness(two_recurrences, RECURRENCE.inputs(), IDLE, {TIME: 12, B: 2, D: 3}),
+    "round_trips": Witness(there_and_back, BENT.inputs(), INTERPRET, {TIME: 40, B: 2, D: 3}),
+    "blocks_of_steps": Witness(there_and_back, BENT.inputs(), INTERPRET, {TIME: 40, B: 2, D: 3}),
     "stages": _of("rms_backward", INTERPRET, EVEN),
 }
 

@@ -20,7 +20,7 @@ from .affine import fit_lengths, number_of
 from .buffers import without_buffers, without_sums_of_places
 from .description import Rolled
 from .emission import Emission
-from .lengths import LoopMet, is_number
+from .lengths import FEW, LoopMet, is_number
 from .program import Program, program_of
 from .proof import is_proved, require_proved
 from .reasons import NotRolled
@@ -83,7 +83,8 @@ def _traced(session: Session, fn: Any, fakes: Any, reads: Any, from_source: bool
             return _Rolling(session, fn, fakes, reads, from_source, facts).trace(met)
         except NotRolled as why:
             session.env.unrolled.add(met.symbol)
-            session.unrolled.append(why.reason)
+            if met.steps >= FEW:  # fewer are as well off one by one, and are traced once more for another number
+                session.unrolled.append(why.reason)
 
 
 class _Rolling:
