@@ -509,12 +509,7 @@ class _Group:
         self, terms: TermTable, first: LoopProgram, second: LoopProgram, private: frozenset[Ref], label: str
     ) -> tuple[Kernel, ...]:
         """Raises Unfusible where the two do not go together."""
-        number = len(self.temporaries)
-        divided = divided_sums(terms, second, self.target, self.hints, number)
-        merging = [] if divided is None else self._merged(terms, divided.merged, f"{label}{MERGED}")
-        if divided is not None and merging:
-            second = divided.program
-            self.temporaries += divided.buffers
+        second, merging = self._with_divided_sums(terms, second, label)
         self._check_round_trip(terms, first, second)
         planning = Planning(terms, first, second, private, self.target, self.hints)
         trip = planning.trip(len(self.temporaries))
@@ -623,6 +618,17 @@ class _Group:
             # of a step: what is called instead is the loop
             raise Unfusible(next(v for v in self.order if v.prim == "scan"), error.reason) from error
 
+    def _with_divided_sums(
+        self, terms: TermTable, program: LoopProgram, label: str
+    ) -> tuple[LoopProgram, Sequence[Kernel]]:
+        """The loop whose sums programs share, and the kernels that add these up; as it is, and none, where none can."""
+        divided = divided_sums(terms, program, self.target, self.hints, len(self.temporaries))
+        merging = [] if divided is None else self._merged(terms, divided.merged, f"{label}{MERGED}")
+        if divided is None or not merging:
+            return program, []
+        self.temporaries += divided.buffers
+        return divided.program, merging
+
     def _loop(
         self, program: LoopProgram, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int],
         terms: TermTable, label: str,
@@ -633,13 +639,8 @@ class _Group:
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
         self.loops.add(label)
-        first = len(self.temporaries)
-        divided = divided_sums(terms, program, self.target, self.hints, first)
-        merging = [] if divided is None else self._merged(terms, divided.merged, f"{label}{MERGED}")
-        if divided is not None and merging:
-            program = divided.program
-            self.temporaries += divided.buffers
-        elif too_many_late(Workload(program, self.target, self.hints), program):
+        program, merging = self._with_divided_sums(terms, program, label)
+        if not merging and too_many_late(Workload(program, self.target, self.hints), program):
             self._apart(ends_of(program.after))
         first = len(self.temporaries)
         made = kernels_of_loop(terms, program, self.target, self.hints, label, first)

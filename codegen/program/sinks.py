@@ -64,8 +64,8 @@ def _index(builder: Builder, node: Value, part: Part | None = None) -> Place:
     """An axis for each dimension from the start of the part on; for one of size 1 where a loop of one step gives it."""
     key = ("goal", builder.goal, node.id)  # and the size: pieces of one size share an axis
     shape = node.shape if part is None else (*node.shape[: part.dim], part.size, *node.shape[part.dim + 1 :])
-    none = () if builder.loop is not None and builder.loop.params["length"] == 1 else (1,)
-    place = [Index() if n in none else Index.over(builder.axes.axis((*key, d, n), n)) for d, n in enumerate(shape)]
+    without = () if builder.loop is not None and builder.loop.params["length"] == 1 else (1,)
+    place = [Index() if n in without else Index.over(builder.axes.axis((*key, d, n), n)) for d, n in enumerate(shape)]
     if part is not None:
         place[part.dim] = place[part.dim] + part.start
     return tuple(place)

@@ -59,8 +59,8 @@ def in_bodies(graph: Graph, run: Callable[[Graph], Graph]) -> Graph:
 # ---------------------------------------------------------------------------------------------- the rules
 def single_step(loop: Loop) -> list[Value] | None:
     """A loop of one step that sums along nothing is no loop: what does is cheapest in the kernel of a loop."""
-    is_plain = all(PRIMS[v.prim].family in PLAIN for v in loop.body.order())
-    return unrolled(loop, loop.length, {}) if loop.length in (0, 1) and is_plain else None
+    is_plain = loop.length in (0, 1) and all(PRIMS[v.prim].family in PLAIN for v in loop.body.order())
+    return unrolled(loop, loop.length, {}) if is_plain else None
 
 
 PLAIN = ("input", "source", "layout", "elementwise")

@@ -45,7 +45,7 @@ def specialize(
     """
     # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
     own_tape = None if tape is None else tape.rewound_tape()
-    fewest = min(fewest_steps(backend), rolls) if rolls is not None else fewest_steps(backend)
+    fewest = min(n for n in (fewest_steps(backend), rolls) if n is not None)
     captured = capture_function(cls, args, reads, dynamic, report, own_tape, fewest)
     spec = Specialization(captured, of_whole)
     if backend is None:
