@@ -49,9 +49,8 @@ class Scalar:
     value: Size
 
 
-ENDS = MERGED, CHUNKS, JOINED, TOTALS = "_merged", "_chunks", "_joined", "_totals"
-"""Ends of names: of what merges the parts of a kernel, of what precedes the steps of a loop in chunks of time, and of
-what adds up what these have added up."""
+ENDS = MERGED, TOTALS = "_merged", "_totals"
+"""Ends of names: of what merges the parts of a kernel, and of what adds up what chunks of time have added up."""
 MOST_REGISTERS, ALL_REGISTERS = 255, 1 << 16
 """Of a thread, and of a multiprocessor."""
 
@@ -107,7 +106,7 @@ class Walk:
 class Course:
     """How a loop goes through time, for reports: `block` of its `steps` at once, by so many `programs` in each of the
     `chunks` of time, on a device of so many `units`, in so many `launches`. `whole`: why it would be one chunk on any.
-    `parts`: programs that share the sums of a step. `again`: steps of a block, of two loops of which the second finds
+    `passes`: how often each chunk is walked. `parts`: programs that share the sums of a step. `again`: steps of a block, of two loops of which the second finds
     what the first one hands to it made again; 0 where the kernel has one, or nothing is."""
 
     steps: Size
@@ -119,6 +118,7 @@ class Course:
     parts: Size = 1
     launches: int = 1
     again: int = 0
+    passes: int = 1
 
     def at(self, size: Callable[[Size], Size]) -> Course:
         """The same with each size in other symbols."""

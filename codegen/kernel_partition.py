@@ -47,7 +47,7 @@ from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
 from .schedule.loops.division import divided_sums, too_many_late
-from .schedule.loops.phases import ends_of, late_stores
+from .schedule.loops.look_back import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of, times_of
 from .schedule.loops.round_trips import Planning, go_together
 from .schedule.loops.together import times_of_states, together

@@ -137,6 +137,30 @@ def are_missing(word, distance, pieces, patience):
     return stored < pieces
 
 @triton.jit
+def tell(word):
+    """Others may read what this program has stored so far: its word is one from now on."""
+    tl.debug_barrier()
+    tl.atomic_add(word, 1, sem="acq_rel")
+
+@triton.jit
+def is_told(words, mask):
+    """Whether all words under the mask are told; what has been stored before that can be read."""
+    told = tl.atomic_add(words, 0, mask=mask, sem="acquire") != 0
+    return tl.min(tl.where(told | (mask == 0), 1, 0)) != 0
+
+@triton.jit
+def in_vain(words, mask, patience: tl.constexpr):
+    """Waits until all words under the mask are told; True where they are not, however often it asks.
+
+    They are those of programs with smaller numbers, which run already.
+    """
+    asked, told = tl.zeros([], tl.int32), is_told(words, mask)
+    while (told == 0) & (asked < patience):
+        asked, told = asked + 1, is_told(words, mask)
+    tl.debug_barrier()
+    return told == 0
+
+@triton.jit
 def word_of(v):
     """A float32 as a word that is not zero, but for one NaN."""
     return v.to(tl.int32, bitcast=True) ^ 0x7FC0DEAD

@@ -138,6 +138,13 @@ class Barrier:
 
 
 @dataclass(slots=True)
+class Tell:
+    """tell(word): other programs may read what this one has stored so far."""
+
+    word: Expr
+
+
+@dataclass(slots=True)
 class For:
     variable: str
     over: Expr
@@ -150,7 +157,7 @@ class If:
     body: list[Statement]
 
 
-Line = Let | Accumulate | Store | Assert | Barrier
+Line = Let | Accumulate | Store | Assert | Barrier | Tell
 Statement = Line | For | If
 
 
@@ -197,7 +204,7 @@ def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
     for statement in reversed(body):
         if isinstance(statement, (For, If)):
             live += _pruned_block(statement, needed)
-        elif isinstance(statement, (Store, Assert, Barrier)) or statement.name in needed:
+        elif isinstance(statement, (Store, Assert, Barrier, Tell)) or statement.name in needed:
             needed |= _reads(statement)
             live.append(statement)
     return live[::-1]
@@ -220,6 +227,8 @@ def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
 def _reads(statement: Line) -> frozenset[str]:
     if isinstance(statement, Barrier):
         return frozenset(["tl"])
+    if isinstance(statement, Tell):
+        return statement.word.names | {"tell"}
     if isinstance(statement, Assert):
         return statement.condition.names | (statement.mask.names if statement.mask else frozenset())
     if isinstance(statement, Store):
@@ -268,13 +277,15 @@ def render(body: Iterable[Statement], indent: str = "    ") -> Iterator[str]:
             yield f"{indent}if {statement.condition}:"
             yield from render(statement.body, indent + "    ")
         else:
-            comment = "" if isinstance(statement, (Assert, Barrier)) else statement.comment
+            comment = "" if isinstance(statement, (Assert, Barrier, Tell)) else statement.comment
             yield f"{indent}{_line(statement)}{'  # ' + comment if comment else ''}"
 
 
 def _line(statement: Line) -> str:
     if isinstance(statement, Barrier):
         return "tl.debug_barrier()"
+    if isinstance(statement, Tell):
+        return f"tell({statement.word})"
     if isinstance(statement, Let):
         return f"{statement.name} = {statement.value}"
     if isinstance(statement, Accumulate):

@@ -81,8 +81,10 @@ class Number:
         below = self._sum(a for a, own in self.open.items() if own != step)
         above = self._sum(set(self.steps) - set(self.open))
         sums = (below, below + above, below + self.constant, below + self.constant + above)
+        # where a digit below counts down, its first value is the largest
+        down = [step - own for atom, own in self.open.items() if own != step and self.signs[atom] < 0]
         for total in dict.fromkeys(sums):
-            for place in (total, total + step - 1):
+            for place in (total, total + step - 1, *(total + first for first in down)):
                 if world.holds(place, self.access.facts) and world.holds(step - 1 - place, self.access.facts):
                     return True
         return False
@@ -227,8 +229,22 @@ class Varying:
         self.close(determined)
         if access.tickets:
             return self._is_same(access.tickets[-1].offset, determined)
+        determined |= self._fixed(access)
+        self.close(determined)
         program = self.subject.read.program
         return program is not None and program in determined
+
+    def _fixed(self, access: Access) -> set[int]:
+        """What a condition leaves one value: that of the last chunk of time, whose programs store how it ends."""
+        return {a for fact in access.facts for a in fact.atoms if self._is_fixed(a, fact, access)}
+
+    def _is_fixed(self, atom: int, fact: Poly, access: Access) -> bool:
+        """0 <= atom - number, and no atom is larger."""
+        parted = fact.linear(atom)
+        return (
+            parted is not None and parted[0] == ONE and self.is_varying(atom)
+            and not any(self.is_varying(a) for a in parted[1].atoms) and self.world.holds(-fact, access.facts)
+        )  # fmt: skip
 
     def determines_value(self, number: Number, store: Access) -> bool:
         """All programs that store there store the same: the value is made of determined atoms, over lanes and turns."""

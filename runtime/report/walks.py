@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...codegen import Course, Walk
-from ...codegen.schedule.loops.phases import Estimate
+from ...codegen.schedule.loops.look_back import Estimate
 from ..values.sizes import Sizes, number
 
 
@@ -26,7 +26,7 @@ def walk_text(walk: Walk, sizes: Sizes) -> str:
 
 
 def course_text(course: Course, sizes: Sizes) -> str:
-    """4,096 steps by 64, in 16 chunks: 1 program for 132 multiprocessors; modelled 18 us in 3 launches, 67 in one"""
+    """4,096 steps by 64, in 32 chunks: 1 program for 132 multiprocessors; modelled 10 us, 67 as one chunk"""
     steps, programs = number(course.steps, sizes), number(course.programs, sizes)
     text = f"{steps:,} steps by {course.block}"
     if (parts := number(course.parts, sizes)) > 1:
@@ -35,9 +35,10 @@ def course_text(course: Course, sizes: Sizes) -> str:
         text = f"{text}, there and back, made again by {course.again}"
     if course.chunks == 1:
         return "; ".join([text, *([f"never in chunks: {course.whole}"] if course.whole else [])])
-    estimate = Estimate.of(-(-steps // course.block), course.chunks, course.launches)
+    estimate = Estimate.of(-(-steps // course.block), course.chunks, course.launches, course.passes)
     of_device = f"{programs:,} program{'s' * (programs > 1)} for {course.units} multiprocessors"
-    modelled = f"modelled {estimate.in_chunks:.0f} us in {course.launches} launches, {estimate.whole:.0f} in one"
+    launches = f" in {course.launches} launches" * (course.launches > 1)
+    modelled = f"modelled {estimate.in_chunks:.0f} us{launches}, {estimate.whole:.0f} as one chunk"
     return f"{text}, in {course.chunks} chunks: {of_device}; {modelled}"
 
 

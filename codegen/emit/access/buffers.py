@@ -52,7 +52,11 @@ class Buffers:
 
     def add_partial_sums(self, label: str, dtype: str, slots: Size) -> str:
         """Scratch for the partial sums of a final reduction; returns the name of its pointer."""
-        pointer = self._names.fresh(f"{label}_partial_ptr")
+        return self.add_scratch(f"{label}_partial", dtype, slots)
+
+    def add_scratch(self, label: str, dtype: str, slots: Size) -> str:
+        """Memory for what programs tell each other; returns the name of its pointer."""
+        pointer = self._names.fresh(f"{label}_ptr")
         return self._allocate(pointer.removesuffix("_ptr"), pointer, dtype, slots)
 
     def add_zeroed_words(self, label: str, count: Size) -> Expr:

@@ -41,12 +41,18 @@ class ChunkedLoop(Loop):
         self.dim = emitter.tile.dims.index(program.time)
         self.totals = {s for s in linear if added_to(program, s) is not None}
 
-    def emit(self) -> None:
-        """for first_t in tl.range(0, T, BLOCK_T): all states, the stores of these steps, what is carried on."""
-        context = self.context
-        scope = Scope(1, context.top)
+    def emit(self, outer: Scope | None = None) -> None:
+        """for first_t in tl.range(0, T, BLOCK_T): the steps of a tile."""
+        outer = outer or self.context.top
+        scope = Scope(outer.level + 1, outer)
         variable, over = self._turns()
         self._set_steps(self._first_step(variable), scope)
+        self._take_steps(scope)
+        outer.body.append(For(variable, over, scope.body))
+        del self.emitter.coords[self.time]
+
+    def _take_steps(self, scope: Scope) -> None:
+        """All states, the stores of these steps, what is carried on."""
         after = {state: self._scanned(state, scope) for state in self.linear}
         for sink in self.program.in_loop:
             self.emitter.stores.store(sink, scope)
@@ -55,8 +61,6 @@ class ChunkedLoop(Loop):
                 scope.body.append(Accumulate(self.labels[state], "+=", label))
             else:
                 scope.body.append(Accumulate(self.labels[state], "=", self._row(label, self._end(state))))
-        context.top.body.append(For(variable, over, scope.body))
-        del self.emitter.coords[self.time]
 
     def _turns(self) -> tuple[str, Expr]:
         """The variable and range of the loop over tiles."""

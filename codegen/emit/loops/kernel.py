@@ -8,25 +8,25 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ....ir.types import ITEMSIZE, Size, product
-from ...kernel import ALL_REGISTERS, CHUNKS, JOINED, MOST_REGISTERS, Buffer, Course, Kernel, Target
+from ...kernel import ALL_REGISTERS, MOST_REGISTERS, Buffer, Course, Kernel, Target
 from ...program.axes import Axis, Sink
 from ...program.sizes import Hints, evaluate_size, tidy
 from ...program.terms import TermTable
 from ...schedule.loops.delays import without_delays
-from ...schedule.loops.phases import (
-    Phases,
+from ...schedule.loops.look_back import (
+    Chunked,
+    LookBack,
     chunks_at,
-    phases_of,
+    in_chunks_of,
     programs_of,
     tile_of_chunks,
-    tile_of_joined,
     wanted_chunks,
     why_whole,
     without_late,
 )
 from ...schedule.loops.recurrences import Linear, recurrences_of
 from ...schedule.loops.roles import LoopProgram, LoopState
-from ...schedule.loops.round_trips import Planning, RoundTrip
+from ...schedule.loops.round_trips import NEARBY, Planning, RoundTrip
 from ...schedule.loops.tiles import LoopTile, chunked_tile_of, in_chunks, schedule_of, tile_of
 from ...schedule.schedule import Schedule
 from ...schedule.workload import Workload
@@ -35,7 +35,7 @@ from ..context import Context
 from ..emit import Emitter, assemble
 from ..names import Names
 from .chunks import ChunkedLoop
-from .phases import ChunkEnds, JoinedChunks, PartOfTime
+from .look_back import LookBackLoops
 from .round_trips import RoundTripLoops
 from .steps import Loop
 
@@ -58,7 +58,8 @@ def kernels_of_loop(
 ) -> LoopKernels:
     """The kernels of a loop and what is made of its results; their temporaries have numbers from `first` on.
 
-    One; or up to three, where few elements go through much time: then it is in chunks, unless `whole` says why not.
+    One. Where few elements go through much time, it is in chunks, unless `whole` says why not; then there may be
+    something left to store that chunks have added up.
     """
     found = _linear(table, program, target, hints)
     if found is None:
@@ -76,11 +77,8 @@ def kernels_of_loop(
     if tile is None or chunks == 1:
         made = _at_once(program, linear, workload, label, whole)
     else:
-        phases = phases_of(table, program, linear, workload.order, chunks, first)
-        kernels = _kernels_of_phases(phases, program, tile, target, hints, label)
-        made = LoopKernels(tuple(kernels), phases.buffers, phases.merged)
-        course = _course(program, tile, target, chunks, launches=len(kernels) + bool(made.merged))
-        made = made.with_head(course=course)
+        chunked = in_chunks_of(table, program, linear, workload.order, chunks, first)
+        made = _in_chunks(chunked, program, tile, target, hints, label)
     return made.with_head(splits=chunks, wanted=wanted)
 
 
@@ -132,10 +130,10 @@ def traffic_of_round_trip(emitter: Emitter, trip: RoundTrip, planning: Planning)
 
 
 def _course(
-    program: LoopProgram, tile: LoopTile, target: Target, chunks: int = 1, whole: str = "", launches: int = 1
-) -> Course:  # fmt: skip
+    program: LoopProgram, tile: LoopTile, target: Target, chunks: int = 1, whole: str = ""
+) -> Course:
     steps, block = program.time.size, tile.blocks[program.time]
-    return Course(steps, block, programs_of(tile), target.units, chunks, whole, _parts_of(program), launches)
+    return Course(steps, block, programs_of(tile), target.units, chunks, whole, _parts_of(program))
 
 
 def _parts_of(program: LoopProgram) -> Size:
@@ -149,29 +147,38 @@ def _course_by_step(program: LoopProgram, tile: LoopTile, target: Target) -> Cou
     return None if parts == 1 else Course(program.time.size, 1, programs_of(tile), target.units, parts=parts)
 
 
-def _kernels_of_phases(
-    phases: Phases, program: LoopProgram, tile: LoopTile, target: Target, hints: Hints, label: str
-) -> list[Kernel]:  # fmt: skip
-    """What each chunk makes of a state; the states before chunks; the steps of each."""
-    time, axis = program.time, phases.axis
-    of_chunks, joined = tile_of_chunks(tile, axis), tile_of_joined(tile, time, axis)
-    kernels = []
-    if (of := phases.joining) is not None:
-        emitter = _emitter(of.chunks, of_chunks, target, hints, f"{label}{CHUNKS}", axis)
-        kernels.append(_made(ChunkEnds(emitter, of.chunks, of.ends, axis)))
-        emitter = _emitter(of.joined, joined, target, hints, f"{label}{JOINED}", axis)
-        kernels.append(_made(JoinedChunks(emitter, of.joined, of.joins, of.steps, time, tile.blocks[time])))
-    if phases.again is not None:
-        emitter = _emitter(phases.again, of_chunks, target, hints, label, axis)
-        kernels.append(_made(PartOfTime(emitter, phases.again, phases.linear, axis)))
-    return kernels
+def _in_chunks(
+    chunked: Chunked, program: LoopProgram, tile: LoopTile, target: Target, hints: Hints, label: str
+) -> LoopKernels:
+    """One kernel, whose programs look back."""
+    look = chunked.program
+    emitter = _emitter(look, tile_of_chunks(tile, look.axis), target, hints, label, look)
+    LookBackLoops(emitter, look, tile.blocks[look.time]).emit()
+    kernel = assemble(emitter, _traffic_in_chunks(emitter, look))
+    course = _course(program, tile, target, int(look.axis.size))
+    course = replace(course, launches=1 + bool(chunked.merged), passes=1 + bool(look.found))
+    kernel = replace(kernel, roomy=_is_roomy(kernel, emitter.context), course=course)
+    return LoopKernels((kernel,), chunked.buffers, chunked.merged)
+
+
+def _traffic_in_chunks(emitter: Emitter, look: LookBack) -> Traffic:
+    """Bytes that the kernel moves: what is read twice comes out of L2 where that holds all that is read in between."""
+    traffic, target, hints = emitter.traffic(), emitter.context.target, emitter.context.hints
+    labels, again = emitter.buffers.labels, dict[str, Size]()
+    for load in look.read_twice:
+        add_bytes(again, labels[load.param.ref], tidy(product(a.size for a in load.axes) * ITEMSIZE[load.dtype]))
+    between = sum(evaluate_size(n, hints) for n in again.values())
+    stays = between <= target.l2 // NEARBY
+    for label, moved in again.items():
+        add_bytes(traffic.cached if stays else traffic.reads, label, moved)
+    return traffic
 
 
 def _emitter(
-    program: LoopProgram, tile: LoopTile, target: Target, hints: Hints, label: str, chunk: Axis | None = None
+    program: LoopProgram, tile: LoopTile, target: Target, hints: Hints, label: str, look: LookBack | None = None
 ) -> Emitter:  # fmt: skip
     sizes = {**tile.blocks, **tile.depths}
-    naming = partial(name_axes, chunk=chunk)
+    naming = partial(name_axes, look=look)
     return Emitter(program, schedule_of(program, tile), target, hints, label, naming, sizes)
 
 
@@ -191,16 +198,17 @@ def _is_roomy(kernel: Kernel, context: Context) -> bool:
     return share * kernel.num_warps * context.target.warp * MOST_REGISTERS <= ALL_REGISTERS
 
 
-def name_axes(plan: Schedule, names: Names, chunk: Axis | None = None) -> Mapping[Axis, str]:
-    """t over T, col over N, row over M, chunk over C; then d over D, e over E .."""
-    spare = iter("DEFGHIJKLOPQRSUVWXYZ" if chunk else "CDEFGHIJKLOPQRSUVWXYZ")
+def name_axes(plan: Schedule, names: Names, look: LookBack | None = None) -> Mapping[Axis, str]:
+    """t over T, col over N, row over M, chunk over C, those before one over B; then d over D, e over E .."""
+    spare = iter("DEFGHIJKLOPQRSUVWXYZ" if look else "CDEFGHIJKLOPQRSUVWXYZ")
     words = iter((("col", "N"), ("row", "M")))
     letters: dict[Axis, str] = {}
     times = dict.fromkeys(a.size for a in reversed(plan.order) if a.turn)
     for axis in reversed(plan.order):
         # a second loop may be of another length
         own = ("t", "T" if axis.size == next(iter(times)) else "") if axis.turn else None
-        own = ("chunk", "C") if axis is chunk else own
+        if look is not None:
+            own = {look.axis: ("chunk", "C"), look.before: ("before", "B")}.get(axis, own)
         word, letter = own or next(words, ("", ""))
         letters[axis] = letter = letter or next(spare, "X")
         axis.name = word or letter.lower()

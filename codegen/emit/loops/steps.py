@@ -220,11 +220,15 @@ class Loop:
         for sink in sinks:
             self.emitter.stores.store(sink, scope)
 
-    def finish(self) -> None:
-        """The stores of what is known now."""
+    def keep_last(self) -> None:
+        """What is carried to the end is known now."""
         self.emitter.levels.clear()
         for state in self.program.states:
             self.values.accumulated[state.last] = name(self.labels[state])
             self.emitter.levels.fix(state.last, 0)
+
+    def finish(self) -> None:
+        """The stores of what is known now."""
+        self.keep_last()
         for sink in self.program.after:
             self.emitter.stores.store(sink, self.context.top)

@@ -54,24 +54,15 @@ class Part(NamedTuple):
 class LoopProgram(Program):
     """The sinks of a kernel with a loop: its stores are `sinks`, its states are beside them.
 
-    `unlikely`: what it reads only where numbers leave their range; it is not counted. `part`: where each program sums
-    a part of what is summed.
+    `part`: where each program sums a part of what is summed.
     """
 
     def __init__(
-        self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis, unlikely: Sequence[Sink] = (),
-        part: Part | None = None,
-    ) -> None:  # fmt: skip
-        likely = [*sinks, *(s for state in states for s in (state.initial, state.update))]
-        super().__init__([*likely, *unlikely])
-        self._likely = terms_below(t for s in likely for t in s.terms)
+        self, sinks: Sequence[Sink], states: Sequence[LoopState], time: Axis, part: Part | None = None
+    ) -> None:
+        super().__init__([*sinks, *(s for state in states for s in (state.initial, state.update))])
         self.sinks, self.states, self.time, self.part = tuple(sinks), tuple(states), time, part
         self.axes = tuple(sorted({*self.axes, time}, key=lambda a: a.order))
-
-    @property
-    def counted(self) -> tuple[Term, ...]:
-        """The terms that are needed as long as numbers stay in their range."""
-        return self._likely
 
     @property
     def in_loop(self) -> list[Sink]:
