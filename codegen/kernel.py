@@ -106,8 +106,9 @@ class Walk:
 class Course:
     """How a loop goes through time, for reports: `block` of its `steps` at once, by so many `programs` in each of the
     `chunks` of time, on a device of so many `units`, in so many `launches`. `whole`: why it would be one chunk on any.
-    `passes`: how often each chunk is walked. `parts`: programs that share the sums of a step. `again`: steps of a block, of two loops of which the second finds
-    what the first one hands to it made again; 0 where the kernel has one, or nothing is."""
+    `passes`: how often each chunk is walked. `parts`: programs that share the sums of a step. `again`: steps of a
+    block, of two loops of which the second finds what the first one hands to it made again; 0 where the kernel has one,
+    or nothing is."""
 
     steps: Size
     block: int

@@ -731,7 +731,7 @@ def _without_lone_axes(sink: Sink) -> Sink:
 
 
 def _stem_and_end(label: str) -> tuple[str, str]:
-    """loop_0_joined  ->  loop_0, _joined"""
+    """loop_0_totals  ->  loop_0, _totals"""
     found = re.search(rf"({'|'.join(ENDS)})(_\d+)?$", label)
     end = found.group() if found else ""
     return label.removesuffix(end), end

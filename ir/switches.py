@@ -56,7 +56,7 @@ KERNELS: dict[str, str] = {
     "hoist": "weights stay in registers from row to row",
     "multiples": "kernels of their own for sizes that are multiples of 16",
     "at_once": "many steps of a linear recurrence are one scan; off: step by step",
-    "chunks_of_time": "few long recurrences in chunks of time, in three launches; off: in one",
+    "chunks_of_time": "few long recurrences in chunks of time, whose programs look back; off: as one chunk",
     "side_by_side": "loops that read the same go through time together",
     "round_trips": "a loop and one that goes back over the same lanes share a kernel",
     "blocks_of_steps": "what such a loop hands to the other is made again in blocks of steps",

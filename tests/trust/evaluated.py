@@ -159,7 +159,7 @@ class Run:
         name = ast.unparse(node.func)
         if name.endswith(".to"):
             return self.cast(self.value(node.func.value), node.args[0])  # type: ignore[attr-defined]
-        if name in ("tl.load", "tl.store", "tl.atomic_add", "known", "last_to_arrive"):
+        if name in ("tl.load", "tl.store", "tl.atomic_add", "known", "last_to_arrive", "tell", "in_vain"):
             return self.access(name, node)
         if name == "tl.program_id":
             return Number(self.program, 32)
@@ -214,6 +214,6 @@ class Run:
         assert isinstance(place, Place), ast.unparse(node)
         if mask is not False:
             self.touched.append(Touched(name, place, ast.unparse(node)))
-        if name == "last_to_arrive":
+        if name in ("last_to_arrive", "tell", "in_vain"):
             return None
         return Number(self.random.randrange(self.index), 64) if place.pointer in self.integral else None

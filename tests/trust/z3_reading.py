@@ -38,7 +38,7 @@ from fusegrad.codegen.emit.prelude import HELPERS
 BITS = {"int1": 1} | {f"{kind}{n}": n for kind in ("int", "uint", "i", "u") for n in (8, 16, 32, 64)}
 """Integers by their names in Triton's text, and as dtypes of arguments."""
 ACCESSES = {"tl.load": "load", "tl.store": "store", "tl.atomic_add": "atomic"}
-ACCESSES |= dict.fromkeys(("known", "last_to_arrive", "are_missing"), "atomic")
+ACCESSES |= dict.fromkeys(("known", "last_to_arrive", "are_missing", "tell", "in_vain"), "atomic")
 
 
 Room: TypeAlias = Callable[[str, str, int, str], Term | None]
@@ -415,6 +415,8 @@ class Reading:
         if name in ("last_to_arrive", "are_missing"):
             self.ask("width", node, either(*(o.wraps for o in others if isinstance(o, Number))))
             return self.condition()
+        if name in ("tell", "in_vain"):
+            return self.condition() if name == "in_vain" else None
         return self.content(place.pointer) if kind != "store" else None
 
     def content(self, pointer: str) -> Value:

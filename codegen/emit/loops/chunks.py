@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from ...program.axes import Term
 from ...schedule.loops.recurrences import Linear, added_to
 from ...schedule.loops.roles import LoopProgram, LoopState
+from ..access.tile_axes import TileAxes
 from ..context import as_tensor
 from ..emit import Emitter
 from ..mathematics import TL, number, register_dtype
@@ -30,6 +31,13 @@ def magnitude(values: Sequence[Expr]) -> Expr:
     total = sum_of([call("tl.abs", v) for v in values])
     assert total is not None
     return total
+
+
+def reduced_along(tile: TileAxes, dim: int, function: str, value: Expr, state: LoopState) -> Expr:
+    """A reduction along one dimension of the tile, of a state that is carried with its lanes, or as a number."""
+    if not tile.lanes(state.axes):
+        return call(function, value)
+    return call(function, value, literal(dim), keep_dims=literal("True"))
 
 
 class ChunkedLoop(Loop):
@@ -60,7 +68,7 @@ class ChunkedLoop(Loop):
             if state in self.totals:
                 scope.body.append(Accumulate(self.labels[state], "+=", label))
             else:
-                scope.body.append(Accumulate(self.labels[state], "=", self._row(label, self._end(state))))
+                scope.body.append(Accumulate(self.labels[state], "=", self._row(label, self._end(state), state)))
 
     def _turns(self) -> tuple[str, Expr]:
         """The variable and range of the loop over tiles."""
@@ -94,7 +102,7 @@ class ChunkedLoop(Loop):
         if added is None:
             after = self._product(state, self._tile(state, factor, 1, "factor", scope), None, before, scope)
         elif state in self.totals:
-            return call("tl.sum", added, literal(self.dim), **self._kept_dims())
+            return self._over_steps("tl.sum", added, state)
         elif factor is None:
             mask = self.emitter.coords[self.time].mask if self.is_reversed else None
             after = added if mask is None else call("tl.where", mask, added, before)
@@ -165,9 +173,9 @@ class ChunkedLoop(Loop):
             turn = binary("-", binary("-", block, literal(1)), turn)
         lane = self._lane()
         is_here = binary("==", lane, turn)
-        step = binary("*", name(here), self._sum_where(is_here, factor))
+        step = binary("*", name(here), self._sum_where(is_here, factor, state))
         if added is not None:
-            step = binary("+", step, self._sum_where(is_here, added))
+            step = binary("+", step, self._sum_where(is_here, added, state))
         body: list[Statement] = [
             Accumulate(here, "=", step),
             Accumulate(after.text, "=", call("tl.where", is_here, name(here), after)),
@@ -180,15 +188,15 @@ class ChunkedLoop(Loop):
         assert lane is not None
         return lane
 
-    def _sum_where(self, condition: Expr, value: Expr) -> Expr:
-        picked = call("tl.where", condition, value, literal("0.0"))
-        return call("tl.sum", picked, literal(self.dim), **self._kept_dims())
+    def _sum_where(self, condition: Expr, value: Expr, state: LoopState) -> Expr:
+        return self._over_steps("tl.sum", call("tl.where", condition, value, literal("0.0")), state)
 
-    def _kept_dims(self) -> dict[str, Expr | str]:
-        return {"keep_dims": literal("True")} if len(self.emitter.tile.dims) > 1 else {}
+    def _over_steps(self, function: str, value: Expr, state: LoopState) -> Expr:
+        """A reduction of a tile of steps, in the shape that is carried: a number, where that has no lanes."""
+        return reduced_along(self.emitter.tile, self.dim, function, value, state)
 
-    def _row(self, tile: Expr, lane: Expr) -> Expr:
-        return self._sum_where(binary("==", self._lane(), lane), tile)
+    def _row(self, tile: Expr, lane: Expr, state: LoopState) -> Expr:
+        return self._sum_where(binary("==", self._lane(), lane), tile, state)
 
     def _end(self, state: LoopState) -> Expr:
         """The lane that is carried on: the last one, as lanes behind the end repeat the state, if it keeps anything."""

@@ -19,14 +19,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
-import sympy
-
 from ....ir.types import Size, product
 from ...program.sizes import cdiv, tidy
-from ...schedule.loops.look_back import LARGEST, Found, LookBack
-from ...schedule.loops.recurrences import Linear
+from ...schedule.loops.look_back import Found, LookBack
 from ...schedule.loops.roles import LoopProgram, LoopState
-from ..context import Context
 from ..emit import Emitter
 from ..mathematics import TL
 from ..statements import (
@@ -45,113 +41,11 @@ from ..statements import (
     sum_of,
     total,
 )
-from .chunks import ChunkedLoop, magnitude
+from .chunks import ChunkedLoop, magnitude, reduced_along
+from .parts_of_time import ChunkEnds, PartOfTime, Turns, largest
 
-NO_NUMBER = literal('float("nan")')
 PATIENCE = 1 << 20
 """Times that a program asks for what others tell: about a second, where they do not run at all."""
-
-
-class Turns:
-    """The tiles of steps in the order of time: those of this program's chunk, and all before them."""
-
-    def __init__(self, context: Context, look: LookBack, chunk: Expr, block: int) -> None:
-        self.time, self.block, top = look.time, block, context.top
-        tiles = cdiv(self.time.size, block)
-        count = int(look.axis.size)
-        share = -(-tiles // count) if isinstance(tiles, int) else sympy.ceiling(tiles / count)
-        context.sizes.require_countable(self.time.size)
-        items = context.sizes.fixed("ITEMS", share)
-        steps = context.sizes.text(self.time.size, "T")
-        self.tiles = top.define(context.names.fresh("tiles"), call("tl.cdiv", steps, literal(block)))
-        self.first = top.define(context.names.fresh("first"), binary("*", chunk, items))
-        self.stop = top.define(context.names.fresh("stop"), call("tl.minimum", binary("+", self.first, items), self.tiles))
-
-    def first_step(self, item: Expr) -> Expr:
-        """The first step of a tile; backwards the last tile comes first."""
-        if self.time.turn == "backward":
-            item = binary("-", binary("-", self.tiles, literal(1)), item)
-        return binary("*", item, literal(self.block))
-
-
-class PartOfTime(ChunkedLoop):
-    """The steps of some tiles of time, from `first` to before `stop`."""
-
-    def __init__(
-        self, emitter: Emitter, program: LoopProgram, linear: dict[LoopState, Linear], turns: Turns, first: Expr,
-        stop: Expr,
-    ) -> None:  # fmt: skip
-        super().__init__(emitter, program, linear)
-        self.turns, self.over = turns, call("tl.range", first, stop)
-
-    def _turns(self) -> tuple[str, Expr]:
-        return self.context.names.fresh("item"), self.over
-
-    def _first_step(self, variable: str) -> Expr:
-        return self.turns.first_step(name(variable))
-
-
-class ChunkEnds(PartOfTime):
-    """What a chunk makes of the states before it: no number where what is between might leave the range of floats."""
-
-    def __init__(self, emitter: Emitter, look: LookBack, turns: Turns) -> None:
-        states = [s for f in look.found for s in (f.product, f.end)]
-        program = LoopProgram([], states, look.time, part=look.part)
-        super().__init__(emitter, program, {}, turns, turns.first, turns.stop)
-        self.found = look.found
-        self.words = {s: w for f in look.found for s, w in ((f.product, "factor"), (f.end, "end"))}
-        self.beyond: dict[LoopState, str] = {}
-
-    def _wish(self, state: LoopState) -> str:
-        return f"{super()._wish(state)}_{self.words[state]}"
-
-    def begin(self, scope: Scope | None = None) -> None:
-        super().begin(scope)
-        top = self.context.top
-        for found in self.found:
-            self.beyond[found.product] = self.context.names.fresh("beyond")
-            zeros = call("tl.zeros_like", name(self.labels[found.product]))
-            top.define(self.beyond[found.product], binary("!=", zeros, literal("0.0")))
-
-    def _take_steps(self, scope: Scope) -> None:
-        for found in self.found:
-            self._take_in(found, scope)
-
-    def _take_in(self, found: Found, scope: Scope) -> None:
-        """One tile of steps: what is scanned, on top of what the tiles before it made."""
-        product, end = found.product, found.end
-        factor = self._tile(product, found.linear.factor, 1, "factor", scope)
-        if found.linear.factor is None:  # the state is made anew in every step
-            factor = self.context.let(scope, "factor", binary("*", factor, self._of_steps(scope)))
-        added = self._tile(product, found.linear.rest, 0, "added", scope)
-        scaled, sums = self._runs(factor, added, scope)
-        through = self._named(product, "after", binary("*", scaled, name(self.labels[product])), scope)
-        after = self._named(end, "after", binary("+", binary("*", scaled, name(self.labels[end])), sums), scope)
-        self._note(product, binary("<", magnitude((through, after)), largest(product)), scope)
-        for state, value in ((product, through), (end, after)):
-            row = self._row(value, literal(0 if self.is_reversed else self.emitter.tile.block_sizes[self.time] - 1))
-            scope.body.append(Accumulate(self.labels[state], "=", row))
-
-    def _of_steps(self, scope: Scope) -> Expr:
-        """Zero at steps, one behind their end."""
-        mask = self.emitter.coords[self.time].mask
-        return literal("0.0") if mask is None else call("tl.where", mask, literal("0.0"), literal("1.0"))
-
-    def _note(self, product: LoopState, is_within: Expr, scope: Scope) -> None:
-        beyond = call("tl.where", is_within, literal(0), literal(1))
-        found = binary("!=", call("tl.max", beyond, literal(self.dim), **self._kept_dims()), literal(0))
-        label = self.beyond[product]
-        scope.body.append(Accumulate(label, "=", binary("|", name(label), found)))
-
-    def finish(self) -> None:
-        for found in self.found:
-            label = self.labels[found.product]
-            value = call("tl.where", name(self.beyond[found.product]), NO_NUMBER, name(label))
-            self.context.top.body.append(Accumulate(label, "=", value))
-
-
-def largest(state: LoopState) -> Expr:
-    return literal(repr(LARGEST[state.dtype]))
 
 
 class LookBackLoops:
@@ -164,18 +58,11 @@ class LookBackLoops:
 
     def emit(self) -> None:
         """All of the kernel."""
-        look, top = self.look, self.context.top
+        look = self.look
         ChunkedLoop(self.emitter, look, {}).set_coordinates()
         turns = Turns(self.context, look, self.chunk, self.block)
-        first = turns.first
-        if not look.steps.sinks:  # nothing is asked of the steps of other chunks than the last
-            first = top.define(self.context.names.fresh("first"), call("tl.where", self.is_last(), first, turns.stop))
-        steps = PartOfTime(self.emitter, look.steps, look.linear, turns, first, turns.stop)
-        back = None
-        if look.found:
-            ends = ChunkEnds(self.emitter, look, turns)
-            ends.begin(), ends.emit(), ends.finish()
-            back = Back(self, ends)
+        steps = PartOfTime(self.emitter, look.steps, look.linear, turns, self._first_asked(turns), turns.stop)
+        back = self._back(turns) if look.found else None
         steps.begin()
         if back is not None:
             back.look(steps, turns)
@@ -184,6 +71,21 @@ class LookBackLoops:
         self._finish(steps)
         if back is not None:
             back.words.clear()
+
+    def _first_asked(self, turns: Turns) -> Expr:
+        """The first of the tiles whose steps are asked for: where none is stored, those of the last chunk alone."""
+        if self.look.steps.sinks:
+            return turns.first
+        first = call("tl.where", self.is_last(), turns.first, turns.stop)
+        return self.context.top.define(self.context.names.fresh("first"), first)
+
+    def _back(self, turns: Turns) -> Back:
+        """What the chunk makes of the states before it is found, and told."""
+        ends = ChunkEnds(self.emitter, self.look, turns)
+        ends.begin()
+        ends.emit()
+        ends.finish()
+        return Back(self, ends)
 
     @cached_property
     def chunk(self) -> Expr:
@@ -268,16 +170,16 @@ class Back:
             top.define(context.names.fresh(word), self.slots[state].of_those_before(before, neutral))
             for word, state, neutral in (("factors", found.product, "1.0"), ("ends", found.end, "0.0"))
         )
-        tile = loops.emitter.tile
-        dim, pair = literal(tile.dims.index(loops.look.before)), Expr(f"({factors}, {ends})", names=factors.names | ends.names)
-        runs = context.let(top, "runs", call("tl.associative_scan", pair, dim, name("first_order")))
+        tile, pair = loops.emitter.tile, Expr(f"({factors}, {ends})", names=factors.names | ends.names)
+        dim = tile.dims.index(loops.look.before)
+        runs = context.let(top, "runs", call("tl.associative_scan", pair, literal(dim), name("first_order")))
         product, sums = (Expr(f"{runs}[{n}]", names=runs.names) for n in (0, 1))
         after = top.define(context.names.fresh("after"), binary("+", binary("*", product, name(label)), sums))
         sizes = binary("<", magnitude((factors, ends, after)), largest(found.product))
         wild = binary("!=", call("tl.max", call("tl.where", sizes, literal(0), literal(1))), literal(0))
         is_last = binary("==", before, literal(loops.count - 1))
-        keep_dims = {"keep_dims": literal("True")} if len(tile.dims) > 1 else {}
-        own = call("tl.sum", call("tl.where", is_last, after, literal("0.0")), dim, **keep_dims)
+        picked = call("tl.where", is_last, after, literal("0.0"))
+        own = reduced_along(tile, dim, "tl.sum", picked, found.product)
         if found.product.dtype != found.state.dtype:
             own = call("rounded", own, literal(TL[found.state.dtype]))
         return top.define(context.names.fresh(f"{label}_before"), own), top.define(context.names.fresh("is_wild"), wild)
@@ -339,8 +241,8 @@ class Words:
         count = tidy(product([loops.programs, each]))
         self.context.sizes.require_below(count, 1 << 31)
         pointer = loops.emitter.buffers.add_zeroed_words("told", count)
-        own = pointer if loops.block_of.text == "0" else binary("+", pointer, binary("*", loops.block_of, literal(each)))
-        self.first = self.context.let(top, "words", own)
+        place = literal(0) if loops.block_of.text == "0" else binary("*", loops.block_of, literal(each))
+        self.first = self.context.let(top, "words", add(pointer, place))
 
     def tell(self) -> None:
         """Others may read what is stored by now."""
