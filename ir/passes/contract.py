@@ -11,6 +11,9 @@ over all of them.
 
     dot(q [B, K], s [B, K, V], labels bk,bkv->bv)  ->  sum(mul(broadcast(q), s), 1)
 
+So is one of a matrix that is made of values with fewer axes, an outer product, or that is needed otherwise as well: where
+it is made, it is summed on the way.
+
 A product of matrices that sums along nothing is an elementwise one.
 
 After `Simplify`, which leaves one layout node between factors and their product; before `Fuse`, to which a `dot` is a
@@ -27,9 +30,11 @@ from typing import NamedTuple
 from ..graph import Graph, Value
 from ..loops.loop import below, loop_of, rebuild_scans
 from ..loops.tidy import in_bodies
+from ..prims import PRIMS
 from ..rewrite import make, rebuild
 from ..types import FLOATS, LOW_FLOATS, Size
 from .layout import only_ones, squeezed, wide
+from .node_kinds import is_view
 from .simplify import HOLDERS
 
 MOST_FACTORS = 8
@@ -41,6 +46,7 @@ class Contract:
 
     def __call__(self, graph: Graph) -> Graph:
         graph = _without_outer_products(rebuild_scans(in_bodies(graph, self), _with_lone_sums))
+        graph = _with_sums_of_made(graph)
         contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
         selected = _not_needed_otherwise(graph, contractions)
         return rebuild(graph, {}, {v.id: c.build for v, c in selected.items()}) if selected else graph
@@ -210,6 +216,49 @@ def _with_lone_sums(node: Value, args: list[Value]) -> list[Value] | None:
     if not lone:
         return None
     return replace(loop, body=rebuild(loop.body, {}, {v.id: partial(_summed, v) for v in lone})).emit()
+
+
+def _with_sums_of_made(graph: Graph) -> Graph:
+    """Where a matrix that is made element by element is multiplied with a vector, what makes it sums it on the way."""
+    live = graph.live()
+    dots = [v for v in graph.order() if v.prim == "dot"]
+    lone = [v for v in dots if (m := _matrix(v)) is not None and _sums_as_made(graph, m, live)]
+    return rebuild(graph, {}, {v.id: partial(_summed, v) for v in lone}) if lone else graph
+
+
+def _sums_as_made(graph: Graph, matrix: Value, live: set[int]) -> bool:
+    while is_view(matrix):
+        (matrix,) = matrix.args
+    if PRIMS[matrix.prim].family != "elementwise":
+        return False
+    return _has_other_readers(graph, matrix, live) or not _reads_as_much(matrix)
+
+
+def _has_other_readers(graph: Graph, matrix: Value, live: set[int]) -> bool:
+    """Whether it is in memory, or made in a kernel, whatever becomes of products."""
+    todo, results = [matrix], set(graph.results)
+    while todo:
+        value = todo.pop()
+        readers = [u for u in value.users if u.id in live]
+        if value in results or any(u.prim != "dot" and not is_view(u) for u in readers):
+            return True
+        todo += [u for u in readers if is_view(u)]
+    return False
+
+
+def _reads_as_much(matrix: Value) -> bool:
+    """Whether anything that it is made of has all of its axes."""
+    most, seen, todo = len(wide(matrix.shape)), {matrix.id}, [matrix]
+    while todo:
+        for arg in todo.pop().args:
+            if arg.id in seen:
+                continue
+            seen.add(arg.id)
+            if PRIMS[arg.prim].family in ("elementwise", "layout", "source"):
+                todo.append(arg)
+            elif len(wide(arg.shape)) >= most:
+                return True
+    return False
 
 
 def _labelled(value: Value) -> list[Factor]:
