@@ -11,8 +11,8 @@ over all of them.
 
     dot(q [B, K], s [B, K, V], labels bk,bkv->bv)  ->  sum(mul(broadcast(q), s), 1)
 
-So is one of a matrix that is made of values with fewer axes, an outer product, or that is needed otherwise as well: where
-it is made, it is summed on the way.
+So is one of a matrix that a kernel makes or reads anyway: it is summed on the way, and not read again. But for batches of
+two in a row, with different matrices: attention of one query, of which streams make one kernel.
 
 A product of matrices that sums along nothing is an elementwise one.
 
@@ -34,10 +34,12 @@ from ..prims import PRIMS
 from ..rewrite import make, rebuild
 from ..types import FLOATS, LOW_FLOATS, Size
 from .layout import only_ones, squeezed, wide
-from .node_kinds import is_view
+from .node_kinds import VIEWS
 from .simplify import HOLDERS
 
 MOST_FACTORS = 8
+IN_KERNELS = ("elementwise", "reduce")
+"""Families of what reads a value element by element."""
 
 
 @dataclass(frozen=True)
@@ -219,46 +221,48 @@ def _with_lone_sums(node: Value, args: list[Value]) -> list[Value] | None:
 
 
 def _with_sums_of_made(graph: Graph) -> Graph:
-    """Where a matrix that is made element by element is multiplied with a vector, what makes it sums it on the way."""
-    live = graph.live()
-    dots = [v for v in graph.order() if v.prim == "dot"]
-    lone = [v for v in dots if (m := _matrix(v)) is not None and _sums_as_made(graph, m, live)]
+    """Where a matrix that a kernel makes or reads anyway is multiplied with a vector, the kernel sums it on the way."""
+    matrices = {v: _base(m) for v in graph.order() if v.prim == "dot" and (m := _matrix(v)) is not None}
+    made = [v for v, m in matrices.items() if PRIMS[m.prim].family == "elementwise" or _is_read_by_kernels(graph, m)]
+    lone = [v for v in made if not (_is_batched(v) and _reaches_another(v, matrices))]
     return rebuild(graph, {}, {v.id: partial(_summed, v) for v in lone}) if lone else graph
 
 
-def _sums_as_made(graph: Graph, matrix: Value, live: set[int]) -> bool:
-    while is_view(matrix):
-        (matrix,) = matrix.args
-    if PRIMS[matrix.prim].family != "elementwise":
-        return False
-    return _has_other_readers(graph, matrix, live) or not _reads_as_much(matrix)
-
-
-def _has_other_readers(graph: Graph, matrix: Value, live: set[int]) -> bool:
-    """Whether it is in memory, or made in a kernel, whatever becomes of products."""
-    todo, results = [matrix], set(graph.results)
+def _is_read_by_kernels(graph: Graph, matrix: Value) -> bool:
+    """Something else than products reads it, element by element."""
+    live, todo = graph.live(), [matrix]
     while todo:
-        value = todo.pop()
-        readers = [u for u in value.users if u.id in live]
-        if value in results or any(u.prim != "dot" and not is_view(u) for u in readers):
+        readers = [u for u in todo.pop().users if u.id in live]
+        if any(PRIMS[u.prim].family in IN_KERNELS for u in readers):
             return True
-        todo += [u for u in readers if is_view(u)]
+        todo += [u for u in readers if u.prim in VIEWS]
     return False
 
 
-def _reads_as_much(matrix: Value) -> bool:
-    """Whether anything that it is made of has all of its axes."""
-    most, seen, todo = len(wide(matrix.shape)), {matrix.id}, [matrix]
+def _is_batched(dot: Value) -> bool:
+    """The vector is another one for each matrix of a batch."""
+    x, y = (f.axes for f in _labelled(dot))
+    return bool(x & y & set(dot.params["out_axes"]))
+
+
+def _reaches_another(dot: Value, matrices: Mapping[Value, Value]) -> bool:
+    """Whether what is made of it is multiplied with another matrix, as attention of one query is with its values."""
+    others = {v for v, m in matrices.items() if m != matrices[dot]}
+    seen, todo = set[int](), list(dot.users)
     while todo:
-        for arg in todo.pop().args:
-            if arg.id in seen:
-                continue
-            seen.add(arg.id)
-            if PRIMS[arg.prim].family in ("elementwise", "layout", "source"):
-                todo.append(arg)
-            elif len(wide(arg.shape)) >= most:
-                return True
+        if (value := todo.pop()) in others:
+            return True
+        if value.id not in seen:
+            seen.add(value.id)
+            todo += value.users
     return False
+
+
+def _base(value: Value) -> Value:
+    """The value whose elements these are, in another layout."""
+    while value.prim in VIEWS:
+        (value,) = value.args
+    return value
 
 
 def _labelled(value: Value) -> list[Factor]:

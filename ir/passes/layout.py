@@ -2,6 +2,7 @@
 
 permute o permute, reshape o reshape, broadcast o broadcast, slice o slice, flip o flip     one node
 unsqueeze, squeeze, permutes that move only axes of size 1                                  a reshape
+reshapes of permuted axes that stay neighbours                                              a permute of a reshape
 exp(broadcast(x)) * broadcast(y)                                                            broadcast(exp(x) * y)
 sum(permute(x)), sum(reshape(x)), sum(sum(x)), flip(cumsum(flip(x)))                         one sum of x
 """
@@ -86,7 +87,8 @@ def _of_shape(full: Value, shape: Shape) -> Value:
 
 
 def reshape(value: Value) -> Value | None:
-    """reshape(reshape(x)) -> reshape(x); reshape(x) to its own shape -> x; reshape(broadcast(x)) -> broadcast(x)"""
+    """reshape(reshape(x)) -> reshape(x); reshape(x) to its own shape -> x; reshape(broadcast(x)) -> broadcast(x); or a
+    permute of a reshape"""
     (x,) = value.args
     if same_shape(x.shape, value.shape):
         return x
@@ -96,7 +98,22 @@ def reshape(value: Value) -> Value | None:
         return _of_shape(x, value.shape)
     if x.prim == "broadcast" and only_ones(x.shape, value.shape):
         return _rebroadcast(x, value.shape)
+    if x.prim == "permute" and not only_ones(x.shape, value.shape):
+        return _of_neighbours(x.args[0], x.params["perm"], value.shape)
     return None
+
+
+def _of_neighbours(source: Value, perm: Axes, shape: tuple[Size, ...]) -> Value | None:
+    """reshape(permute(x [B, N, D] to [D, B, N]), [D, B*N]) -> permute(reshape(x, [B*N, D])): axes that are joined, or
+    parted, are neighbours in x as well, so that no element moves."""
+    runs = segments([source.shape[a] for a in perm], shape)
+    own = [([a for i in axes if source.shape[a := perm[i]] != 1], places) for axes, places in runs]
+    own.sort(key=lambda run: run[0] or [source.ndim])
+    if [a for axes, _ in own for a in axes] != wide(source.shape):
+        return None
+    places = [p for _, places in own for p in places]
+    inner = make("reshape", source, shape=tuple(shape[p] for p in places))
+    return make("permute", inner, perm=tuple(places.index(p) for p in range(len(shape))))
 
 
 def _rebroadcast(x: Value, shape: tuple[Size, ...]) -> Value:
