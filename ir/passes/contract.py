@@ -11,8 +11,8 @@ over all of them.
 
     dot(q [B, K], s [B, K, V], labels bk,bkv->bv)  ->  sum(mul(broadcast(q), s), 1)
 
-So is one of a matrix that a kernel makes or reads anyway: it is summed on the way, and not read again. But for batches of
-two in a row, with different matrices: attention of one query, of which streams make one kernel.
+So is one of a matrix that a kernel makes or reads anyway: it is summed on the way, and not read again. But for batches
+of two in a row, with different matrices: attention of one query, of which streams make one kernel.
 
 A product of matrices that sums along nothing is an elementwise one.
 
@@ -224,7 +224,9 @@ def _with_sums_of_made(graph: Graph) -> Graph:
     """Where a matrix that a kernel makes or reads anyway is multiplied with a vector, the kernel sums it on the way."""
     matrices = {v: _base(m) for v in graph.order() if v.prim == "dot" and (m := _matrix(v)) is not None}
     made = [v for v, m in matrices.items() if PRIMS[m.prim].family == "elementwise" or _is_read_by_kernels(graph, m)]
-    lone = [v for v in made if not (_is_batched(v) and _reaches_another(v, matrices))]
+    batched = {v: m for v, m in matrices.items() if _is_batched(v)}
+    pairs = [(v, w) for v in batched for w in _reached(v, batched)]
+    lone = [v for v in made if all(v not in pair for pair in pairs)]
     return rebuild(graph, {}, {v.id: partial(_summed, v) for v in lone}) if lone else graph
 
 
@@ -245,17 +247,15 @@ def _is_batched(dot: Value) -> bool:
     return bool(x & y & set(dot.params["out_axes"]))
 
 
-def _reaches_another(dot: Value, matrices: Mapping[Value, Value]) -> bool:
-    """Whether what is made of it is multiplied with another matrix, as attention of one query is with its values."""
+def _reached(dot: Value, matrices: Mapping[Value, Value]) -> set[Value]:
+    """Products of what is made of it with another matrix, as attention of one query has with its values."""
     others = {v for v, m in matrices.items() if m != matrices[dot]}
-    seen, todo = set[int](), list(dot.users)
+    seen, todo = set[Value](), list(dot.users)
     while todo:
-        if (value := todo.pop()) in others:
-            return True
-        if value.id not in seen:
-            seen.add(value.id)
+        if (value := todo.pop()) not in seen:
+            seen.add(value)
             todo += value.users
-    return False
+    return seen & others
 
 
 def _base(value: Value) -> Value:

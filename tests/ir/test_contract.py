@@ -121,6 +121,57 @@ def test_stays_a_fused_reduction(name: str, shapes: list, build: Callable[..., V
     same(graph, verify(Contract()(graph)), rtol=1e-6, sizes=SIZES)  # whatever was simplified before
 
 
+MATRIX, VECTOR = {"x_axes": (0, 1), "y_axes": (1,), "out_axes": (0,)}, {"x_axes": (0, 1, 2), "y_axes": (0, 2)}
+
+
+def with_vector(x: Value, w: Value) -> Value:
+    return emit("dot", x, w, **MATRIX)
+
+
+def in_a_batch(x: Value, w: Value) -> Value:
+    return emit("dot", x, w, **VECTOR, out_axes=(0, 1))
+
+
+SUMMED: list[tuple[str, list[tuple[object, ...]], Callable[..., list[Value]]]] = [
+    ("made element by element", [(B, Q), (Q,)], lambda x, w: [with_vector(emit("exp", x), w)]),
+    ("made, in another layout", [(Q, B), (Q,)], lambda x, w: [
+        with_vector(emit("permute", emit("exp", x), perm=(1, 0)), w)]),
+    ("read as well", [(B, Q), (Q,)], lambda x, w: [with_vector(x, w), emit("exp", x)]),
+    ("an outer product", [(B, P), (B, Q), (B, Q)], lambda k, v, q: [
+        in_a_batch(product(k, (0, 1), v, (0, 2), (B, P, Q)), q)]),
+    ("twice by vectors", [(B, Q), (Q,), (B,)], lambda x, w, g: [
+        with_vector(emit("permute", emit("exp", x), perm=(1, 0)), emit("mul", g, with_vector(emit("exp", x), w)))]),
+]  # fmt: skip
+CALLED: list[tuple[str, list[tuple[object, ...]], Callable[..., list[Value]]]] = [
+    ("of an input", [(B, Q), (Q,)], lambda x, w: [with_vector(x, w)]),
+    ("of an input that products alone read", [(B, Q), (Q,), (Q, P)], lambda x, w, v: [
+        with_vector(x, w), emit("dot", x, v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))]),
+    ("of two matrices", [(B, Q), (Q, P)], lambda x, w: [
+        emit("dot", emit("exp", x), w, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))]),
+    ("in a row with another matrix", [(B, P, Q), (B, Q), (B, H, P)], lambda k, q, v: [
+        in_a_batch(emit("exp", v), emit("exp", in_a_batch(emit("exp", k), q)))]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize(("name", "shapes", "build"), SUMMED, ids=[n for n, *_ in SUMMED])
+def test_a_matrix_that_a_kernel_has_is_summed_on_the_way(name: str, shapes: list, build, dtype: str, same) -> None:
+    graph, values = inputs(dtype, *shapes)
+    with building(graph):
+        graph.returning(build(*values))
+    after = contracted(graph)
+    assert "dot" not in prims(after)
+    same(graph, after, rtol=4e-2 if dtype == "bf16" else 1e-6, sizes=SIZES)
+
+
+@pytest.mark.parametrize(("name", "shapes", "build"), CALLED, ids=[n for n, *_ in CALLED])
+def test_other_products_stay_calls(name: str, shapes: list, build) -> None:
+    graph, values = inputs("f32", *shapes)
+    with building(graph):
+        graph.returning(build(*values))
+    assert prims(contracted(graph)).count("dot") == prims(graph).count("dot")
+
+
 def test_a_product_that_is_needed_anyway_is_summed_on_the_way() -> None:
     graph, (x, y) = inputs("f32", (B, P), (P, Q))
     with building(graph):
