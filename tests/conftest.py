@@ -60,6 +60,7 @@ ONE_IN = {
     "benchmarks/test_gpu_day_rehearsal.py": 120,
     "codegen/test_switches.py": 5,
     "codegen/test_chunks_of_time.py": 8,
+    "codegen/test_with_vectors.py": 6,
     "loops/test_chunks_of_time.py": 9,
     "compose": 6,
     "conformance/test_conformance.py": 12,
