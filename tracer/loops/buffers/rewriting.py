@@ -202,8 +202,9 @@ def turned(step: Step, ref: Ref, value: Any, order: Sequence[int]) -> Step:
 
 def in_rows(step: Step, ref: Ref, value: Any) -> Step:
     """A copy, row-major."""
-    form, token = ((MARK,), {"memory_format": torch.contiguous_format}), (aten.clone.default, step.place)
-    return Step(aten.clone.default, form, [ref], token, step.meta, value.clone(memory_format=torch.contiguous_format))
+    form: Any = ((MARK,), {"memory_format": torch.contiguous_format})
+    copy = value.clone(memory_format=torch.contiguous_format)
+    return Step(aten.clone.default, form, [ref], (aten.clone.default, step.place), step.meta, copy)
 
 
 # ---------------------------------------------------------------------- what is left
