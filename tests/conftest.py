@@ -32,6 +32,7 @@ ONE_IN = {
     "exporting/test_module.py": 14,
     "distributed/test_ranks.py": 13,
     "loops/test_loops.py": 3,
+    "loops/test_layouts.py": 2,
     "loops/test_derived_backwards.py": 8,
     "loops/test_around.py": 3,
     "loops/test_divided_sums.py": 13,

@@ -45,7 +45,9 @@ class Loop:
         return operands_of(count, self.body.inputs)
 
     def emit(self) -> list[Value]:
-        """The results: the last carries, then what the steps give."""
+        """The results: the last carries, then what the steps give. Where they give nothing there is no loop."""
+        if not self.results:
+            return []
         return results_of(emit("scan", *self.init, *self.xs, *self.wholes, **self.params))
 
     def dependents(self, moving: Iterable[int]) -> set[int]:

@@ -59,7 +59,8 @@ class Motion:
 
     def _emitted(self, loop: Loop) -> list[Value]:
         """The results of a loop, of which more may leave."""
-        results = loop.emit()
+        if not (results := loop.emit()):
+            return results
         node = results[0] if results[0].prim == "scan" else results[0].args[0]
         return self._moved(node, list(node.args)) or results
 

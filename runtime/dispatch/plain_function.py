@@ -142,7 +142,8 @@ def function_class(fn: Callable[..., Any]) -> type:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         args = [t if t is not None else o for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        return tuple(vjp_of(lambda *a: as_tuple(fn(*a)), args, gradients))
+        # Eager keeps for a gradient only what that one needs: what it does not keep may be written to.
+        return tuple(vjp_of(lambda *a: as_tuple(fn(*a)), args, gradients, tuple(ctx.needs_input_grad)))
 
     rules = {"forward": forward, "setup_context": setup_context, "backward": backward}
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}

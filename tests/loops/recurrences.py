@@ -387,3 +387,20 @@ class Kept(Function):
     def backward(ctx: ANY, g: Tensor) -> ANY:
         (x,) = ctx.saved_tensors
         return torch.stack([2 * x[t] * g / x.shape[0] for t in range(ctx.steps)])
+
+
+@rolled(lambda t: (rand(t, 3),))
+class Powers(Function):
+    """A float that is another one in each step."""
+
+    @staticmethod
+    def forward(ctx: ANY, x: Tensor) -> Tensor:
+        ctx.steps = x.shape[0]
+        total = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            total = total + x[t] * 0.9**t
+        return total
+
+    @staticmethod
+    def backward(ctx: ANY, g: Tensor) -> ANY:
+        return torch.stack([g * 0.9**t for t in range(ctx.steps)])

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from .affine import ONE, Affine, Fit
 from .description import Carried, Each, Items, Outside, Place, Read, Rolled, Run, Same, reads_in
+from .floats import Formula
 from .node import InnerLoop, like, values_of
 from .program import Constant, Step, with_leaves
 from .reasons import NotRolled
@@ -196,7 +197,7 @@ class Body:
             return self.is_fixed(operand.step)
         if isinstance(operand, Fit):
             return not any(a.step for _, a in operand.terms)
-        return not isinstance(operand, Read) or not operand.index.step
+        return not isinstance(operand, Formula) and (not isinstance(operand, Read) or not operand.index.step)
 
     def node(self, operand: Any) -> Any:
         """What the graph has for an operand."""
@@ -206,6 +207,8 @@ class Body:
             return self.carry_nodes[self.carry_at[operand]]
         if isinstance(operand, Fit):
             return self.number(operand)
+        if isinstance(operand, Formula):
+            return operand.built(self.affine, self.graph.call_function)
         if isinstance(operand, tuple):
             return [self.node(o) for o in operand]
         if isinstance(operand, Constant) and not isinstance(operand.value, Tensor):

@@ -8,6 +8,7 @@ from typing import Any
 
 from .affine import Affine, Fit
 from .alignment import Region
+from .floats import Formula
 from .program import Constant, Expression, Program, Step
 
 # ---------------------------------------------------------------------------------------------- where values come from
@@ -91,7 +92,7 @@ class Parts:
     parts: tuple[Read | Run | tuple[Run, ...], ...]
 
 
-Operand = Read | Same | Carried | Parts | Fit | Constant | Expression | tuple[Any, ...]
+Operand = Read | Same | Carried | Parts | Fit | Formula | Constant | Expression | tuple[Any, ...]
 
 
 @dataclass(frozen=True)

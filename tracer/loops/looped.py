@@ -20,6 +20,7 @@ from .affine import fit_lengths, number_of
 from .buffers import without_buffers, without_sums_of_places
 from .description import Rolled
 from .emission import Emission
+from .floats import floats_apart
 from .lengths import FEW, LoopMet, is_number
 from .program import Program, program_of
 from .proof import is_proved, require_proved
@@ -146,9 +147,9 @@ class _Rolling:
         """The rolled form of short traces, these, and what the method told in each."""
         shorts = self.short_traces(lengths, sizes)
         first, second = next(shorts), next(shorts)
-        rolled, is_completed = self.roll(first[0], second[0])
+        rolled, is_completed, form = self.roll_in_some_form(first[0], second[0])
         programs, told, asked = zip(first, second, *shorts, strict=True)
-        rolled, programs = self.proved(rolled, programs, is_completed)
+        rolled, programs = self.proved(rolled, [form(p) for p in programs], is_completed)
         lifted = [p.trace.lifted for p in programs]
         if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
             raise NotRolled("it reads other tensors from outside at each length")
@@ -157,6 +158,17 @@ class _Rolling:
             raise NotRolled("nothing repeats at small lengths")
         self.require_asked(asked)
         return rolled, programs, told
+
+    def roll_in_some_form(self, short: Program, long: Program) -> tuple[Rolled, bool, Callable[[Program], Program]]:
+        """The same as `roll` of the programs as they are, or else with floats apart; and that form of a program."""
+        try:
+            return *self.roll(short, long), as_it_is
+        except NotRolled:
+            whole = floats_apart(short), floats_apart(long)
+            if whole[0] is not short:
+                with suppress(NotRolled):
+                    return *self.roll(*whole), floats_apart
+            raise
 
     def roll(self, short: Program, long: Program) -> tuple[Rolled, bool]:
         """The rolled form, and whether its turns were completed: where that can be."""
@@ -185,8 +197,7 @@ class _Rolling:
         """The trace with one node for what is repeated a fixed number of times. Raises NotRolled."""
         with self.refusals():
             program = self.program(trace, 0)
-            rolled = roll_fixed(program, LONG)
-            require_proved(rolled, program)
+            rolled = self.fixed(program)
         found, results = self.written(rolled, None, [*trace.lifted])
         if program.memory != shared_memory(found.graph_module):
             raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
@@ -194,6 +205,19 @@ class _Rolling:
         found.graph_module.meta[HAD_WRITES] = program.had_writes
         self.facts[RESULTS] = list(results)
         return found
+
+    def fixed(self, program: Program) -> Rolled:
+        """The rolled form of one program, as it is or else with floats apart."""
+        apart = floats_apart(program)
+        forms = [program] if apart is program else [program, apart]
+        failures: list[NotRolled] = []
+        for form in forms:
+            try:
+                require_proved(rolled := roll_fixed(form, LONG), form)
+                return rolled
+            except NotRolled as failure:
+                failures.append(failure)
+        raise failures[0]
 
     def written(
         self, rolled: Rolled, symbol: sympy.Symbol | None, lifted: Sequence[Any]
@@ -276,6 +300,11 @@ class _Rolling:
     def settle(self, told: Facts, results: Sequence[Any]) -> None:
         self.facts.clear()
         self.facts |= told | {RESULTS: list(results)}
+
+
+def as_it_is(program: Program) -> Program:
+    """The program."""
+    return program
 
 
 def shared_memory(gm: torch.fx.GraphModule) -> list[int | None]:

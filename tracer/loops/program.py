@@ -246,7 +246,12 @@ class _Reader:
             return number_of(value)
         if isinstance(value, SYMBOLIC):
             return Expression(type(value), value.node.expr)
-        return Constant(value, (type(value).__name__, repr(value)))
+        return constant_of(value)
+
+
+def constant_of(value: Any) -> Constant:
+    """A leaf that is no tensor."""
+    return Constant(value, (type(value).__name__, repr(value)))
 
 
 def _kind(leaf: Any) -> Hashable:

@@ -6,7 +6,8 @@ from typing import Any
 
 from .affine import Fit
 from .description import Carried, Each, Parts, Place, Read, Rolled, Run, Same
-from .program import Program, Ref
+from .floats import Float, Formula
+from .program import Constant, Program, Ref
 from .reasons import NotRolled
 from .rolling import Located
 
@@ -62,9 +63,18 @@ class _Proof:
         if isinstance(leaf, list):
             expected = self._places(operand, t, loop)
             return expected == [self.located.place(ref) for ref in leaf]
+        if isinstance(leaf, Float):
+            return self._is_float(operand, leaf, t)
         if isinstance(operand, Fit):
             return bool(operand.at(t, self.length) == leaf)
         return bool(operand == leaf)
+
+    def _is_float(self, operand: Any, leaf: Float, t: int) -> bool:
+        try:
+            value = operand.at(t, self.length) if isinstance(operand, Formula) else operand.value
+        except ArithmeticError:
+            return False
+        return isinstance(operand, Formula | Constant) and leaf.is_bitwise(value)
 
     def _place(self, operand: Any, t: int, loop: int) -> Place | None:
         if isinstance(operand, Read):

@@ -31,7 +31,8 @@ from .description import (
     Source,
     steps_by_place,
 )
-from .program import Constant, Expression, Program, Ref, Step, is_sliced, refs_in
+from .floats import Float, formula_of
+from .program import Constant, Expression, Program, Ref, Step, constant_of, is_sliced, refs_in
 from .reasons import LoopFailure, NotRolled
 
 APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
@@ -234,6 +235,8 @@ class _Roller:
         if isinstance(first, Ref):
             by_length = {p.program.length: p for p in self.programs}
             return self.value(loop, {(t, n): by_length[n].place(ref) for (t, n), ref in leaves.items()})
+        if isinstance(first, Float):
+            return _float(loop, leaves)
         found = fit(leaves) if isinstance(first, Mapping) else None
         if isinstance(first, Mapping) and found is None:
             raise LoopFailure(loop, "a number is no affine function of the step")
@@ -296,8 +299,20 @@ def _plain(leaves: Sequence[Any], number: Callable[[], Fit] | None) -> Operand:
         return number()
     if any(leaf != leaves[0] for leaf in leaves):
         raise NotRolled("a value is another one at each length")
+    if isinstance(leaves[0], Float):
+        return constant_of(leaves[0].value)
     assert isinstance(leaves[0], Constant | Expression)
     return leaves[0]
+
+
+def _float(loop: int, floats: Mapping[Sample, Float]) -> Operand:
+    """A float that all steps are given, or one that each computes."""
+    first, *others = floats.values()
+    if all(first.is_bitwise(other.value) for other in others):
+        return constant_of(first.value)
+    if (found := formula_of(floats)) is None:
+        raise LoopFailure(loop, "a float is another one in each step, and of no form that is known")
+    return found
 
 
 def is_partial(step: Step) -> bool:

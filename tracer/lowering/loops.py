@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -234,8 +235,7 @@ class _Steps:
         self._order_inputs()
 
     def _rewrite_node(self, node: fx.Node) -> None:
-        target: Any = node.target
-        if getattr(operator, getattr(target, "__name__", ""), None) is target:
+        if _is_python(node.target):
             self.numbers.add(node)
             return
         with self.graph.inserting_before(node):
@@ -309,7 +309,13 @@ class _Steps:
                 raise LoweringError("a step of a loop cuts a piece of a tensor at a place that is counted from its end")
             return self.graph.call_function(_cut_at, (*node.args[:2], self._tensor_of(node.args[2]), width))
         target, args = self._taking_tensors(node)
+        if any(self._is_float(n) for n in node.all_input_nodes):
+            return self.graph.call_function(_of_floats(target, node.meta["val"].dtype), args, node.kwargs)
         return self.graph.call_function(target, args, node.kwargs)
+
+    def _is_float(self, number: fx.Node) -> bool:
+        """Whether a number of t is a float."""
+        return number in self.numbers and isinstance(number.meta.get("val"), float | torch.SymFloat)
 
     def _tensor_of(self, number: Any) -> Any:
         return self._tensor(number) if isinstance(number, fx.Node) and number in self.numbers else number
@@ -337,7 +343,7 @@ class _Steps:
         return all("Tensor" in str(a.type) for n, a in pairs if isinstance(n, fx.Node) and n in self.numbers)
 
     def _tensor(self, number: fx.Node) -> fx.Node:
-        """t, or what is made of it, as a tensor of one integer."""
+        """t, or what is made of it, as a tensor of one number."""
         if number not in self.tensors:
             self.tensors[number] = self._made_tensor(number)
         return self.tensors[number]
@@ -347,6 +353,9 @@ class _Steps:
             with self.graph.inserting_before(self.t):
                 return self.graph.placeholder("step_number")
         target: Any = number.target
+        if self._is_float(number):
+            args = [self._tensor(a) if isinstance(a, fx.Node) and a in self.numbers else a for a in number.args]
+            return self.graph.call_function(_ON_FLOATS[target], tuple(args))
         if target not in _ON_TENSORS:
             raise LoweringError(f"a step of a loop computes `{target.__name__}` of its number")
         args = [self._tensor(a) if isinstance(a, fx.Node) and a in self.numbers else a for a in number.args]
@@ -368,6 +377,45 @@ class _Steps:
 
 
 _ON_TENSORS = {operator.add: aten.add.Tensor, operator.mul: aten.mul.Tensor}
+def _in_float64(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What Python computes, of tensors of one number; numbers are as they are."""
+
+    def computed(*args: Any) -> Any:
+        return call(*(a.to(torch.float64) if isinstance(a, torch.Tensor) else a for a in args))
+
+    return computed
+
+
+_ON_FLOATS: dict[Any, Callable[..., Any]] = {
+    operator.add: _in_float64(torch.add),
+    operator.sub: _in_float64(torch.sub),
+    operator.mul: _in_float64(torch.mul),
+    operator.truediv: _in_float64(torch.true_divide),
+    operator.pow: _in_float64(torch.pow),
+    math.sqrt: _in_float64(torch.sqrt),
+    math.exp: _in_float64(torch.exp),
+    math.cos: _in_float64(torch.cos),
+}
+
+
+def _is_python(target: Any) -> bool:
+    """Whether a node's target is arithmetic of Python's."""
+    name = getattr(target, "__name__", "")
+    return any(getattr(module, name, None) is target for module in (operator, math))
+
+
+def _of_floats(target: Any, dtype: torch.dtype) -> Callable[..., Any]:
+    """An operation whose numbers are tensors, as eager has it of Python's floats: low floats meet them in float32."""
+    low = (torch.bfloat16, torch.float16)
+
+    def called(*args: Any, **settings: Any) -> Any:
+        is_low = [dtype in low and isinstance(a, torch.Tensor) and a.dtype in low for a in args]
+        given = (a.float() if wide else a for a, wide in zip(args, is_low, strict=True))
+        return target(*given, **settings).to(dtype)
+
+    return called
+
+
 _WITH_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}
 
 

@@ -216,3 +216,20 @@ def test_a_gradient_of_another_layout_takes_over_the_same() -> None:
         both = [torch.autograd.grad(f(*SHARED[normalized][0]), SHARED[normalized][0], gradient)
                 for f in (fast, normalized)]  # fmt: skip
         assert_same(*both, tolerance=1e-4)
+
+
+def test_what_no_gradient_needs_may_be_written_to() -> None:
+    """Eager keeps `k` for the gradient of w alone, which is not asked for."""
+
+    def f(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        k = y[-1].clone()
+        products = []
+        for _ in range(3):
+            k[1:] += 1
+            products.append(w * k)
+        return torch.stack(products)
+
+    y, w = torch.randn(4, 3, requires_grad=True), torch.randn(3)
+    fast = fusegrad.compile(f)
+    expected, found = (torch.autograd.grad(call(y, w).sin().sum(), y) for call in (f, fast))
+    assert torch.equal(expected[0], found[0])

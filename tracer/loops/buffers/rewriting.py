@@ -105,9 +105,18 @@ class Rewriting:
     def put_together(self, buffer: Ref) -> Ref:
         """What a value is in the end that rules took note of."""
         if buffer not in self.joined:
-            found = (finish(self, buffer) for finish in self.finish)
-            self.joined[buffer] = next((ref for ref in found if ref is not None), buffer)
+            found = next((ref for finish in self.finish if (ref := finish(self, buffer)) is not None), None)
+            self.joined[buffer] = buffer if found is None else self.laid_out(self.steps[buffer.step], found)
         return self.joined[buffer]
+
+    def laid_out(self, step: Step, ref: Ref) -> Ref:
+        """A value that stands for that of a step, its axes in memory in the order in which that has them."""
+        order = layout_of(step.value)
+        if order is None or layout_of(self.value(ref)) == order:
+            return ref
+        rows = self.add(turned(step, ref, self.value(ref), order))
+        copy = self.add(in_rows(step, rows, self.value(rows)))
+        return self.add(turned(step, copy, self.value(copy), [order.index(axis) for axis in range(len(order))]))
 
     # ------------------------------------------------------------------ what the steps of the source say
     def axis_and_index(self, step: Step, tensors: int) -> tuple[int, int]:
@@ -135,6 +144,20 @@ def _value(program: Program, ref: Ref) -> Any:
     return value if ref.port is None else value[ref.port]
 
 
+def layout_of(value: Any) -> list[int] | None:
+    """The axes by their strides, the longest first: results of torch's operations have them in this order, too.
+
+    None where values stand at several places, or it is no tensor.
+    """
+    if not isinstance(value, torch.Tensor):
+        return None
+    sizes, strides = (list(map(hint_of, ns)) for ns in (value.shape, value.stride()))
+    if any(stride == 0 and size > 1 for size, stride in zip(sizes, strides, strict=True)):
+        return None
+    axes = iter(sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -strides[d]))
+    return [d if n == 1 else next(axes) for d, n in enumerate(sizes)]
+
+
 # ---------------------------------------------------------------------- numbers
 def number(n: int) -> Number:
     return {ONE: n} if n else {}
@@ -158,7 +181,8 @@ def selected(step: Step, buffer: Ref, dim: int, index: int) -> Step:
 
 
 def stacked(step: Step, slices: list[Ref], dim: int) -> Step:
-    return like(step, aten.stack.default, [slices, number(dim)], step.value)
+    rows = step.value.contiguous()
+    return like(step, aten.stack.default, [slices, number(dim)], rows)
 
 
 def zeros(step: Step, model: Ref, value: Any) -> Step:
@@ -168,6 +192,19 @@ def zeros(step: Step, model: Ref, value: Any) -> Step:
 def like(step: Step, target: Any, leaves: list[Any], value: Any) -> Step:
     """A step at the place of another."""
     return Step(target, ((MARK,) * len(leaves), {}), leaves, (target, step.place), step.meta, value)
+
+
+def turned(step: Step, ref: Ref, value: Any, order: Sequence[int]) -> Step:
+    form = ((MARK, [MARK] * len(order)), {})
+    token = (aten.permute.default, len(order), step.place)
+    return Step(aten.permute.default, form, [ref, *map(number, order)], token, step.meta, value.permute(*order))
+
+
+def in_rows(step: Step, ref: Ref, value: Any) -> Step:
+    """A copy, row-major."""
+    form: Any = ((MARK,), {"memory_format": torch.contiguous_format})
+    copy = value.clone(memory_format=torch.contiguous_format)
+    return Step(aten.clone.default, form, [ref], (aten.clone.default, step.place), step.meta, copy)
 
 
 # ---------------------------------------------------------------------- what is left

@@ -14,7 +14,7 @@ def _select(r: Rewriting, step: Step) -> Ref | None:
     buffer, dim, index = r.named(step.leaves[0]), *r.axis_and_index(step, 0)
     while (write := r.writes.get(buffer)) is not None and write.dim == dim:
         if write.index == index:
-            return write.slice
+            return r.laid_out(step, write.slice)
         buffer = write.buffer
     return r.add(_replaced(step, [r.put_together(buffer), *step.leaves[1:]]))
 
@@ -27,7 +27,7 @@ def _all_of(r: Rewriting, step: Step) -> Ref | None:
 def _all_scattered(r: Rewriting, step: Step) -> Ref | None:
     """What is written from end to end is what there is from then on."""
     source, value = r.named(step.leaves[0]), r.named(step.leaves[1])
-    return value if _covers(r, step, 1) and r.kind(source) == r.kind(value) else None
+    return r.laid_out(step, value) if _covers(r, step, 1) and r.kind(source) == r.kind(value) else None
 
 
 def _covers(r: Rewriting, step: Step, tensors: int) -> bool:
@@ -42,7 +42,7 @@ def _copy(r: Rewriting, step: Step) -> Ref | None:
     """A copy to a place of the same kind is what is copied."""
     place, value = (r.named(leaf) if isinstance(leaf, Ref) else None for leaf in step.leaves[:2])
     same = place is not None and value is not None and r.kind(place) is not None and r.kind(place) == r.kind(value)
-    return value if same else None
+    return r.laid_out(step, value) if same and value is not None else None
 
 
 def _scatter(r: Rewriting, step: Step) -> Ref | None:

@@ -1,0 +1,82 @@
+"""What a loop wrote to a buffer lies in memory as eager's buffer does, where something is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fuzz_loops import verdict_of
+from torch import Tensor
+
+import fusegrad
+
+
+def filled(x: Tensor, w: Tensor) -> Any:
+    """The buffer lies as its model does."""
+    out = torch.zeros_like(x)
+    for t in range(x.shape[0]):
+        out[t] = x[t] * w
+    return out * w, out
+
+
+def copied(x: Tensor, w: Tensor) -> Any:
+    """What is copied lies otherwise than where it is copied to."""
+    h = torch.zeros(x.shape[1], x.shape[1])
+    hs = []
+    for t in range(x.shape[0]):
+        h.copy_((x[t][:, None] * w).t())
+        hs.append(h * 2)
+    return hs[-1], torch.stack(hs), h
+
+
+def exchanged(x: Tensor, w: Tensor) -> Any:
+    """All of a state is written to."""
+    h = torch.zeros(x.shape[1], x.shape[1])
+    k = h
+    for t in range(x.shape[0]):
+        h[:] = (x[t][:, None] * w).t()
+        k = k + h
+    return k, h + 1
+
+
+def one_for_all(x: Tensor, w: Tensor) -> Any:
+    """Every step writes the same, which stands at one place for each row."""
+    out = torch.zeros(3, 3, x.shape[0])
+    k = w
+    for t in range(x.shape[0]):
+        out[:, :, t] = w.expand(3, 3)
+        k = out[..., t] * 2
+    return k, out.exp(), out[..., 1:] * x[0, 0]
+
+
+def arguments(steps: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(steps)
+    return torch.randn(3, steps).t().requires_grad_(), torch.randn(3, requires_grad=True)
+
+
+def results(f: Callable[..., Any], steps: int) -> list[Tensor]:
+    args = arguments(steps)
+    found = f(*args)
+    cotangents = [torch.cos(torch.arange(o.numel()) * 1.0).view(o.shape) for o in found]
+    return [*found, *torch.autograd.grad(found, args, cotangents)]
+
+
+@pytest.mark.parametrize("f", [filled, copied, exchanged, one_for_all])
+def test_strides_are_those_of_eager(f: Callable[..., Any]) -> None:
+    with fusegrad.config.patch(disable="patience"):
+        fast = fusegrad.compile(f)
+        for steps in (12, 15):
+            for a, b in zip(results(f, steps), results(fast, steps), strict=True):
+                assert torch.equal(a, b) and a.stride() == b.stride()
+    assert verdict_of(fast) == "rolled"
+
+
+def test_a_loop_of_which_nothing_is_left_is_none() -> None:
+    """What every step writes is the same: all of it leaves the loop."""
+    pytest.importorskip("triton")
+    with fusegrad.config.patch(disable="patience", backend="interpret", debug=True):
+        fast = fusegrad.compile(one_for_all)
+        for a, b in zip(results(one_for_all, 12), results(fast, 12), strict=True):
+            torch.testing.assert_close(a, b)
