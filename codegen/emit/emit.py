@@ -213,6 +213,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
         tuple(emitter.buffers.scratch), {}, guards, traffic.reads, traffic.writes, traffic.cached,
         tuple(p.name for p in pointers if p.name in emitter.buffers.aligned), operations_of(context.program),
         context.target.fast, any(g.has(sympy.Mod) for g in sizes.guards),
+        sharing=plan.strips if emitter.finals.words.pointers else 1,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inp
 from fusegrad.codegen import TARGETS, Kernels, Target, generate, module
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.execution.kernel_plan import KernelPlan
-from fusegrad.runtime.values.sizes import BoundSizes
+from fusegrad.runtime.values.sizes import BoundSizes, number
 
 SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}
 DEVICES = {"whole": INTERPRET, "chunked": SMALL, "tree": MANY}
