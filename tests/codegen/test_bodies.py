@@ -96,6 +96,7 @@ def test_strips_share_rows(body: str, sizes: dict[Any, int]) -> None:
     values, text = inputs_of(graph, sizes), module([kernel])
     alone = text.replace('return tl.atomic_add(pointer, 0, sem="relaxed")', "return tl.load(pointer) * 0")
     assert alone != text and "rotated(" in text
+    assert number(kernel.sharing, BoundSizes(sizes)) > 1
     told, found = (run(Kernels((kernel,)), t, graph, values, sizes) for t in (text, alone))
     assert all(torch.equal(t, f) for t, f in zip(told, found, strict=True))
 
