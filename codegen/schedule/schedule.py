@@ -19,7 +19,7 @@ from ...ir.types import Size, product
 from ..program.axes import Axis, Term
 from ..program.sizes import cdiv
 from .alignment import Slide
-from .occupancy import choose_stages, reads_ahead
+from .occupancy import choose_stages, keeps_weights, reads_ahead
 from .reduction_plan import choose_reduction_plan, choose_walk
 from .residency import choose_residency, is_hoisted, phases_of
 from .roles import check_finish, choose_roles
@@ -118,7 +118,7 @@ def schedule_of(w: Workload) -> Schedule:
         inner=frozenset(roles.inner), final=roles.final, after_final=after,
         chunked=residency.chunked, shared=residency.shared, packed=residency.packed, online=residency.online,
         direct=residency.direct, phase=phases_of(w, roles.inner, residency.online),
-        hoisted=hoisted and not residency.shared,
+        hoisted=hoisted and (not residency.shared or keeps_weights(w, roles, tiling)),
         tile=tiling.tile, slide=tiling.slide, step=tiling.step, whole_axes=tiling.whole_axes, warps=tiling.warps,
         stages=choose_stages(w, roles, residency, tiling), ahead=reads_ahead(w, roles, residency),
         items=plan.items, programs=plan.programs, pieces=plan.pieces, begins_wide=not w.has_odd_rows,
