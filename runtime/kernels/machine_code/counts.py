@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,7 +80,7 @@ def count(cubin: bytes, launch: Launch, kernel: str = "a kernel") -> Counts:
 @functools.lru_cache(maxsize=512)
 def _count(cubin: bytes, launch: Launch, kernel: str) -> Counts:
     flow, decisions = _flow(cubin, kernel)
-    pipes: Counter[str] = Counter()
+    pipes: dict[str, float] = defaultdict(float)
     flights, dependent = list[tuple[float, int]](), set[int]()
     for word, part in _found(launch):
         lanes, most = _followed(flow, decisions, launch, word)
