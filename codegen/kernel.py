@@ -140,7 +140,8 @@ class Kernel:
     each program, whose sums the next kernel merges; sizes may have a use for more or fewer: `wanted`. `walk`: where it
     was generated in this process, and has matrices that are never in memory. `course`: the same of a loop over time,
     where many steps are taken at once. `roomy`: programs are so few that the compiler may take all
-    registers of a thread; by itself it spills some where that lets one more program run beside others.
+    registers of a thread; by itself it spills some where that lets one more program run beside others. `sharing`:
+    programs that walk the same rows, a strip each: what one of them reduces along a row, the others find in memory.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Kernel:
     walk: Walk | None = field(default=None, compare=False)
     course: Course | None = field(default=None, compare=False)
     roomy: bool = False
+    sharing: Size = 1
 
     def suits(self, wanted: int) -> bool:
         """Its parts are not so far from what some sizes want that another kernel would be worth it."""

@@ -42,6 +42,7 @@ from .reductions.lane_accumulators import LaneAccumulators
 from .reductions.online_sums import OnlineSums
 from .reductions.partial_slots import PartialSlots
 from .reductions.pieces import RowPieces
+from .reductions.row_ends import RowEnds
 from .reductions.strips import RowWords
 from .row_passes import RowPasses
 from .statements import (
@@ -86,7 +87,8 @@ class Emitter:
         self.levels = Levels(context, self.coords)
         self.addresses = Addresses(context, self.buffers, self.tile, self.coords, self.levels)
         self.rows = AlignedRows(context, self.tile, self.coords, self.addresses)
-        self.loads = Loads(context, self.buffers, self.tile, self.coords, self.addresses, padding_of(program))
+        padding = padding_of(program, plan.copies)
+        self.loads = Loads(context, self.buffers, self.tile, self.coords, self.addresses, padding)
         self.pairs = StridedPairs(context, self.tile, self.coords, self.levels, self.addresses, self.loads)
         # What it computes and stores
         self.checks = IndexChecks(context, self.coords)
@@ -107,8 +109,9 @@ class Emitter:
         self.finals = FinalReductions(context, self.folding, self.rows, self.nests, self.stores, slots, directs, words)
         self.pieces = RowPieces(context, self.buffers, self.walk, self.nests, slots, lanes)
         self.passes = RowPasses(
-            context, self.coords, self.levels, self.loads, self.nests, self.stores, lanes, self.finals, self.pieces
-        )
+            context, self.coords, self.levels, self.loads, self.nests, self.stores, lanes, self.finals, self.pieces,
+            RowEnds(context, self.coords, self.folding, self.values),
+        )  # fmt: skip
 
     def traffic(self) -> Traffic:
         """Bytes that the kernel moves."""
@@ -213,6 +216,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
         tuple(emitter.buffers.scratch), {}, guards, traffic.reads, traffic.writes, traffic.cached,
         tuple(p.name for p in pointers if p.name in emitter.buffers.aligned), operations_of(context.program),
         context.target.fast, any(g.has(sympy.Mod) for g in sizes.guards),
+        sharing=plan.strips if emitter.finals.words.pointers else 1,
     )  # fmt: skip
 
 

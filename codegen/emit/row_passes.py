@@ -14,6 +14,7 @@ from .loop_nests import LoopNests
 from .reductions.final_reduction import FinalReductions
 from .reductions.lane_accumulators import LaneAccumulators
 from .reductions.pieces import RowPieces
+from .reductions.row_ends import RowEnds
 from .statements import Accumulate, Expr, Statement, call
 from .stores import Stores
 
@@ -34,6 +35,7 @@ class RowPasses:
     lanes: LaneAccumulators
     finals: FinalReductions
     pieces: RowPieces
+    ends: RowEnds
 
     def emit(self) -> None:
         """All that this program stores itself, and what its accumulators take in."""
@@ -113,6 +115,7 @@ class RowPasses:
         nest = self.nests.open(outermost_first, body, body.level + 1, 1)
         chunk = nest[-1].scope if nest else body
         ends: list[Statement] = []
+        self.ends.mask([w for w in work if isinstance(w, Term) and w not in plan.direct], chunk)
         # In the order of the program: what is computed for one serves the others
         for item in work:
             if isinstance(item, Sink):
@@ -124,6 +127,7 @@ class RowPasses:
                 self.finals.accumulate(item, chunk)
             else:
                 self.lanes.accumulate(item, chunk)
+        self.loads.silent = False
         if nest:
             body.body.append(self.nests.close(nest, ends, len(kept_axes)))
         if not kept_axes:

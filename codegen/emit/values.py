@@ -140,7 +140,8 @@ class Values:
 
     def argument_of_reduction(self, term: Term, scope: Scope) -> Expr:
         """The argument of a reduction, neutral in the lanes outside."""
-        return self.folding.neutral(term, self.value(term.args[0], scope))
+        known = scope.find(("neutral", term.args[0], self.folding.nothing(term)))
+        return known or self.folding.neutral(term, self.value(term.args[0], scope))
 
     def value_to_store(self, sink: Sink, scope: Scope) -> Expr:
         """The value of a sink in the dtype of the memory; the store itself rounds a value computed for it alone."""

@@ -27,6 +27,8 @@ EVEN = 0.75
 """The share of the device that works, from which on more programs are not worth their partial sums."""
 AHEAD = 12
 """Bytes for each column of a strip that registers hold while a program waits for what all strips share."""
+HELD = 8
+"""Elements of weights that a thread keeps from row to row, beside all else that it holds of a strip."""
 STAGES = 6
 """The most turns of a loop under way at once."""
 
@@ -71,6 +73,13 @@ def reads_ahead(w: Workload, roles: AxisRoles, residency: Residency) -> bool:
     """A strip's rows are read before what all strips share is there: registers hold them beside its sums meanwhile."""
     rows = [t for t in w.row_loads(roles.row) if t.axes - set(roles.row)]
     return residency.shared and sum(ITEMSIZE[t.dtype] for t in rows) + 4 * len(roles.accumulators) < AHEAD
+
+
+def keeps_weights(w: Workload, roles: AxisRoles, tiling: Tiling) -> bool:
+    """A strip's weights stay in registers where its rows begin at odd places: they are read element by element then."""
+    weights = [t for t in w.row_loads(roles.row) if not t.axes - set(roles.row)]
+    each = tiling.lanes // (tiling.warps * w.target.warp)
+    return tiling.slide is not None and each * len(weights) <= HELD and is_on("hoist")
 
 
 def _distinct(loads: list[Term]) -> list[Term]:

@@ -192,6 +192,7 @@ class _Back:
             cached=self._sizes(kernel.cached),
             operations=self.size(kernel.operations),
             wanted=self.size(kernel.wanted),
+            sharing=self.size(kernel.sharing),
             walk=kernel.walk and kernel.walk.at(self.size),
             course=kernel.course and kernel.course.at(self.size),
         )

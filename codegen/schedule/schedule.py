@@ -19,7 +19,7 @@ from ...ir.types import Size, product
 from ..program.axes import Axis, Term
 from ..program.sizes import cdiv
 from .alignment import Slide
-from .occupancy import choose_stages, reads_ahead
+from .occupancy import choose_stages, keeps_weights, reads_ahead
 from .reduction_plan import choose_reduction_plan, choose_walk
 from .residency import choose_residency, is_hoisted, phases_of
 from .roles import check_finish, choose_roles
@@ -59,12 +59,19 @@ class Schedule:
     packed: frozenset[Term] = frozenset()  # loads that stay 16 bits wide from phase to phase; others are made anew
     ahead: bool = False  # strips read their rows before they wait for what is reduced along them
     pieces: int = 1  # of a row, whose programs walk the same items
+    begins_wide: bool = False  # rows, all of them, at multiples of the widest access
     step: int = 1  # items between those of one program: rows that begin alike, so that its lanes stay columns
 
     @property
     def pinned(self) -> tuple[Axis, ...]:
         """Axes whose sizes are compiled in: they are in the tile from end to end."""
         return self.whole_axes if self.chunked else self.row
+
+    @property
+    def copies(self) -> bool:
+        """Whether chunks of rows come by way of shared memory: those that are read wide do."""
+        is_wide = self.slide is not None or self.begins_wide
+        return self.chunked and self.stages > 1 and is_wide and not self.whole_axes
 
     def blocks(self, axis: Axis) -> Size:
         return cdiv(self.extent(axis), self.own_columns(axis))
@@ -111,8 +118,8 @@ def schedule_of(w: Workload) -> Schedule:
         inner=frozenset(roles.inner), final=roles.final, after_final=after,
         chunked=residency.chunked, shared=residency.shared, packed=residency.packed, online=residency.online,
         direct=residency.direct, phase=phases_of(w, roles.inner, residency.online),
-        hoisted=hoisted and not residency.shared,
+        hoisted=hoisted and (not residency.shared or keeps_weights(w, roles, tiling)),
         tile=tiling.tile, slide=tiling.slide, step=tiling.step, whole_axes=tiling.whole_axes, warps=tiling.warps,
         stages=choose_stages(w, roles, residency, tiling), ahead=reads_ahead(w, roles, residency),
-        items=plan.items, programs=plan.programs, pieces=plan.pieces,
+        items=plan.items, programs=plan.programs, pieces=plan.pieces, begins_wide=not w.has_odd_rows,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inp
 from fusegrad.codegen import TARGETS, Kernels, Target, generate, module
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.execution.kernel_plan import KernelPlan
-from fusegrad.runtime.values.sizes import BoundSizes
+from fusegrad.runtime.values.sizes import BoundSizes, number
 
 SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}
 DEVICES = {"whole": INTERPRET, "chunked": SMALL, "tree": MANY}
@@ -96,15 +96,23 @@ def test_strips_share_rows(body: str, sizes: dict[Any, int]) -> None:
     values, text = inputs_of(graph, sizes), module([kernel])
     alone = text.replace('return tl.atomic_add(pointer, 0, sem="relaxed")', "return tl.load(pointer) * 0")
     assert alone != text and "rotated(" in text
+    assert number(kernel.sharing, BoundSizes(sizes)) > 1
     told, found = (run(Kernels((kernel,)), t, graph, values, sizes) for t in (text, alone))
     assert all(torch.equal(t, f) for t, f in zip(told, found, strict=True))
+
+
+def moments(x: Any) -> Any:
+    """Three means that zeros leave as they are, and one that they do not."""
+    f = x.to("f32")
+    means = [v.mean(1, keep=True) for v in (f, f * f, f * f * f, f.sigmoid())]
+    return (f - means[0] - means[1] * means[2] - means[3]).to("bf16")
 
 
 POINTWISE = (lambda x, b: (x + b).tanh(), {"x": ROWS, "b": WEIGHT})
 SUMS = ("rms_backward", "layer_backward", "gelu_backward", "dyt_backward")
 ROOMS = {"chunked": (SMALL, 37), "whole": (INTERPRET, 137), "strips": (replace(INTERPRET, units=20, shared=64), 300)}
 ANYWHERE = {
-    "chunked": ("softmax", "softmax_backward", "layer_forward", "biased", "rms_backward"),
+    "chunked": ("softmax", "softmax_backward", "layer_forward", "biased", "rms_backward", "moments"),
     "whole": ("softmax", "softmax_backward", "layer_forward", *SUMS),
     "strips": SUMS,
 }
@@ -114,7 +122,7 @@ ANYWHERE = {
 @pytest.mark.parametrize("begin", [0, 3])
 def test_rows_that_begin_anywhere(room: str, body: str, begin: int) -> None:
     """Tiles begin at the boundary below a row: its neighbours are read too, and count for nothing, not even NaN."""
-    function, inputs = {**BODIES, "biased": POINTWISE}[body]
+    function, inputs = {**BODIES, "biased": POINTWISE, "moments": (moments, {"x": ROWS})}[body]
     target, columns = ROOMS[room]
     sizes, graph = BoundSizes({M: 13, N: columns}), graph_of(function, **inputs)
     values = inputs_of(graph, sizes)

@@ -75,8 +75,9 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
             first_col = tl.cast(col_at, tl.int64)
             inside = col < N - col_at
             at = row * N + first_col
-            x = pairs_from_bf16(tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_last"))
-            parts = tl.reshape(x, [BLOCK_N // 2048, 256, 8])
+            x = pairs_from_bf16(tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_last"))
+            value = tl.where(inside, x, float("-inf"))
+            parts = tl.reshape(value, [BLOCK_N // 2048, 256, 8])
             higher = larger(top_lanes, row_max(row_max(parts, 2), 0))
             total_lanes = total_lanes * exp_below(top_lanes - higher, True) + tl.sum(tl.sum(exp_below(parts - higher[None, :, None], True), 2), 0)
             top_lanes = higher
@@ -91,7 +92,7 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
             first_col = tl.cast(col_at, tl.int64)
             inside = col < N - col_at
             at = row * N + first_col
-            x = pairs_from_bf16(tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_first"))
+            x = pairs_from_bf16(tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"))
             exp_v = libdevice.exp(x - top)
             div_v = tl.div_rn(exp_v, total)
             dx = tl.where(col == lane_of(label, first_col, BLOCK_N), div_v - 1.0, div_v)  # body.py:7  dx = torch.where(valid, torch.where(hot, p - 1, p), 0)

@@ -20,9 +20,14 @@ from .tile_axes import TileAxes
 Keywords = dict[str, "Expr | str"]
 
 
-def padding_of(program: Program) -> dict[Term, float]:
-    """{load: what its lanes outside should hold} for loads that feed a maximum or minimum."""
+def padding_of(program: Program, is_copied: bool) -> dict[Term, float]:
+    """{load: what its lanes outside should hold} for loads that feed a maximum or minimum.
+
+    Copies into shared memory put zeros there at no cost, and anything else at that of a choice for each element.
+    """
     padding: dict[Term, float] = {}
+    if is_copied:
+        return padding
     for reduction in program.terms:
         if reduction.op in ("amax", "amin"):
             source = reduction.args[0]
@@ -64,7 +69,7 @@ def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
 class Loads:
     """`passes`: how often a load is emitted in passes over chunks; `evict`: the hint that its pass gives the cache.
 
-    vectors: those that are read in every row of the tile.
+    vectors: those that are read in every row of the tile. silent: rows from a boundary on hold zeros outside, too.
     """
 
     context: Context
@@ -76,6 +81,7 @@ class Loads:
     passes: dict[Term, int] = field(default_factory=dict)
     evict: Literal["", "evict_first", "evict_last"] = ""
     vectors: frozenset[Term] = frozenset()
+    silent: bool = False
 
     def read(self, term: Term, indices: Indices, guards: list[Expr], scope: Scope) -> Expr:
         """The content of memory, in the dtype that it has there."""

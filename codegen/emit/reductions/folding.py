@@ -39,7 +39,7 @@ class Folding:
             return None
         if term.op == "load":
             has_neighbours = self.coords.groups_of(term.param.place, not term.args) is not None
-            return None if has_neighbours else self.loads.pad(term)
+            return None if has_neighbours and not self.loads.silent else self.loads.pad(term)
         pads = [self.pad(a, axis) for a in term.args]
         if term.op == "cast":
             return pads[0] if term.args[0].dtype in FLOATING else None
@@ -51,17 +51,21 @@ class Folding:
             return 0.0 if SMALLEST <= abs(factor) < math.inf else None
         return 0.0 if term.op in KEEPS_ZERO and all(p == 0.0 for p in pads) else None
 
+    def unsafe_axes(self, term: Term) -> list[Axis]:
+        """The axes along which lanes outside may hold what a reduction must not take in."""
+        arg, neutral = term.args[0], lowest(term.op, term.args[0].dtype)
+        return [a for a in term.param if a in arg.axes and self.coords[a].mask and self.pad(arg, a) != neutral]
+
+    def nothing(self, term: Term) -> Expr:
+        """What a reduction takes in without effect."""
+        dtype = term.args[0].dtype
+        return literal(number(lowest(term.op, dtype), "i32" if dtype == "b1" else dtype))
+
     def neutral(self, term: Term, value: Expr) -> Expr:
         """The argument of a reduction with its lanes outside made neutral, where they may not be."""
-        arg = term.args[0]
-        neutral = lowest(term.op, arg.dtype)
-        unsafe = [a for a in term.param if a in arg.axes and self.coords[a].mask and self.pad(arg, a) != neutral]
-        mask = total("&", self.coords.masks(unsafe, summed=True))
-        value = widen_booleans(arg, value)
-        if mask is None:
-            return value
-        dtype = "i32" if arg.dtype == "b1" else arg.dtype
-        return call("tl.where", mask, as_tensor(arg, value), literal(number(neutral, dtype)))
+        mask = total("&", self.coords.masks(self.unsafe_axes(term), summed=True))
+        value = widen_booleans(term.args[0], value)
+        return value if mask is None else call("tl.where", mask, as_tensor(term.args[0], value), self.nothing(term))
 
     # ------------------------------------------------------------------ reductions
     def fold(self, term: Term, value: Expr) -> Expr:

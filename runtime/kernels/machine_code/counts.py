@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +22,8 @@ LAUNCH = {"cuda:100": (0x360, 0x370)}
 LANE_ZERO = ("SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_LANEID", "SR_LTMASK", "SR_CgaCtaId", "SRZ")
 PROGRAMS, MANY = 3, 5000
 """Programs whose lanes are followed; one alone where that one runs through so many blocks."""
+NOTHING, SOMETHING = 0, 1
+"""Words that a program finds in memory: no other has been there, or one has."""
 SPREAD = 16
 """Programs that are followed where masks leave one less to do than another."""
 
@@ -30,7 +32,8 @@ SPREAD = 16
 class Launch:
     """How a kernel is launched. parameters: (bytes, value) in their order; a pointer's value is of no matter.
 
-    followed: the programs that stand for all; () for the middle of each third, where all have the same to do.
+    followed: the programs that stand for all; () for the middle of each third, where all have the same to do. sharing:
+    programs of which one does what the others find done, by a word in memory, each time that they look.
     """
 
     target: str
@@ -38,6 +41,7 @@ class Launch:
     warps: int
     parameters: tuple[tuple[int, int], ...]
     followed: tuple[int, ...] = ()
+    sharing: int = 1
 
     @property
     def programs(self) -> int:
@@ -76,23 +80,37 @@ def count(cubin: bytes, launch: Launch, kernel: str = "a kernel") -> Counts:
 @functools.lru_cache(maxsize=512)
 def _count(cubin: bytes, launch: Launch, kernel: str) -> Counts:
     flow, decisions = _flow(cubin, kernel)
-    lanes, most = [], 0
+    pipes: dict[str, float] = defaultdict(float)
+    flights, dependent = list[tuple[float, int]](), set[int]()
+    for word, part in _found(launch):
+        lanes, most = _followed(flow, decisions, launch, word)
+        share = part * launch.programs * launch.warps / max(1, len(lanes))
+        for at, times in sum((lane.visits for lane in lanes), Counter[int]()).items():
+            for pipe, number in _pipes(flow.blocks[at].instructions).items():
+                pipes[pipe] += number * times * share
+        flights.append((part, most))
+        dependent |= {at for lane in lanes for at in lane.data_dependent}
+    return Counts(dict(pipes), max(flights)[1], tuple(sorted(dependent)))
+
+
+def _found(launch: Launch) -> list[tuple[int | None, float]]:
+    """What a program finds where it looks for others' work, nothing or something, and how often."""
+    missing = 1 / launch.sharing
+    return [(NOTHING, missing), (SOMETHING, 1 - missing)] if launch.sharing > 1 else [(None, 1.0)]
+
+
+def _followed(flow: Flow, decisions: Decisions, launch: Launch, word: int | None) -> tuple[list[Lane], int]:
+    """A lane of each of some programs that find this word, and the most bytes that one has on their way."""
+    lanes, most = list[Lane](), 0
     for program in launch.followed or _sampled(launch.programs):
-        lane = Lane(flow, decisions, Values(_constants(launch), _specials(launch, program)))
+        lane = Lane(flow, decisions, Values(_constants(launch), _specials(launch, program), word))
         flight = Flight()
         lane.run(flight.watch)
         lanes.append(lane)
         most = max(most, flight.most(lane.visits))
         if lane.visits.total() > MANY:
             break
-    visits = sum((lane.visits for lane in lanes), Counter[int]())
-    pipes: Counter[str] = Counter()
-    for at, times in visits.items():
-        for pipe, number in _pipes(flow.blocks[at].instructions).items():
-            pipes[pipe] += number * times
-    share = launch.programs * launch.warps / max(1, len(lanes))
-    dependent = {at for lane in lanes for at in lane.data_dependent}
-    return Counts({p: n * share for p, n in pipes.items()}, most, tuple(sorted(dependent)))
+    return lanes, most
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from .flow import BRANCHES, END, Block, Flow, is_conditional
 from .operands import PREDICATE, Values, operands_of, registers_read
-from .rules import Step, rule_of
+from .rules import Step, has_rule
 from .sass import Instruction
 
 MOST_VISITS = 500_000
@@ -33,8 +33,8 @@ def deciding(flow: Flow) -> Decisions:
     """Of each block the instructions that a branch may hang on: what writes what branches read, and so on backwards."""
     every = [i for block in flow.blocks.values() for i in block.instructions]
     relevant: set[str] = {n for i in every if i.base in CONDITIONS for n in registers_read(i)}
-    relevant = _closure(relevant, every, lambda i, names: bool(_written(i) & names) and bool(rule_of(i)), _read)
-    known = _closure(set(), every, lambda i, names: bool(rule_of(i)) and _may_be_known(i, names), _written)
+    relevant = _closure(relevant, every, lambda i, names: bool(_written(i) & names) and has_rule(i), _read)
+    known = _closure(set(), every, lambda i, names: has_rule(i) and _may_be_known(i, names), _written)
     steps = {id(i) for i in every if _written(i) & relevant & known}
     return {at: [Step(i) for i in block.instructions if id(i) in steps] for at, block in flow.blocks.items()}
 

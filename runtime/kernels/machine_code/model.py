@@ -92,7 +92,8 @@ def launch_of(kernel: Kernel, sizes: Sizes, target: str) -> Launch:
     values = [number(a.value, sizes) if isinstance(a, Scalar) else None for a in kernel.arguments]
     programs = number(kernel.grid, sizes)
     followed = spread(programs) if kernel.walk is not None else ()
-    return Launch(target, (programs, 1, 1), kernel.num_warps, parameters([*values, None, None]), followed)
+    passed, sharing = parameters([*values, None, None]), number(kernel.sharing, sizes)
+    return Launch(target, (programs, 1, 1), kernel.num_warps, passed, followed, sharing)
 
 
 def elements_of(kernel: Kernel, sizes: Sizes) -> int:

@@ -98,15 +98,16 @@ def _read_of(text: str, instruction: Instruction) -> Iterator[str]:
 
 
 class Values:
-    """What registers, the constant bank and shared memory of one lane hold; None is unknown."""
+    """What registers, the constant bank and shared memory of one lane hold; None is unknown. `found`: what it finds
+    where it looks for a word of other programs."""
 
-    def __init__(self, constants: dict[int, int], specials: dict[str, int]) -> None:
-        self.constants, self.specials = constants, specials
+    def __init__(self, constants: dict[int, int], specials: dict[str, int], found: int | None = None) -> None:
+        self.constants, self.specials, self.found = constants, specials, found
         self.registers: State = {}
         self.shared: dict[int, int | None] = {}
 
     def copy(self) -> Values:
-        other = Values(self.constants, self.specials)
+        other = Values(self.constants, self.specials, self.found)
         other.registers, other.shared = dict(self.registers), dict(self.shared)
         return other
 

@@ -170,6 +170,10 @@ def _load_shared(s: Sources) -> Results:
     return tuple(s.values.shared.get(s.address(0) + 4 * i) for i in range(len(s.found.words)))
 
 
+def _look(s: Sources) -> Results:
+    return [s.values.found if "STRONG" in s.modifiers else None] * len(s.found.words)
+
+
 def _halves(s: Sources) -> Results:
     """HFMA2 of zeros: two halves that are written as numbers, the upper one first."""
     if s.texts[:2] != ("-RZ", "RZ"):
@@ -198,9 +202,11 @@ RULES: dict[str, Callable[[Sources], Results]] = {
     "PRMT": lambda s: (a.permuted(s.word(0), s.word(1), s.word(2)),),
     "SHFL": lambda s: (1, s.word(0)), "VOTE": lambda s: (1,), "POPC": lambda s: (s.word(0).bit_count(),),
     "FLO": lambda s: (s.word(0).bit_length() - 1 & MASK,), "ATOMG": lambda s: (1, 0), "ATOM": lambda s: (1, 0),
+    "LDG": _look,
 }  # fmt: skip
-"""An atomic operation finds zero: the program is the first to arrive, and leaves the finish to the last one. A vote is
-that of one lane; a shuffle gives the lane's own word, which is right where all lanes hold the same."""
+"""An atomic operation finds zero: the program is the first to arrive, and leaves the finish to the last one. One that
+adds nothing is a load that sees what others store: it finds what `Values` are told. A vote is that of one lane; a
+shuffle gives the lane's own word, which is right where all lanes hold the same."""
 ALIASES = {"USEL": "SEL", "UMOV": "MOV", "ULDC": "LDC", "S2UR": "S2R", "VOTEU": "VOTE"}
 
 
@@ -208,6 +214,11 @@ def rule_of(instruction: Instruction) -> Callable[[Sources], Results] | None:
     """How the results are computed; None where they are unknown."""
     base = ALIASES.get(instruction.base, instruction.base)
     return RULES.get(base) or RULES.get(base.removeprefix("U"))
+
+
+def has_rule(instruction: Instruction) -> bool:
+    """Whether what it writes may be known."""
+    return instruction.base == "STS" or rule_of(instruction) is not None
 
 
 class Step:

@@ -96,6 +96,40 @@ def test_what_only_the_first_turn_runs_for_certain_is_counted_once() -> None:
     assert lane.data_dependent == {0x30}
 
 
+LAST = """
+        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0008*/                   ATOMG.E.ADD.STRONG.GPU PT, R5, desc[UR4][R2.64], R6 ;
+        /*0010*/                   UMOV UR6, 0x400 ;
+        /*0020*/                   STS [UR6], R5 ;
+        /*0030*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+        /*0040*/                   LDS R4, [UR6] ;
+        /*0050*/                   ISETP.NE.U32.AND P0, PT, R4, 0x7, PT ;
+        /*0060*/               @P0 EXIT ;
+        /*0070*/                   MUFU.EX2 R8, R8 ;
+        /*0080*/                   EXIT ;
+"""
+
+
+def test_the_finish_is_left_to_the_last_program_though_it_is_told_by_shared_memory() -> None:
+    """One thread asks, and tells the others: what it stores there is what they load."""
+    assert "MUFU.EX2" not in followed(LAST, 64, 0)[1]
+    assert "MUFU.EX2" in followed(LAST.replace("0x7, PT", "RZ, PT"), 64, 0)[1]
+
+
+ASKED = LAST.replace("ATOMG.E.ADD.STRONG.GPU PT, R5, desc[UR4][R2.64], R6", "LDG.E.STRONG.GPU R5, desc[UR4][R2.64]")
+SHARED = ASKED.replace("0x7, PT", "RZ, PT")
+
+
+@pytest.mark.parametrize(("sharing", "computed"), [(1, 8), (2, 4), (8, 1)])
+def test_what_strips_share_is_counted_once(sharing: int, computed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 programs one in `sharing` finds zero, and computes; without sharing the word is data, and both ways run."""
+    monkeypatch.setattr(counts, "disassemble", lambda cubin, kernel: sass.parse(SHARED))
+    counts._count.cache_clear(), counts._flow.cache_clear()
+    found = counts.count(b"", counts.Launch("cuda:90", (8, 1, 1), 1, counts.parameters([None]), sharing=sharing))
+    counts._count.cache_clear(), counts._flow.cache_clear()
+    assert found.pipes["special"] == pytest.approx(computed) and found.flight == 4
+
+
 ASSERTED = LOOP.replace("CALL.REL.NOINC `($slow)", "CALL.ABS.NOINC R2").replace("RET.REL.NODEC R20 `(kernel)", "EXIT")
 
 
