@@ -98,11 +98,12 @@ def _chosen(fitting: Sequence[Shape], roles: Roles, target: Target, hints: Hints
 def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
     """Roles as a schedule; its `tile` is that of row and stream."""
     grid = (*roles.grid, *((roles.stream,) if roles.keeps_stream else ()), roles.row)
+    order = (*roles.grid, *roles.outer, *roles.blocks.values(), roles.row, roles.stream, *roles.depth, *roles.bins)
     return Schedule(
         row=(), chunked=False, walk=(), grid=grid, tile={a: tile.blocks[a] for a in (roles.row, roles.stream)},
         inner=frozenset(), final=(), after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps,
-        stages=tile.stages, order=(*roles.grid, *roles.outer, roles.row, roles.stream, *roles.depth), hoisted=True,
-        online={}, direct={},
+        stages=tile.stages, order=order, hoisted=True, online={},
+        direct={},
     )  # fmt: skip
 
 
