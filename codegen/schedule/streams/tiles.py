@@ -25,6 +25,8 @@ ROOM = {16: 80, 8: 176, 0: 160}
 warps. Addresses and masks take the rest."""
 OLD, MASKED = 24, 32
 """Fewer where products read operands from registers, and where loops with masks are beside those without."""
+CROWDED = 96
+"""Fewer on gfx942 from eight warps of 64 lanes on, beside masks: two warps share a unit's 512, and four have them alone."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 SIDE, EXACT_WARPS, EXACT_DEPTH = 8, 4, 64
@@ -123,6 +125,8 @@ def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target, fits: Calla
 
 def _taken(target: Target, masked: bool) -> int:
     """Registers that are not there for sums and tiles."""
+    if target.kind == "hip":
+        return CROWDED if masked else 0
     if target.kind != "cuda" or target.arch == "90":
         return 0
     return (OLD if int(target.arch) < 90 else 0) + (MASKED if masked else 0)
@@ -147,7 +151,8 @@ def _is_exact(sums: Accumulation) -> bool:
 def _fits(
     shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target, taken: int
 ) -> bool:  # fmt: skip
-    room = next(room for warps, room in ROOM.items() if shape.warps >= warps) - taken
+    room = next(room for warps, room in ROOM.items() if shape.warps >= warps)
+    room -= taken if target.kind == "cuda" or shape.warps >= 8 else 0
     needed = _registers(shape, roles, sums, depths) + _passing(shape, roles, sums, depths, target)
     return needed <= room and _bytes(shape, sums, roles, depths) <= _shared(target)
 
