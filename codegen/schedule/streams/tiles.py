@@ -26,7 +26,7 @@ warps. Addresses and masks take the rest."""
 OLD, MASKED = 24, 32
 """Fewer where products read operands from registers, and where loops with masks are beside those without."""
 CROWDED = 96
-"""Fewer on gfx942 from eight warps of 64 lanes on, beside masks: two warps share a unit's 512, and four have them alone."""
+"""Fewer on gfx942 from eight warps of 64 lanes on, beside masks: two warps share 512, and four have them alone."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 SIDE, EXACT_WARPS, EXACT_DEPTH = 8, 4, 64
