@@ -1,4 +1,4 @@
-"""Slices whose bounds a tensor has (`offsets.tolist()`): as in eager whatever they are, around them compiled, on record."""
+"""Slices whose bounds are data (`offsets.tolist()`): as in eager, compiled around what reads them, on record."""
 
 from __future__ import annotations
 
