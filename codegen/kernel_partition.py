@@ -27,6 +27,7 @@ from ..ir.graph import building, emit, provenance
 from ..ir.loops.body import Body
 from ..ir.passes.node_kinds import only_moves
 from ..ir.passes.pieces import given_by_steps
+from ..ir.passes.streaming.spellings.bins import with_bins
 from ..ir.passes.virtual import virtual_values
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
@@ -55,6 +56,7 @@ from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
 from .schedule.streams.accumulators import accumulation_of
+from .schedule.streams.bins import Binned, with_found, with_tiles
 from .schedule.streams.lone_rows import with_lone_rows
 from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
@@ -89,6 +91,7 @@ def generate(
     label = identifier(name) or "kernel"
     if any(v.prim == "dot" for v in plain.order()) and not is_streamed(plain):
         return quotients.restored(products.kernels_of(with_selected_sums(plain), target, hints, label))
+    plain = with_bins(plain, virtual_values(plain, hints), hints)
     return quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
 
 
@@ -663,6 +666,7 @@ class _Group:
     ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
         """The kernels that walk a stream, or the goals in parts: those of one walk share a kernel."""
         walks: defaultdict[Any, list[tuple[Sink, Roles | None]]] = defaultdict(list)
+        sinks, binned = with_tiles(terms, sinks, self.virtual)
         for sink in sinks:
             products = virtual_products(terms_below(sink.terms), self.virtual)
             roles = roles_of(sink, products, self.hints) if products else None
@@ -678,7 +682,24 @@ class _Group:
             return self._kernel(goals, memory, pinned, label)
         sums = accumulation_of(terms, sinks, roles, self.target.fast)
         plan = plan_of_stream(terms, sums, roles, self.target, self.hints)
+        if binned:
+            return tuple(replace(k, pinned=pins) for k in self._binning(terms, plan, roles, binned, label))
         return tuple(replace(k, pinned=pins) for k in self._walking(terms, plan, roles, label))
+
+    def _binning(
+        self, terms: TermTable, plan: StreamPlan, roles: Roles, binned: Sequence[Binned], label: str
+    ) -> tuple[Kernel, ...]:
+        """The kernel that sums tiles by an index, and those that add up what its programs have found."""
+        if not roles.keeps_stream:
+            raise Unfusible(binned[0].sink.node, "an index tells no tiles apart")
+        first = len(self.temporaries)
+        sums, roles, tables, buffers = with_found(terms, plan.sums, roles, plan.tile, binned, first)
+        kernel = kernel_of_stream(terms, replace(plan, sums=sums), roles, self.target, self.hints, label)
+        merging = self._merged(terms, tables, f"{label}{TOTALS}")
+        if not merging:
+            raise Unfusible(binned[0].sink.node, "what programs find would take several kernels to add up")
+        self.temporaries += buffers
+        return (kernel, *merging)
 
     def _walking(self, terms: TermTable, plan: StreamPlan, roles: Roles, label: str) -> tuple[Kernel, ...]:
         """The kernel that walks a stream, or parts of it, and what merges these."""

@@ -3,7 +3,7 @@
     dw[e] += x[b].T @ g[b] where e = index[b]
         ->  dw[e] = sum over b and k of where(index[b] == e, x[b, k], 0) * where(index[b] == e, g[b, k], 0)
 
-A kernel walks those that are selected alone (`emit/selected.py`): no program adds to what another does, in any order.
+A kernel walks those that are selected alone (`emit/products.py`): no program adds to what another does, in any order.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from functools import partial
 
 from ..ir import Graph, Value
 from ..ir.graph import emit
-from ..ir.passes.index_checks import is_within
+from ..ir.passes.index_checks import checked
 from ..ir.passes.products import selects_products
 from ..ir.rewrite import number_of, rebuild
-from ..ir.switches import is_on
-from ..ir.types import Size
 
 
 def with_selected_sums(graph: Graph) -> Graph:
@@ -42,17 +40,9 @@ def _selected(scatter: Value, env: Mapping[int, Value]) -> Value:
 def _chosen(index: Value, base: Value, axis: int) -> Value:
     """[places, batch]: whether the index of one of the batch is that place."""
     shape = base.shape[axis], index.shape[0]
-    index = _checked(index, shape[0])
+    index = checked(index, shape[0])
     places = emit("iota", size=shape[0], dtype=index.dtype)
     return emit("eq", *(emit("broadcast", v, shape=shape, axes=(d,)) for d, v in enumerate((places, index))))
-
-
-def _checked(index: Value, size: Size) -> Value:
-    """The index, asserted to be in range: torch's own addition would say so."""
-    index = index if index.dtype == "i64" else emit("cast", index, dtype="i64")
-    if index.prim == "check_index" or is_within(index, size) or not is_on("index_checks"):
-        return index
-    return emit("check_index", index, emit("full", value=size, shape=index.shape, dtype="i64"))
 
 
 def _where(chosen: Value, x: Value, batch: int) -> Value:

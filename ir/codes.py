@@ -92,8 +92,8 @@ CODES = (
         "FG011", "it reads the data of a tensor (`item`)",
         "A number leaves a tensor for Python (.item(), float(x), torch.equal, x.tolist()).",
         "Keep the number as a 0-d tensor, or pass it as an argument.",
-        (r"it reads the data of a tensor", r"an operation's result in Python depends", r"it returns a number that dep",
-         r"`ctx\..*` depends on the data"),
+        (r"it reads the data of a tensor", r"an operation's result in Python depends", r"sizes in it depend",
+         r"it returns a number that dep", r"`ctx\..*` depends on the data"),
     ),
     Code(
         "FG012", "it leaves torch: a tensor is turned into a numpy array",

@@ -19,6 +19,7 @@ for _name in fusegrad.__all__:  # all modules are there before a test exchanges 
     getattr(fusegrad, _name)
 
 ONE_IN = {
+    "streams/test_bins.py": 2,
     "streams/test_decode.py": 9,
     "streams/test_text.py": 2,
     "streams/test_masks_not_saved.py": 6,

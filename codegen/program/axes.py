@@ -218,6 +218,7 @@ class Sink:
     """A store of `value` to element `place` of a buffer, for every point of `axes`; "add" is an atomic addition.
 
     goal: the number of the goal that it is a part of; -1 where it is of none. within: conditions under which it is.
+    by: the bin that each element of a tile is added to, which is a place along the last axis.
     """
 
     ref: Ref
@@ -229,16 +230,18 @@ class Sink:
     node: Value
     goal: int = -1
     within: tuple[Term, ...] = ()
+    by: Term | None = None
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        return (self.value, *(v for v, _ in self.place.values), *self.within)
+        return (self.value, *(v for v, _ in self.place.values), *self.within, *([self.by] if self.by else []))
 
     def of_terms(self, new: Mapping[Term, Term]) -> Sink:
         """The sink of other terms."""
         values = tuple((new[v], c) for v, c in self.place.values)
         within = tuple(new[t] for t in self.within)
-        return replace(self, value=new[self.value], place=replace(self.place, values=values), within=within)
+        by = None if self.by is None else new[self.by]
+        return replace(self, value=new[self.value], place=replace(self.place, values=values), within=within, by=by)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import sympy
 
 from ..graph import Value
 from ..rewrite import Rules, make
+from ..switches import is_on
 from ..types import INTEGERS, UNSIGNED, Size, simplify_size
 
 DEPTH = 16
@@ -309,6 +310,14 @@ def checked_by_torch(value: Value) -> Value | None:
     base, source, *index = value.args
     plain = [i.args[0] if i.prim == "check_index" and _is_input(i.args[0]) else i for i in index]
     return make("scatter", base, source, *plain, **value.params) if plain != index else None
+
+
+def checked(index: Value, size: Size) -> Value:
+    """The index, asserted to be in range where a kernel adds: torch's own addition would say so."""
+    index = index if index.dtype == "i64" else make("cast", index, dtype="i64")
+    if index.prim == "check_index" or is_within(index, size) or not is_on("index_checks"):
+        return index
+    return make("check_index", index, make("full", value=size, shape=index.shape, dtype="i64"))
 
 
 def _is_input(value: Value) -> bool:

@@ -149,8 +149,9 @@ def generate(
             first = refusals[0]
             left_out = [(product_of[id(r.group)], r.error.reason) for r in refusals if id(r.group) in product_of]
             called |= {product.value.id: product.refused(reason) for product, reason in left_out}
-            if id(first.group) in stream_of:
-                unstreamed |= dict.fromkeys(stream_of[id(first.group)].products, first.error.reason)
+            if (stream := stream_of.get(id(first.group))) is not None:
+                # without what it adds into tables, first
+                unstreamed |= dict.fromkeys(stream.added or stream.products, first.error.reason)
             elif not left_out:
                 alike = sorted(_refused_alike(graph, first.error.value, frozenset(refused)))
                 refused |= dict.fromkeys(alike, str(first.error))

@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from fusegrad.ir import Graph, TensorType, Value, building, emit, show, verify
-from fusegrad.ir.passes.streaming.dot_axes import plain_dots
+from fusegrad.ir.passes.streaming.spellings.dot_axes import plain_dots
 
 B, H, K, P, Q, D = sympy.symbols("B H K P Q D", integer=True, positive=True)
 SIZES = {B: 2, H: 6, K: 3, P: 4, Q: 5, D: 2}

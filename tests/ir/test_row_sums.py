@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fusegrad.ir import Graph, TensorType, Value, building, emit, show, verify
-from fusegrad.ir.passes.streaming.row_sums import wide_row_sums
+from fusegrad.ir.passes.streaming.spellings.row_sums import wide_row_sums
 from fusegrad.ir.passes.virtual import virtual_values
 
 

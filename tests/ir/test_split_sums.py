@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusegrad.ir import Graph, TensorType, building, emit, show, verify
-from fusegrad.ir.passes.streaming.split_sums import split_sums
+from fusegrad.ir.passes.streaming.spellings.split_sums import split_sums
 from fusegrad.ir.passes.virtual import virtual_values
 
 

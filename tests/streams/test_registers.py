@@ -6,7 +6,7 @@ import pytest
 
 from fusegrad import explain
 from fusegrad.benchmarks.kernels import TARGETS
-from fusegrad.benchmarks.stream_functions import ALiBi
+from fusegrad.benchmarks.stream_functions import STREAMS, ALiBi
 from fusegrad.runtime.report.explanation import Explanation
 
 DEEP = (320, 512)
@@ -45,3 +45,12 @@ def test_exact_float32_is_not_spilled(target: str) -> None:
 def test_exact_float32_of_longer_rows_stays_with_the_library() -> None:
     found = of_attention("cuda:90", 128, "f32")
     assert not spilled(found, "cuda:90") and "no tile of it fits into the registers, with rows of 128" in str(found)
+
+
+@pytest.mark.parametrize("depth", [64, 128])
+def test_masked_tiles_of_wide_warps_are_not_spilled(depth: int) -> None:
+    """Eight warps of 64 lanes have half of the registers that four have."""
+    case = next(c for _, c, _ in STREAMS.values() if c.name == f"SoftcapWindow[2,16,4096,{depth}]")
+    target = "hip:gfx942"
+    spills = spilled(explain(case.function, *case.args, target=target), target)
+    assert len(spills) == 3 and spills == dict.fromkeys(spills, 0)

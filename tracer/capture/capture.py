@@ -908,6 +908,7 @@ _NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "f
 _REASONS = (
     ("GuardOnDataDependentSymNode", "its control flow depends on the data of a tensor"),
     ("DataDependentOutputException", "an operation's result in Python depends on the data of a tensor"),
+    ("PendingUnbackedSymbolNotFound", "sizes in it depend on the data of a tensor"),
     (".numpy() is not supported", "it leaves torch: a tensor is turned into a numpy array"),
     ("Cannot access data pointer", "it reads the memory address of a tensor"),
     ("data pointer", "it reads the memory address of a tensor"),

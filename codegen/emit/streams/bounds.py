@@ -108,7 +108,9 @@ class StreamBounds:
         end = self._down(end) if ends or self.ragged else self._end
         if span.lows:
             full = [self._low(b, last if b.row < 0 else first, host) for b in span.lows]
-            whole = let(host, "whole_start", self._within(self._up(_largest(full)), start, stop))
+            # a high bound may lie before the stream
+            least = stop if all(map(_is_never_negative, span.highs)) else call("tl.maximum", stop, literal(0))
+            whole = let(host, "whole_start", self._within(self._up(_largest(full)), start, least))
         end = let(host, "whole_stop", _largest([whole, end]))
         parts = [self._loop(start, whole, masked=True)] if span.lows else []
         parts.append(self._loop(whole, end, masked=False))

@@ -15,7 +15,7 @@ from functools import partial
 from ....ir.types import ITEMSIZE, LOW_FLOATS, product
 from ...kernel import Kernel, Target, Walk
 from ...program.axes import Axis, Program
-from ...program.sizes import Hints, cdiv, tidy
+from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
 from ...program.terms import TermTable
 from ...schedule.schedule import Schedule
 from ...schedule.separation.algebra import Algebra
@@ -28,6 +28,7 @@ from ..access.traffic import Traffic, add_bytes
 from ..emit import Emitter, assemble
 from ..mathematics import fast_rules, rules_for
 from ..names import Names
+from .bins import store_bins
 from .passes import StreamPass, uses_of
 from .stream import Stream
 from .walk_facts import remarks_on, walk_of
@@ -37,8 +38,9 @@ def name_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]
     """Row and col over M and N, depths over D, E ..; the others are scalars."""
     spare = iter("DEFGHIJKLOPQRSTUVWXYZABC")
     words = {roles.row: ("row", "M"), roles.stream: ("col", "N"), roles.split: ("split", "SPLITS")}
+    words |= dict.fromkeys(roles.bins[:1], ("bin", "BINS"))
     letters: dict[Axis, str] = {}
-    for axis in (roles.row, roles.stream, *roles.depth, *roles.outer, *roles.grid):
+    for axis in (roles.row, roles.stream, *roles.depth, *roles.bins, *roles.outer, *roles.grid):
         word, letter = words.get(axis) or ("", next(spare))
         letters[axis], axis.name = letter, word or letter.lower()
         names.fresh(letter), names.fresh(axis.name)
@@ -80,7 +82,8 @@ def kernel_of_stream(
     """The kernel of a plan."""
     sums, tile = plan.sums, plan.tile
     program = Program(sums.sinks)
-    emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), tile.blocks)
+    blocks = {**tile.blocks, **{a: power_of_two(evaluate_size(a.size, hints)) for a in roles.bins}}
+    emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), blocks)
     emitter.context.names.release(["k"])  # of products' loops, which are not here: users call their keys so
     is_low = any(t.op == "load" and t.dtype in LOW_FLOATS for t in program.terms)
     rules = rules_for(target.kind, target.fast, is_low)
@@ -108,4 +111,7 @@ def _emit(stream: Stream, spans: Sequence[Span]) -> None:
     stream.values.uses = uses_of([t for s in sinks for t in s.terms], stream.labels)
     for sink in sinks:
         stream.reduce_depths(sink)
-        stream.store(sink)
+        if sink.by is None:
+            stream.store(sink)
+        else:
+            store_bins(stream, sink)

@@ -54,7 +54,7 @@ class Shapes:
             coord, size = self.coords[axis], self.context.sizes.text(axis.size)
             left = size if coord.base is None else binary("-", size, coord.base)
             self._set(axis, _Place(coord.base, left if coord.mask else None, self.context.top, coord.level))
-        for axis in self.roles.depth:
+        for axis in (*self.roles.depth, *self.roles.bins):
             is_full = axis.size == self.tile.block_sizes[axis]
             whole = None if is_full else self.context.sizes.text(axis.size)
             self._set(axis, _Place(None, whole, self.context.top, 0))

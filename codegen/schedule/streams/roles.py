@@ -9,8 +9,8 @@ grid     the rest
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ....ir import Value
 from ....ir.errors import Unfusible
@@ -23,7 +23,8 @@ from ..separation.algebra import is_tile_product
 class Roles:
     """The axes of one streamed kernel. keeps_stream: a program has one block of the stream, and sums over `outer`.
 
-    split: the axis of the grid that says which part of the stream a program walks.
+    split: the axis of the grid that says which part of the stream a program walks. bins: axes of what tiles are summed
+    to by an index; blocks: the number of a tile along each of its axes, as an axis.
     """
 
     row: Axis
@@ -33,6 +34,8 @@ class Roles:
     grid: tuple[Axis, ...]
     keeps_stream: bool = False
     split: Axis | None = None
+    bins: tuple[Axis, ...] = ()
+    blocks: Mapping[Axis, Axis] = field(default_factory=dict)
 
     @property
     def over(self) -> frozenset[Axis]:
@@ -72,7 +75,7 @@ def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
         # the sink is a sum over what would be its rows: they are complete before it
         raise Materialize(_row_values(terms, set(products), sink))
     reduced = {a for t in terms if t.op in REDUCTIONS for a in t.param}
-    outer = (reduced & (others | common)) - {stream} - kept
+    outer = {a for a in reduced if a in others | common or a.size == 1} - {stream} - kept
     roles = Roles(row, stream, _ordered(outer), (), (), not streamed)
     _require_rows(sink, terms, roles, set(products))
     depth |= _columns(terms, roles) | _small(terms, roles, depth)

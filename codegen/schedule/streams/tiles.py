@@ -25,6 +25,8 @@ ROOM = {16: 80, 8: 176, 0: 160}
 warps. Addresses and masks take the rest."""
 OLD, MASKED = 24, 32
 """Fewer where products read operands from registers, and where loops with masks are beside those without."""
+CROWDED = 96
+"""Fewer on gfx942 from eight warps of 64 lanes on, beside masks: two warps share 512, and four have them alone."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 SIDE, EXACT_WARPS, EXACT_DEPTH = 8, 4, 64
@@ -98,11 +100,12 @@ def _chosen(fitting: Sequence[Shape], roles: Roles, target: Target, hints: Hints
 def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
     """Roles as a schedule; its `tile` is that of row and stream."""
     grid = (*roles.grid, *((roles.stream,) if roles.keeps_stream else ()), roles.row)
+    order = (*roles.grid, *roles.outer, *roles.blocks.values(), roles.row, roles.stream, *roles.depth, *roles.bins)
     return Schedule(
         row=(), chunked=False, walk=(), grid=grid, tile={a: tile.blocks[a] for a in (roles.row, roles.stream)},
         inner=frozenset(), final=(), after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps,
-        stages=tile.stages, order=(*roles.grid, *roles.outer, roles.row, roles.stream, *roles.depth), hoisted=True,
-        online={}, direct={},
+        stages=tile.stages, order=order, hoisted=True, online={},
+        direct={},
     )  # fmt: skip
 
 
@@ -122,6 +125,8 @@ def _leaning(fitting: Sequence[Shape], shape: Shape, target: Target, fits: Calla
 
 def _taken(target: Target, masked: bool) -> int:
     """Registers that are not there for sums and tiles."""
+    if target.kind == "hip":
+        return CROWDED if masked else 0
     if target.kind != "cuda" or target.arch == "90":
         return 0
     return (OLD if int(target.arch) < 90 else 0) + (MASKED if masked else 0)
@@ -146,7 +151,8 @@ def _is_exact(sums: Accumulation) -> bool:
 def _fits(
     shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target, taken: int
 ) -> bool:  # fmt: skip
-    room = next(room for warps, room in ROOM.items() if shape.warps >= warps) - taken
+    room = next(room for warps, room in ROOM.items() if shape.warps >= warps)
+    room -= taken if target.kind == "cuda" or shape.warps >= 8 else 0
     needed = _registers(shape, roles, sums, depths) + _passing(shape, roles, sums, depths, target)
     return needed <= room and _bytes(shape, sums, roles, depths) <= _shared(target)
 

@@ -19,7 +19,7 @@ from ...rewrite import join_rules, make, rebuild
 from ...types import LOW_FLOATS
 from ..layout import layout
 from ..simplify import HOLDERS, cast
-from ..streaming.dot_axes import Dot, plain_dots
+from ..streaming.spellings.dot_axes import Dot, plain_dots
 
 RULES = join_rules(layout, {"cast": (cast,)})
 Powers = Counter[Value]

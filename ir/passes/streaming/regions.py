@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import networkx as nx
@@ -17,12 +17,13 @@ from ..fuse import Extern, Group, Step, View
 from ..node_kinds import SOURCES, is_view
 from ..products import DTYPES
 from ..virtual import sums_of, virtual_values
-from .concatenations import without_concatenations
-from .dot_axes import plain_dots
-from .mirrored import without_mirrors
-from .picked import without_picks
-from .row_sums import wide_row_sums
-from .split_sums import split_sums
+from .spellings.bins import binned
+from .spellings.concatenations import without_concatenations
+from .spellings.dot_axes import plain_dots
+from .spellings.mirrored import without_mirrors
+from .spellings.picked import without_picks
+from .spellings.row_sums import wide_row_sums
+from .spellings.split_sums import split_sums
 
 UNSEEN = ("aten._assert_async", "aten.rand.", "aten.randn.")
 """No kernel sees when they run: what is asserted, and what is drawn in an order of its own."""
@@ -83,6 +84,7 @@ class Region:
     places: frozenset[int]
     virtual: frozenset[int]
     hints: Hints = field(hash=False)
+    added: frozenset[int] = frozenset()  # ids of the scatters that its kernels sum
 
     @property
     def members(self) -> list[Step]:
@@ -142,6 +144,23 @@ class Region:
             grown = grown._with(more)
         return grown
 
+    def with_bins(self, refused: Container[int]) -> Region:
+        """With what adds its tiles into small tables, which library calls would read from memory."""
+        found = [v for v in binned(self.flow.graph.order(), self.virtual, self.hints) if v.id not in refused]
+        joining = [v for v in found if self._sums_alone(v)]
+        grown = replace(self, added=frozenset(v.id for v in joining))
+        grown = grown._with(self.flow.makers[v.id] for v in joining)
+        return grown.with_neighbours() if joining else self
+
+    def _sums_alone(self, scatter: Value) -> bool:
+        """It reads something of the region that nobody else does, and nothing comes between."""
+        (source,) = self.flow.sources(scatter.args[1:2])
+        step, returned = self.flow.makers[scatter.id], self.flow.sources(self.flow.graph.results)
+        if self.flow.maker(source) not in self.places or source in returned:
+            return False
+        readers = [at for at, s in enumerate(self.flow.work) if source in self.flow.sources(s.reads)]
+        return set(readers) <= self.places | {step} and not self._with([step])._between()
+
     def _with(self, places: Iterable[int]) -> Region:
         return replace(self, places=self.places | frozenset(places))
 
@@ -170,7 +189,16 @@ class Region:
         if not set(readers) <= self.places or any(v in returned for v in group.results):
             return False
         least = min(self._elements(v) for v in self.products)
-        return self._is_copy(group) or all(self._elements(v) >= least for v in group.results)
+        is_large = all(self._elements(v) >= least for v in group.results)
+        return self._is_copy(group) or is_large or self._is_of_places(group)
+
+    def _is_of_places(self, group: Group) -> bool:
+        """The bins of a table, of next to nothing in memory: they are made again for each tile."""
+        readers = [self.flow.work[at] for at in self.flow.order.successors(self.flow.work.index(group))]
+        if not all(isinstance(s, Extern) and s.value.id in self.added for s in readers):
+            return False
+        plain = all(PRIMS[v.prim].family in ("elementwise", "layout", "source") for v in group.graph.order())
+        return plain and all(self._is_small(v, group) for v in group.inputs)
 
     def _is_copy(self, group: Group) -> bool:
         """Of one tensor, as wide; a few operations more for each element of a tile are little beside its products."""
@@ -219,8 +247,8 @@ class Region:
         """The reason why what is virtual has to be in memory as a whole; "" where it has not."""
         if (result := next((v for v in self.outputs() if v.id in self.virtual), None)) is not None:
             return f"{_name(result)} is returned or saved"
-        called = [s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot"]
-        if called:
+        calls = (s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot")
+        if called := [v for v in calls if v.id not in self.added]:
             return f"{_name(called[0])} reads it from memory"
         if (compared := self._compared()) is not None:
             return f"{_name(compared)} compares it with what is made of it, bit for bit"

@@ -64,6 +64,7 @@ class StreamDecision:
     splits: int = 1  # the parts of the stream that programs share, of the kernel that has most
     names: tuple[str, ...] = ()  # of its virtual values, in the user's source
     unwalked: str = ""  # the reason why it is not, though it would fill memory
+    added: frozenset[int] = frozenset()  # ids of scatters whose sums are in its kernels
 
     @property
     def streamed(self) -> bool:
@@ -160,7 +161,7 @@ def _time(seconds: float) -> str:
 class Streams:
     """Steps -> steps.
 
-    kernels: whether there are any; refused: by ids of products, why their region has none.
+    kernels: whether there are any; refused: by ids of products, why their region has none; or of a scatter, why it has.
     limit: bytes that a region without kernels may hold, None: any number; what holds more is walked in slabs where that
     takes at most `price` times as long. held: what a slab holds, by its graph.
     """
@@ -181,7 +182,9 @@ class Streams:
                 decided |= {v.id for v in region.products}
                 if region.is_summed:
                     decision = self._decide(region, made)
-                    found = region.replaced_by(*decision.groups) if decision.groups else found
+                    if decision.groups:
+                        replaced = region.with_bins(self.refused) if decision.added else region
+                        found = replaced.replaced_by(*decision.groups)
                     decisions += [decision] if made or decision.walked or decision.unwalked else []
         told = [StreamDecision(v, frozenset(), None, OF_PAIRS) for v in pairs_in_memory(graph, self.hints)]
         return found, [*decisions, *(told if self.kernels else [])]
@@ -207,11 +210,12 @@ class Streams:
         """made: whether there may be kernels."""
         first, products = region.products[0], frozenset(v.id for v in region.products)
         names = tuple(region.names())
-        costs, why, streamed = None, self._why_no_kernels(products, made) or region.obstacle(), None
-        if not why:
-            group = region.group()
-            costs = self.estimate(region, group)
-            streamed = StreamDecision(first, products, group, str(costs), costs, names=names)
+        costs, streamed = None, None
+        summing = region.with_bins(self.refused) if made else region
+        if not (why := self._why_no_kernels(products, made) or summing.obstacle()):
+            group = summing.group()
+            costs = self.estimate(summing, group)
+            streamed = StreamDecision(first, products, group, str(costs), costs, names=names, added=summing.added)
             if costs.pays:
                 return streamed
         decision = StreamDecision(first, products, None, why or str(costs), costs, names=names)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...graph import Graph, Value
-from ...rewrite import make, rebuild
-from ...types import LOW_FLOATS
-from ..virtual import sides_of, sums_of
+from ....graph import Graph, Value
+from ....rewrite import make, rebuild
+from ....types import LOW_FLOATS
+from ...virtual import sides_of, sums_of
 
 ORDERLESS = ("sum", "prod", "amax", "amin")
 """Reductions that may be taken over one axis, then over others."""

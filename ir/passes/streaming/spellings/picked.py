@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...graph import Graph, Value
-from ...infer import same_shape
-from ...rewrite import make, rebuild
+from ....graph import Graph, Value
+from ....infer import same_shape
+from ....rewrite import make, rebuild
 
 
 def without_picks(graph: Graph, virtual: frozenset[int]) -> Graph:

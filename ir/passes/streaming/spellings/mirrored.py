@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...graph import Graph, Value
-from ...rewrite import make, rebuild
-from ...types import LOW_FLOATS
+from ....graph import Graph, Value
+from ....rewrite import make, rebuild
+from ....types import LOW_FLOATS
 
 
 def without_mirrors(graph: Graph, virtual: frozenset[int]) -> Graph:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...graph import Graph, Value
-from ...infer import same_shape
-from ...prims import PRIMS
-from ...rewrite import Rules, join_rules, make, rebuild
-from ...types import LOW_FLOATS, Size
-from ..layout import layout
+from ....graph import Graph, Value
+from ....infer import same_shape
+from ....prims import PRIMS
+from ....rewrite import Rules, join_rules, make, rebuild
+from ....types import LOW_FLOATS, Size
+from ...layout import layout
 
 JOINS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 """How the reductions of parts are the reduction of all."""

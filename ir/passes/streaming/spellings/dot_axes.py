@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...graph import Graph, Value
-from ...infer import sizes_equal
-from ...rewrite import Rules, join_rules, make, rebuild
-from ...types import Size, product
-from ..layout import layout, segments, squeezed, wide
+from ....graph import Graph, Value
+from ....infer import sizes_equal
+from ....rewrite import Rules, join_rules, make, rebuild
+from ....types import Size, product
+from ...layout import layout, segments, squeezed, wide
 
 SIDES = ("x_axes", "y_axes")
 Labels = tuple[int, ...]

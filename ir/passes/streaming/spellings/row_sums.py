@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from ...graph import Graph, Value
-from ...prims import PRIMS
-from ...rewrite import make, rebuild
-from ...types import LOW_FLOATS
-from ..virtual import sums_of
+from ....graph import Graph, Value
+from ....prims import PRIMS
+from ....rewrite import make, rebuild
+from ....types import LOW_FLOATS
+from ...virtual import sums_of
 
 PLAIN = ("elementwise", "layout")
 """Families of what may stand between two sums."""
