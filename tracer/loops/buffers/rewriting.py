@@ -195,7 +195,7 @@ def like(step: Step, target: Any, leaves: list[Any], value: Any) -> Step:
 
 
 def turned(step: Step, ref: Ref, value: Any, order: Sequence[int]) -> Step:
-    form = ((MARK, [MARK] * len(order)), {})
+    form: Any = ((MARK, [MARK] * len(order)), {})
     token = (aten.permute.default, len(order), step.place)
     return Step(aten.permute.default, form, [ref, *map(number, order)], token, step.meta, value.permute(*order))
 
