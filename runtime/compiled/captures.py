@@ -104,22 +104,34 @@ class Captures:
         self.table.set_for_call(self.keys.exact(args), specialization)
         return specialization
 
-    def only(self, args: Sequence[Any], of_whole: bool = False) -> Specialization:
+    def enter_step_by_step(self, args: Sequence[Any]) -> Specialization:
+        """A specialization for loops as long as these alone, traced step by step; chosen first from now on.
+
+        Raises CaptureError.
+        """
+        with self.budget.attempt():
+            specialization = self._capture(args, rolls=0)
+        self.table.add(self.keys.facts(args), specialization, first=True)
+        self.ledger.note_compiled("forward")
+        return specialization
+
+    def only(self, args: Sequence[Any], of_whole: bool = False, rolls: int | None = None) -> Specialization:
         """A specialization that nothing runs, for reports, exports and sharding rules. Raises CaptureError.
 
-        of_whole: its graphs serve at the sizes of parts as well.
+        of_whole: its graphs serve at the sizes of parts as well. rolls: 0 traces all loops step by step.
         """
         self.keys.require_capturable()
         with with_slab_bytes(self.options.slab_bytes):
-            return specialize(self.user.cls, args, self.keys.reads_now(), self.options.dynamic, of_whole=of_whole)
+            reads, dynamic = self.keys.reads_now(), self.options.dynamic
+            return specialize(self.user.cls, args, reads, dynamic, of_whole=of_whole, rolls=rolls)
 
-    def _capture(self, args: Sequence[Any], tape: Tape | None = None) -> Specialization:
+    def _capture(self, args: Sequence[Any], tape: Tape | None = None, rolls: int | None = None) -> Specialization:
         self._require_supported(args)
         self.keys.require_capturable()
         self.keys.require_comparable(args)
-        stored, keeper = self.stored(args) if tape is None else (None, None)
+        stored, keeper = self.stored(args) if tape is None and rolls is None else (None, None)
         try:
-            specialization = stored or self._specialize(args, tape)
+            specialization = stored or self._specialize(args, tape, rolls)
             specialization.keeper, specialization.backward.counted = keeper, self.budget.of_backward
             specialization.backward.follow_methods = partial(self._follow_methods, specialization)
             specialization.backward.note_steps = partial(self.ledger.note_steps, "backward")
@@ -164,10 +176,10 @@ class Captures:
             if why is not None:
                 raise CaptureError(reason=why, where=users_line())
 
-    def _specialize(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
-        """The whole pipeline, for a backend that runs."""
+    def _specialize(self, args: Sequence[Any], tape: Tape | None, rolls: int | None) -> Specialization:
+        """The whole pipeline, for a backend that runs. rolls: loops of at least so many steps, or none at all (0)."""
         backend, reads, dynamic = self.options.backend_for(args), self.keys.reads_now(), self.options.dynamic
-        rolls = FEWEST if self._has_short_loops(args) else None
+        rolls = FEWEST if rolls is None and self._has_short_loops(args) else rolls
         made = specialize(self.user.cls, args, reads, dynamic, backend, self.ledger.report, tape, rolls=rolls)
         self.ledger.note_steps("forward", made.captured.session.take_unrolled())
         self.budget.spend(self.keys.facts(args), args)

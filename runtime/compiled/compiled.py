@@ -129,19 +129,31 @@ class Compiled:
                 if patient and facts in self.table.by_facts:  # for other sizes
                     self._require_worth(facts, args)
                 spec, key = self.captures.enter(key, facts, args)
-            if spec is not None and not self._serves_long_loops(spec, args):
-                spec = None
+            if spec is not None:
+                spec = self._for_long_loops(spec, args)
             self.table.set_for_call(key, spec)
             return spec
 
-    def _serves_long_loops(self, spec: Specialization, args: Sequence[Any]) -> bool:
-        """True if loops longer than all before were compared with the user's own method, where they are."""
+    def _for_long_loops(self, spec: Specialization, args: Sequence[Any]) -> Specialization | None:
+        """The specialization, compared with the user's own method where loops are longer than all before; where that
+        does something else in late steps, another one, for this length alone."""
         captured = spec.captured
         if not captured.longest.lengths or is_capturing() or any(map(is_fake, args)):
-            return True
+            return spec
         if not captured.longest.are_longer(captured.sizes(args)):
-            return True
-        return self._is_equal(spec, args)
+            return spec
+        try:
+            _require_equal(spec, args)
+        except CaptureError as error:
+            return self._step_by_step(args, error)
+        return spec
+
+    def _step_by_step(self, args: Sequence[Any], error: CaptureError) -> Specialization | None:
+        try:
+            return self.captures.enter_step_by_step(args)
+        except CaptureError:
+            self.give_up(args, error)
+            return None
 
     def _is_hopeless(self) -> bool:
         return self.table.is_hopeless(self.keys.is_unbounded)
@@ -188,8 +200,7 @@ class Compiled:
     def _is_equal(self, specialization: Specialization, args: Sequence[Any]) -> bool:
         """True if a specialization is the user's method on these arguments; else that runs, on record."""
         try:
-            with capture_lock, torch.no_grad():
-                require_equal(specialization, args)
+            _require_equal(specialization, args)
         except CaptureError as error:
             self.give_up(args, error)
             return False
@@ -211,6 +222,12 @@ class Compiled:
         keeps_own = backward_method(self.user.cls) is None or is_observed or is_own_backward
         with use_switch_state(specialization.captured.switches):
             return prepare(specialization, backend, sizes, keeps_own)
+
+
+def _require_equal(specialization: Specialization, args: Sequence[Any]) -> None:
+    """Raises CaptureError where a specialization is not the user's method on these arguments."""
+    with capture_lock, torch.no_grad():
+        require_equal(specialization, args)
 
 
 __all__ = ["Compiled", "class_lock"]

@@ -190,11 +190,10 @@ def _forward(
     # Captured on stand-ins; real tensors are compared as at a first call, so that a refusal there is on record here.
     try:
         specialization = compiler.captures.only(stand_ins)
-        _note_steps(compiler, specialization, methods)
-        if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
-            map(is_spec, real)
-        ):
+        if not _is_equal(compiler, specialization, real):
+            specialization = compiler.captures.only(stand_ins, rolls=0)
             require_equal(specialization, compiler.user.complete(real))
+        _note_steps(compiler, specialization, methods)
     except OpaqueCallError as met:
         _require_that_eager_runs(compiler, stand_ins, met)
         return _known_split(compiler, stand_ins, met, methods)
@@ -204,6 +203,20 @@ def _forward(
         without_rules_over_opaque(compiler, methods)
         return None
     return specialization
+
+
+def _is_equal(compiler: Compiled, specialization: Specialization, real: Sequence[Any]) -> bool:
+    """False where loops are to be traced step by step; raises CaptureError where that would not help."""
+    tensors = [a for a in real if isinstance(a, Tensor)]
+    if any(map(is_spec, real)) or not all(is_plain(a) and a.device.type != "meta" for a in tensors):
+        return True
+    try:
+        require_equal(specialization, compiler.user.complete(real))
+    except CaptureError:
+        if not specialization.captured.forward.trace.rolled:
+            raise
+        return False
+    return True
 
 
 def _note_steps(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> None:

@@ -10,6 +10,7 @@ from ...codegen import Target
 from ...ir.switches import is_on
 from ...tracer.capture.capture import capture_lock
 from ...tracer.loops.lengths import FEW, FEWEST
+from ...tracer.loops.reasons import LATE_STEPS
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.trace import CaptureError
@@ -47,6 +48,8 @@ def specialize(
     own_tape = None if tape is None else tape.rewound_tape()
     fewest = min(n for n in (fewest_steps(backend), rolls) if n is not None)
     captured = capture_function(cls, args, reads, dynamic, report, own_tape, fewest)
+    if rolls == 0:
+        captured.session.unrolled.append(LATE_STEPS)
     spec = Specialization(captured, of_whole)
     if backend is None:
         return spec

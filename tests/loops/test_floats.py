@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -82,3 +84,36 @@ def test_bias_corrections_in_kernels() -> None:
         for a, b in zip(*both, strict=True):
             torch.testing.assert_close(a, b)
         assert verdict_of(fast) == "rolled"
+
+
+LATER: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "a floor": lambda h, x, t: h * 0.5 + x * max(0.9**t, 0.05),
+    "clamp": lambda h, x, t: (h + x).clamp(-(0.9**t), 0.9**t),
+    "clamp, one side": lambda h, x, t: (h + x).clamp(max=1 / (t + 1)),
+    "numbers alone": lambda h, x, t: h * 0.5 + torch.nn.functional.softplus(x, beta=1 + 0.5**t),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_steps_that_take_no_tensor_or_are_others_later_stay_right(name: str) -> None:
+    """A form that fits short loops and no longer ones is traced step by step from there on, and nothing is eager."""
+
+    class Scheduled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor, x: Tensor) -> Tensor:
+            for t in range(x.shape[0]):
+                h = LATER[name](h, x[t], t)
+            return h
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            return g, None
+
+    fast = fusegrad.compile(Scheduled, backend="reference")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fusegrad.FallbackWarning)
+        for steps in (12, 45, 30):
+            given = torch.randn(5), torch.randn(steps, 5)
+            assert torch.equal(fast.apply(*given), Scheduled.apply(*given))
+        found = fusegrad.explain(fast, *given, target="cuda:90")
+    assert found.directions["forward"].launch_count == 1

@@ -195,6 +195,13 @@ def test_what_only_a_long_loop_does_is_found(method: str) -> None:
 
     fast, case = fusegrad.compile(Turns), Recurrence(Turns, lambda t: (rand(t, 3),), 2, 1, (1, 1))
     assert [assert_same_bits(case, fast, n) for n in (12, 20, 30)] == [2, 0, 0]
+    if method == "forward":  # traced once more, step by step, for this length alone
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", fusegrad.FallbackWarning)
+            assert [assert_same_bits(case, fast, n) > 0 for n in (50, 50)] == [True, False]
+        record = fusegrad.explain(fast, rand(50, 3)).methods["forward"]
+        assert record.status == "compiled" and "late steps" in record.reason
+        return
     with pytest.warns(fusegrad.FallbackWarning):
         assert_same_bits(case, fast, 50)
     with warnings.catch_warnings():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LATE_STEPS = "what it does in late steps is not to be seen in short ones"
+"""Where a graph of short loops is not the method in a longer one."""
+
 
 class NotRolled(Exception):
     """A loop stays as many operations as it has steps. Internal: the reason is put on record."""

@@ -32,6 +32,7 @@ from ...ir.loops.loop import results_of
 from ...ir.types import contiguous_strides, simplify_size
 from ..sizes import Sizes, hint_of
 from ..torch_private import FakeTensorMode
+from .number_overloads import taking_tensors
 from .rules import cut, iota, permute, reshape
 
 aten = torch.ops.aten
@@ -331,16 +332,11 @@ class _Steps:
             return _AT_TENSORS[target], args
         if not isinstance(target, OpOverload):
             raise LoweringError(f"`{target}` is given the number of a step")
-        packet, overload = target.overloadpacket, target._overloadname
-        spelled = _WITH_TENSORS.get(overload, overload)
-        if spelled not in packet.overloads() or not self._accepts(getattr(packet, spelled), node):
+        places = [at for at, n in enumerate(node.args) if isinstance(n, fx.Node) and n in self.numbers]
+        with_tensors = taking_tensors(target, places)
+        if with_tensors is None:
             raise LoweringError(f"`{target}` works with the number of its step")
-        return getattr(packet, spelled), args
-
-    def _accepts(self, op: Any, node: fx.Node) -> bool:
-        """Whether tensors may stand where the numbers of t are."""
-        pairs = zip(node.args, op._schema.arguments, strict=False)
-        return all("Tensor" in str(a.type) for n, a in pairs if isinstance(n, fx.Node) and n in self.numbers)
+        return with_tensors, args
 
     def _tensor(self, number: fx.Node) -> fx.Node:
         """t, or what is made of it, as a tensor of one number."""
@@ -414,9 +410,6 @@ def _of_floats(target: Any, dtype: torch.dtype) -> Callable[..., Any]:
         return target(*given, **settings).to(dtype)
 
     return called
-
-
-_WITH_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}
 
 
 def _select_at(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from ..program import Constant, Expression, Program, Step
+from ...lowering.number_overloads import taking_tensors
+from ..program import Constant, Expression, Program, Step, with_leaves
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,22 @@ def floats_apart(program: Program) -> Program:
 
 
 def _apart(step: Step) -> Step:
-    if not any(map(_is_float, step.leaves)) or step.form[1]:
-        return step  # what has a name, `alpha=`, stays a part of what is done
+    floats = [at for at, leaf in zip(_arguments(step), step.leaves, strict=True) if _is_float(leaf)]
+    # what has a name, `alpha=`, or takes numbers alone, stays a part of what is done
+    if not floats or step.form[1] or taking_tensors(step.target, floats) is None:
+        return step
     leaves = [Float(leaf.value) if _is_float(leaf) else leaf for leaf in step.leaves]
     kinds = tuple(leaf if isinstance(leaf, Constant | Expression) else type(leaf).__name__ for leaf in leaves)
     token: Any = step.token
     return replace(step, leaves=leaves, token=(*token[:2], kinds, *token[3:]))
+
+
+def _arguments(step: Step) -> list[int]:
+    """Of each leaf the argument that it is, or is in."""
+    numbers: list[int] = []
+    for at, form in enumerate(step.form[0]):
+        with_leaves(form, partial(numbers.append, at))
+    return numbers if not step.form[1] else [-1] * len(step.leaves)
 
 
 def _is_float(leaf: Any) -> bool:
