@@ -98,7 +98,8 @@ def reshape(value: Value) -> Value | None:
         return _of_shape(x, value.shape)
     if x.prim == "broadcast" and only_ones(x.shape, value.shape):
         return _rebroadcast(x, value.shape)
-    if x.prim == "permute" and not only_ones(x.shape, value.shape):
+    # what a reshape has parted before stays parted: products tell their axes by it
+    if x.prim == "permute" and x.args[0].prim != "reshape" and not only_ones(x.shape, value.shape):
         return _of_neighbours(x.args[0], x.params["perm"], value.shape)
     return None
 

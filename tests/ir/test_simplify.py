@@ -161,9 +161,13 @@ BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
       "%3 = exp(%2) : f32[M, 4]", "%4 = broadcast(%3, axes=(1, 2), shape=(N, M, 4)) : f32[N, M, 4]"]),
     ("permuted broadcast", lambda x: emit("permute", bc(x, (M, 4, N), 0, 1), perm=(2, 1, 0)), F32,
      ["%1 = permute(%0, perm=(1, 0)) : f32[4, M]", "%2 = broadcast(%1, axes=(1, 2), shape=(N, 4, M)) : f32[N, 4, M]"]),
-    ("joined neighbours", lambda x: emit("reshape", emit(
+    ("joined neighbours", lambda x: emit("reshape", emit("permute", x, perm=(2, 0, 1)), shape=(2, 3 * M)),
+     TensorType((M, 3, 2), "f32"),
+     ["%1 = reshape(%0, shape=(3*M, 2)) : f32[3*M, 2]", "%2 = permute(%1, perm=(1, 0)) : f32[2, 3*M]"]),
+    ("joined neighbours that were parted stay", lambda x: emit("reshape", emit(
         "permute", emit("reshape", x, shape=(M, 2, 2)), perm=(2, 0, 1)), shape=(2, 2 * M)), F32,
-     ["%1 = reshape(%0, shape=(2*M, 2)) : f32[2*M, 2]", "%2 = permute(%1, perm=(1, 0)) : f32[2, 2*M]"]),
+     ["%1 = reshape(%0, shape=(M, 2, 2)) : f32[M, 2, 2]", "%2 = permute(%1, perm=(2, 0, 1)) : f32[2, M, 2]",
+      "%3 = reshape(%2, shape=(2, 2*M)) : f32[2, 2*M]"]),
     ("parted axes", lambda x: emit("reshape", emit("permute", x, perm=(1, 0)), shape=(2, 2, M)), F32,
      ["%1 = reshape(%0, shape=(M, 2, 2)) : f32[M, 2, 2]", "%2 = permute(%1, perm=(1, 2, 0)) : f32[2, 2, M]"]),
     ("joined strangers stay", lambda x: emit("reshape", emit("permute", x, perm=(1, 0)), shape=(4 * M,)), F32,

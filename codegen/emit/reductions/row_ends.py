@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...program.axes import Axis, Term, terms_below
 from ..access.coordinates import Coord, Coordinates
 from ..context import Context, as_tensor
-from ..mathematics import FLOATING
+from ..mathematics import FLOATING, number
 from ..statements import Accumulate, Expr, If, Scope, Statement, call, literal
 from ..values import Values
 from .folding import Folding
@@ -51,8 +51,9 @@ class RowEnds:
         return [t for t in loads if self.coords.groups_of(t.param.place, not t.args) is not None]
 
     def _mask_loads(self, loads: Sequence[Term], coord: Coord, chunk: Scope) -> None:
-        names = [self.values.value(load, chunk) for load in loads]
-        self._at_ends([self._silenced(label, literal("0.0"), coord) for label in names], coord, chunk)
+        found = [(self.values.value(load, chunk), self.folding.loads.pad(load), load.dtype) for load in loads]
+        silenced = [self._silenced(label, literal(number(pad, dtype)), coord) for label, pad, dtype in found]
+        self._at_ends(silenced, coord, chunk)
 
     def _mask_arguments(self, reductions: Sequence[Term], coord: Coord, chunk: Scope) -> None:
         """Each argument once for each number that has no effect."""

@@ -168,8 +168,8 @@ def _put_there(r: Rewriting, step: Step, places: Places) -> Ref | None:
 def _and_zero(r: Rewriting, step: Step, places: Places, total: Ref) -> Ref:
     """And 0, which each place has from the others: it has no -0.0."""
     if places.whole is not None:
-        total = r.add(like(step, aten.add.Tensor, [places.whole, total], r.value(places.whole) + r.value(total)))
-    return r.add(like(step, aten.add.Scalar, [total, number(0)], r.value(total)))
+        total = r.add(like(step, aten.add.Tensor, [places.whole, total], step.value))
+    return r.add(like(step, aten.add.Scalar, [total, number(0)], step.value))
 
 
 SPREAD: dict[Any, Any] = {aten.select_backward.default: _place, aten.slice_backward.default: _window}
