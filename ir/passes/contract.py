@@ -223,16 +223,17 @@ def _with_lone_sums(node: Value, args: list[Value]) -> list[Value] | None:
 def _with_sums_of_made(graph: Graph) -> Graph:
     """Where a matrix that a kernel makes or reads anyway is multiplied with a vector, the kernel sums it on the way."""
     matrices = {v: _base(m) for v in graph.order() if v.prim == "dot" and (m := _matrix(v)) is not None}
-    made = [v for v, m in matrices.items() if PRIMS[m.prim].family == "elementwise" or _is_read_by_kernels(graph, m)]
+    live = graph.live()
+    made = [v for v, m in matrices.items() if PRIMS[m.prim].family == "elementwise" or _is_read_by_kernels(m, live)]
     batched = {v: m for v, m in matrices.items() if _is_batched(v)}
     pairs = [(v, w) for v in batched for w in _reached(v, batched)]
     lone = [v for v in made if all(v not in pair for pair in pairs)]
     return rebuild(graph, {}, {v.id: partial(_summed, v) for v in lone}) if lone else graph
 
 
-def _is_read_by_kernels(graph: Graph, matrix: Value) -> bool:
+def _is_read_by_kernels(matrix: Value, live: set[int]) -> bool:
     """Something else than products reads it, element by element."""
-    live, todo = graph.live(), [matrix]
+    todo = [matrix]
     while todo:
         readers = [u for u in todo.pop().users if u.id in live]
         if any(PRIMS[u.prim].family in IN_KERNELS for u in readers):

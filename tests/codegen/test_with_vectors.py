@@ -70,9 +70,7 @@ class Gate(Function):
     def forward(x: Tensor, w: Tensor) -> Tensor:
         return x * torch.sigmoid(x @ w)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+    setup_context = Score.setup_context
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -91,9 +89,7 @@ class Rows(Function):
     def forward(x: Tensor, w: Tensor) -> Tensor:
         return x @ w
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+    setup_context = Score.setup_context
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:

@@ -69,7 +69,7 @@ def row_vectors(program: Program, plan: Schedule) -> frozenset[Term]:
 class Loads:
     """`passes`: how often a load is emitted in passes over chunks; `evict`: the hint that its pass gives the cache.
 
-    vectors: those that are read in every row of the tile. silent: rows from a boundary on hold zeros outside, too.
+    vectors: those that are read in every row of the tile. silent: rows from a boundary on hold their padding outside.
     """
 
     context: Context

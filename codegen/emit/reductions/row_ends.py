@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...program.axes import Axis, Term, terms_below
+from ...program.axes import Term, terms_below
 from ..access.coordinates import Coord, Coordinates
 from ..context import Context, as_tensor
 from ..mathematics import FLOATING, number
@@ -36,7 +36,7 @@ class RowEnds:
         if slide is None or coord is None or coord.groups is None or coord.groups.edge is None or coord.groups.summed:
             return
         masked = [r for r in reductions if self.folding.unsafe_axes(r) == [slide.axis] and r.args[0].op != "const"]
-        loads = self._neighbours(masked, slide.axis)
+        loads = self._neighbours(masked)
         self.folding.loads.silent = True
         left = [r for r in masked if self.folding.unsafe_axes(r)]
         if len(loads) < len(masked) - len(left):
@@ -45,7 +45,7 @@ class RowEnds:
             self.folding.loads.silent, left = False, masked
         self._mask_arguments(left, coord, chunk)
 
-    def _neighbours(self, reductions: Sequence[Term], axis: Axis) -> list[Term]:
+    def _neighbours(self, reductions: Sequence[Term]) -> list[Term]:
         """The loads below the reductions that bring neighbours in."""
         loads = (t for t in terms_below([r.args[0] for r in reductions]) if t.op == "load" and t.dtype in FLOATING)
         return [t for t in loads if self.coords.groups_of(t.param.place, not t.args) is not None]
