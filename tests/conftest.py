@@ -128,6 +128,7 @@ ONE_IN = {
     "trust/numerics/test_numerics_page.py": 9,
     "trust/test_threads.py": 3,
     "trust/test_processes.py": 9,
+    "trust/test_programs_at_once.py": 9,
     "trust/test_environments.py": 28,
     "trust/test_nothing_is_kept.py": 190,
     "trust/test_sources.py": 3,

@@ -23,6 +23,8 @@ from .partial_slots import Partial, PartialSlots
 
 PATIENCE = 1000
 """Times that a program looks for the pieces of others, about a microsecond each."""
+PATIENCE_OF_INTERPRETER = 0
+"""Its programs run one after the other: what is missing stays so."""
 
 
 @dataclass(eq=False)
@@ -95,7 +97,8 @@ class RowPieces:
         words = self.buffers.add_zeroed_words(f"{self.context.name_of_reduction(term)}_pieces", count)
         self.words.append(words)
         missing = self.context.names.fresh("missing")
-        patience = sizes.fixed("PATIENCE", PATIENCE if self.context.target.kind != "interpret" else 0)
+        in_order = self.context.target.kind == "interpret"
+        patience = sizes.fixed("PATIENCE", PATIENCE_OF_INTERPRETER if in_order else PATIENCE)
         asked = call("are_missing", binary("+", words, name("item")), name("distance"), self._pieces(), patience)
         piece = Let("piece", binary("%", binary("+", name("own"), name("distance")), self._pieces()))
         turn = If(name(missing), [piece, *computing, Accumulate(missing, "=", asked)])
