@@ -14,6 +14,7 @@ from ...tracer.capture.capture import unversioned_placeholders, written_placehol
 from ...tracer.capture.context import BackwardContext
 from ...tracer.capture.history import History, known_history
 from ...tracer.function import guarded_trace, rebind, require_no_difference
+from ...tracer.loops.stacks import unstacked
 from ...tracer.methods import as_tuple, backward_method, parameter_names
 from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError, Trace
@@ -230,7 +231,8 @@ def user_jvp(
 ) -> tuple[Any, ...]:
     n, supply = len(captured.forward.saved), iter(moving)
     attributes = ctx_attributes(captured, saved[n:], sizes)
-    ctx = BackwardContext(saved[:n], attributes, captured.forward.needs_input_grad[: captured.count])
+    needs = captured.forward.needs_input_grad[: captured.count]
+    ctx = BackwardContext(unstacked(saved[:n], captured.forward.stacks), attributes, needs)
     tangents = [None if like is None else next(supply).clone() for like in attributes["_fusegrad_likes"]]
     return as_tuple(captured.cls.jvp(ctx, *tangents))  # type: ignore[attr-defined]
 
