@@ -60,6 +60,7 @@ class BackwardEntry:
     executables: dict[str, Executable] = field(default_factory=dict)
     alternatives: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted_sizes: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    refused_sizes: set[tuple[int, ...]] = field(default_factory=set)  # of loops whose late steps do something else
     is_checked: bool = False
     serves_all_sizes: bool = False  # it serves sizes for which a capture of its own would be another one
     longest: LongestLoops = field(default_factory=LongestLoops)
@@ -109,6 +110,8 @@ class BackwardEntry:
 
     def admits(self, sizes: Sizes) -> bool:
         """True if the assumptions of this trace about sizes hold."""
+        if self.refused_sizes and sizes.key in self.refused_sizes:
+            return False
         if not self.guards or self.serves_all_sizes:
             return True
         if any(not s.is_integer for g in self.guards for s in g.free_symbols):  # numbers that were read: never twice
