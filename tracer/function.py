@@ -36,7 +36,8 @@ from .containers import (
 )
 from .frames import where_raised
 from .gradients import exact_gradients
-from .loops.looped import RESULTS, trace_with_loops
+from .loops.looped import RESULTS, SAVED_RUNS, trace_with_loops
+from .loops.stacks import runs_of, stacked, unstacked
 from .methods import backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
 from .opaque.output_aliasing import whole_tensors
@@ -96,6 +97,7 @@ class ForwardCapture:
     tensor_outputs: list[int]  # positions among the user's outputs
     hidden_count: int
     saved: list[ValueRef | None]
+    stacks: tuple[int, ...]  # those of the saved that are several of the user's, stacked
     saved_for_forward: list[ValueRef | None]
     dirty: list[ValueRef]
     non_differentiable: list[ValueRef]
@@ -201,7 +203,7 @@ def capture_forward(
         _refuse_changed(before, user_args)
         _refuse_changed_objects(states)
         _refuse_made_here(attributes_of(ctx), [leaf for group in before for leaf in group], reads)
-        recorded.update(_classify(ctx, output, tensors, {id(o) for o in objects}))
+        recorded.update(_classify(ctx, output, tensors, {id(o) for o in objects}, session.stacking))
         recorded["shared"] = shared_with(attributes_of(ctx), user_args)
         if uses_setup_context(cls) and not hasattr(cls, "_fusegrad_keeps_arguments"):
             _refuse_saved_as_returned(recorded)
@@ -216,6 +218,7 @@ def capture_forward(
     if any(has_unbacked(n) for t in results for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
         raise as_data_read_error(CaptureError(reason="it reads the data of a tensor (a size)"), tape)
     recorded.pop("returned")
+    recorded.pop(SAVED_RUNS)
     on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
     traced = ForwardTrace(session, trace, list(fakes), **on_fakes)
     hidden_count = len(traced.fake_hidden)
@@ -363,9 +366,16 @@ def _changeable_parts(leaf: Any) -> list[Any]:
 
 
 def _classify(
-    ctx: ForwardContext, output: Any, tensors: Sequence[Tensor], argument_ids: Collection[int] = ()
+    ctx: ForwardContext,
+    output: Any,
+    tensors: Sequence[Tensor],
+    argument_ids: Collection[int] = (),
+    stacking: Collection[int] = (),
 ) -> dict[str, Any]:
-    """Where everything is that forward returned, saved and marked, by the identity of its objects."""
+    """Where everything is that forward returned, saved and marked, by the identity of its objects.
+
+    stacking: the runs of saved tensors that are one value each.
+    """
     is_tuple = isinstance(output, tuple)
     outputs = output if is_tuple else (output,)
     places: dict[int, ValueRef] = {}
@@ -378,7 +388,9 @@ def _classify(
     _find_parts(described, positions, returned, hidden)
     places |= {id(t): ValueRef("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
     described = [_describe_object(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
-    saved = [_place(t, places, hidden) for t in ctx.to_save]
+    runs = runs_of(ctx.to_save, [*tensors, *returned, *hidden])
+    to_save, stacks = stacked(runs, stacking)
+    saved = [_place(t, places, hidden) for t in to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
     tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden, argument_ids)
     return {
@@ -389,6 +401,8 @@ def _classify(
         "fake_outputs": list(returned),
         "fake_hidden": hidden,
         "saved": saved,
+        "stacks": stacks,
+        SAVED_RUNS: list(map(len, runs)),
         "saved_for_forward": saved_for_forward,
         "dirty": _places_of_marked(ctx.dirty_tensors, places, "mark_dirty"),
         "non_differentiable": _places_of_marked(ctx.non_differentiable, places, "mark_non_differentiable"),
@@ -611,7 +625,7 @@ def run_backward(
     assert method is not None
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
-    ctx = backward_context(cls.__name__)(saved, attributes, forward.needs_input_grad[:count])
+    ctx = backward_context(cls.__name__)(unstacked(saved, forward.stacks), attributes, forward.needs_input_grad[:count])
     # A capture runs once, and its graph many times: what a run leaves on ctx, the next one would not find.
     before = _identities_on(ctx) if is_capturing() and not may_change else None
     with nullcontext() if is_once_differentiable(method) else following_grad_mode():  # of which nothing is recorded

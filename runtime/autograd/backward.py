@@ -148,4 +148,4 @@ def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tu
     """The saved tensors of the node. Where it saved none it is not asked: it would raise once it was freed."""
     if not (spec.captured.forward.saved if chosen is None else chosen.places):
         return ()
-    return ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)
+    return ctx.saved_tensors if chosen is None and not spec.captured.forward.stacks else saved_tensors_of(ctx)

@@ -16,6 +16,7 @@ from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import open_containers
 from ...tracer.function import ForwardCapture
+from ...tracer.loops.stacks import unstacked
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
 from ..capture.ctx_attributes import node_namespace
@@ -51,16 +52,25 @@ def make_node(
     if method is not None and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
     if own_backward and method is not None:
-        return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
+        node = node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
+        return _showing_what_was_saved(node, captured.forward, None)
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
     node = node_class(cls, (Function,), body, node_namespace(captured))
     if not captured.forward.tensor_attributes:
         node._backward_cls._fusegrad_tensors = ()  # for all of them, in place of a slot of each
-    if chosen is not None and saved_tensors_can_be_told_apart:
-        users = len(captured.forward.saved)
-        node._backward_cls.saved_tensors = property(
-            lambda ctx: tuple(chosen.originals(saved_tensors_of(ctx), ctx)[:users])
-        )
+    return _showing_what_was_saved(node, captured.forward, chosen)
+
+
+def _showing_what_was_saved(node: Any, captured: ForwardCapture, chosen: ResidualPlan | None) -> Any:
+    """The node, whose `saved_tensors` are those that the user saved, whatever is kept in their place."""
+
+    def saved_tensors(ctx: Any) -> tuple[Any, ...]:
+        kept = saved_tensors_of(ctx)
+        originals = kept if chosen is None else chosen.originals(kept, ctx)[: len(captured.saved)]
+        return unstacked(originals, captured.stacks)
+
+    if saved_tensors_can_be_told_apart and (captured.stacks or chosen is not None):
+        node._backward_cls.saved_tensors = property(saved_tensors)
     return node
 
 

@@ -14,6 +14,7 @@ from ...tracer.capture.capture import unversioned_placeholders, written_placehol
 from ...tracer.capture.context import BackwardContext
 from ...tracer.capture.history import History, known_history
 from ...tracer.function import guarded_trace, rebind, require_no_difference
+from ...tracer.loops.stacks import unstacked
 from ...tracer.methods import as_tuple, backward_method, parameter_names
 from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError, Trace
@@ -59,6 +60,7 @@ class BackwardEntry:
     executables: dict[str, Executable] = field(default_factory=dict)
     alternatives: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted_sizes: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    refused_sizes: set[tuple[int, ...]] = field(default_factory=set)  # of loops whose late steps do something else
     is_checked: bool = False
     serves_all_sizes: bool = False  # it serves sizes for which a capture of its own would be another one
     longest: LongestLoops = field(default_factory=LongestLoops)
@@ -108,6 +110,8 @@ class BackwardEntry:
 
     def admits(self, sizes: Sizes) -> bool:
         """True if the assumptions of this trace about sizes hold."""
+        if self.refused_sizes and sizes.key in self.refused_sizes:
+            return False
         if not self.guards or self.serves_all_sizes:
             return True
         if any(not s.is_integer for g in self.guards for s in g.free_symbols):  # numbers that were read: never twice
@@ -230,7 +234,8 @@ def user_jvp(
 ) -> tuple[Any, ...]:
     n, supply = len(captured.forward.saved), iter(moving)
     attributes = ctx_attributes(captured, saved[n:], sizes)
-    ctx = BackwardContext(saved[:n], attributes, captured.forward.needs_input_grad[: captured.count])
+    needs = captured.forward.needs_input_grad[: captured.count]
+    ctx = BackwardContext(unstacked(saved[:n], captured.forward.stacks), attributes, needs)
     tangents = [None if like is None else next(supply).clone() for like in attributes["_fusegrad_likes"]]
     return as_tuple(captured.cls.jvp(ctx, *tangents))  # type: ignore[attr-defined]
 

@@ -11,7 +11,8 @@ import torch
 from ...ir.program import ValueRef
 from ...tracer.capture.context import ForwardContext, attributes_of
 from ...tracer.containers import close_containers, leaves
-from ...tracer.function import call_forward, merge_attributes, run_backward, tensors_of_attributes
+from ...tracer.function import call_forward, merge_attributes, rebind, run_backward, tensors_of_attributes
+from ...tracer.loops.stacks import stacked_again
 from ...tracer.methods import as_tuple
 from ...tracer.torch_private import transforms_active
 from .captured import CapturedFunction
@@ -99,7 +100,8 @@ def hidden_tensors(
     outer = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
     # In the order in which the trace found them: bases, tensors in containers, tensors on ctx.
     contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
-    on_ctx = (*ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
+    saved = stacked_again(ctx.to_save, _stack_sizes(captured, inputs)) if captured.forward.stacks else ctx.to_save
+    on_ctx = (*saved, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
     candidates = (*bases_of_parts(captured, outputs), *contained, *on_ctx)
     hidden: list[Tensor] = []
     for t in candidates:
@@ -107,6 +109,13 @@ def hidden_tensors(
             outer[id(t)] = t
             hidden.append(t)
     return hidden
+
+
+def _stack_sizes(captured: CapturedFunction, inputs: Sequence[Tensor]) -> list[int | None]:
+    """How many of the user's each saved tensor is, at the sizes of these arguments; None for one."""
+    forward, sizes = captured.forward, captured.binder(inputs)
+    shapes = [() if n not in forward.stacks else forward.fake_at(p).shape for n, p in enumerate(forward.saved)]  # type: ignore[union-attr]
+    return [rebind(shape[0], sizes) if shape else None for shape in shapes]
 
 
 def bases_of_parts(captured: CapturedFunction, outputs: Sequence[Any]) -> list[Tensor]:

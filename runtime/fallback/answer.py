@@ -22,6 +22,7 @@ from ...ir.errors import FusegradError
 from ...tracer.capture.capture import capture_lock
 from ...tracer.capture.context import backward_context
 from ...tracer.function import call_users_method
+from ...tracer.loops.stacks import unstacked
 from ...tracer.methods import backward_method, method_place, takes_boxed_gradients
 from ...tracer.opaque.opaque import call_for_real
 from ...tracer.opaque.watching import watcher
@@ -262,8 +263,8 @@ def users_backward(
     captured = spec.captured
     saved_values = residuals if residual_choice is None else residual_choice.originals(residuals, ctx)
     forward, cls, saved = captured.forward, compiler.user.cls, len(captured.forward.saved)
-    attributes = attributes_on(ctx, captured)
-    own = backward_context(cls.__name__)(saved_values[:saved], attributes, forward.needs_input_grad[: captured.count])
+    attributes, needs = attributes_on(ctx, captured), forward.needs_input_grad[: captured.count]
+    own = backward_context(cls.__name__)(unstacked(saved_values[:saved], forward.stacks), attributes, needs)
     method = cls.vjp if cls.backward is Function.backward else cls.backward
     result = hand_over(method, own, *([list(gradients)] if takes_boxed_gradients(cls) else gradients))
     attributes_after = own.left()

@@ -352,7 +352,7 @@ def _write_backward(
 def _write_unpacked(text: SourceWriter, call: ServedCall, residual_names: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
     saved = call.saved
-    own = call.residual_plan is None
+    own = call.residual_plan is None and not call.spec.captured.forward.stacks
     saved_tensors = "ctx.saved_tensors" if own else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
     if saved:
         text.add(f"{row(residual_names[:saved])}= {saved_tensors}")

@@ -16,6 +16,7 @@ from ...ir.lazy_attribute import lazy_attribute
 from ...ir.switches import use_switch_state
 from ...tracer.capture.capture import OpaqueCallError, capture_lock
 from ...tracer.function import rebind
+from ...tracer.loops.reasons import LATE_STEPS
 from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Mismatch, Tape
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
@@ -163,10 +164,18 @@ class Backward:
         return entry.executables[call.key]
 
     def compare_longer(self, call: BackwardCall, entry: BackwardEntry) -> None:
-        """Compares a backward again whose loop is longer than it ever was; raises CaptureError where it is not it."""
+        """Compares a backward again whose loop is longer than it ever was; where it is not it, one that is traced step
+        by step takes these sizes, and of many such sizes the user's own. Raises CaptureError."""
         if entry.longest.are_longer(call.sizes):
             with capture_lock, use_switch_state(self.captured.switches):
-                self.compare(call, entry)
+                try:
+                    check_backward(self.captured, entry, call.originals, call.sizes, call.canonical)
+                except CaptureError as error:
+                    if len(entry.refused_sizes) >= MOST_GRAPHS:
+                        self.entries[self.key_now(call.kinds)], self.failed = error.without_frames(), True
+                        raise
+                    entry.refused_sizes.add(call.sizes.key)
+                    self.note_steps([LATE_STEPS])
 
     def is_split(self) -> bool:
         """True if the commonest backward has opaque nodes."""

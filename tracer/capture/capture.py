@@ -166,7 +166,7 @@ class Session:
     """Where sizes have names, unless `dynamic` is False. rolls: a loop over a size is one node where it can be, from so
     many steps on; 0: none is.
 
-    unrolled: why loops were traced step by step.
+    unrolled: why loops were traced step by step. stacking: the runs of saved tensors that are as long as a loop.
     """
 
     def __init__(self, dynamic: bool = True, rolls: int = 0) -> None:
@@ -174,6 +174,7 @@ class Session:
         self.env = Env(duck_shape=False)
         self.env.rolls = rolls
         self.unrolled: list[str] = []
+        self.stacking: frozenset[int] = frozenset()
         self.mode = Fakes(shape_env=self.env, allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # symbols are a session's own: filling the cache takes longer than it saves
         self.named: list[tuple[str, Any]] = []

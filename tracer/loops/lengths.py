@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -190,10 +190,17 @@ def is_in_loop() -> bool:
     while frame is not None:
         if is_user_file(frame.f_code.co_filename) and has_loop(frame.f_code):
             return True
+        if frame.f_code is each_of.__code__:
+            return True
         if frame.f_code.co_name == "graph_of" and frame.f_code.co_filename.endswith(_TRACER):
             return False
         frame = frame.f_back
     return False
+
+
+def each_of(stack: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The slices of what a loop stacked: as many as it had steps, so that asking for them begins a loop."""
+    return stack.unbind(0)
 
 
 _TRACER = os.path.join("tracer", "capture", "capture.py")

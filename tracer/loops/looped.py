@@ -14,6 +14,7 @@ import torch
 from ..capture.capture import Session, written_placeholders
 from ..containers import leaves, map_leaves
 from ..lowering.functional import without_writes, writes
+from ..scoped_state import attribute_within
 from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
@@ -26,6 +27,7 @@ from .program import Program, program_of
 from .proof import is_proved, require_proved
 from .reasons import NotRolled
 from .rolling import roll, roll_fixed
+from .stacks import growing
 from .turns import completed
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ HAD_WRITES = "fusegrad_had_writes"
 """Among the meta data of a rolled trace: the method writes in place, which the trace does not."""
 RESULTS = "results"
 """Among the facts of a rolled trace: its results, fakes of the official session."""
+SAVED_RUNS = "saved_runs"
+"""Among the facts that forward tells: how many of the saved tensors in a row are alike."""
 
 
 def trace_with_loops(
@@ -147,6 +151,9 @@ class _Rolling:
         """The rolled form of short traces, these, and what the method told in each."""
         shorts = self.short_traces(lengths, sizes)
         first, second = next(shorts), next(shorts)
+        if longer := growing([told.get(SAVED_RUNS, ()) for _, told, _ in (first, second)]) - self.session.stacking:
+            with attribute_within(self.session, "stacking", longer):
+                return self.rolled(lengths, sizes)
         rolled, is_completed, form = self.roll_in_some_form(first[0], second[0])
         programs, told, asked = zip(first, second, *shorts, strict=True)
         rolled, programs = self.proved(rolled, [form(p) for p in programs], is_completed)
