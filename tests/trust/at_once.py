@@ -1,8 +1,8 @@
 """Programs of a kernel that truly run at once, in any order: processes that share the arguments' memory.
 
-The interpreter runs one program after the other, so none ever waits for another there. Here several interpreters, forked
-from this process, each run some of the programs on the same memory. Triton's interpreted atomics are the processor's own,
-hence atomic between processes, too. What is missing is a GPU's weaker order of memory.
+The interpreter runs one program after the other, so none ever waits for another there. Here several interpreters,
+forked from this process, each run some of the programs on the same memory. Triton's interpreted atomics are the
+processor's own, hence atomic between processes, too. What is missing is a GPU's weaker order of memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Seen:
 
 @contextmanager
 def programs_at_once(deal: Deal, late: Sequence[int] = (), seconds: float = 0.05) -> Iterator[Seen]:
-    """Meanwhile launches on the `interpret` backend deal their programs to processes; `late` ones begin so much later."""
+    """Launches on the `interpret` backend deal their programs to processes meanwhile; `late` ones begin later."""
     alone, seen = interpreter._run, Seen()
 
     def run(kernel: Any, text: str, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> None:
@@ -65,7 +65,7 @@ def programs_at_once(deal: Deal, late: Sequence[int] = (), seconds: float = 0.05
             return alone(kernel, text, arguments, grid, tensors)
         seen.launches.append((kernel.name, grid))
         with _shared(arguments) as shared:
-            _fork(lambda hand: _programs(kernel, text, shared, grid, hand, late, seconds), hands)
+            in_processes(lambda hand: _programs(kernel, text, shared, grid, hand, late, seconds), hands)
 
     interpreter._run = run
     try:
@@ -129,8 +129,8 @@ def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return copy
 
 
-def _fork(work: Callable[[Sequence[int]], None], hands: Sequence[Sequence[int]]) -> None:
-    """Do the work for each hand in a process of its own; AssertionError with the first traceback of those that failed."""
+def in_processes(work: Callable[[Sequence[int]], None], hands: Sequence[Sequence[int]]) -> None:
+    """Do the work for each hand in a process of its own; AssertionError with a traceback where one fails."""
     children = []
     for hand in hands:
         reading, writing = os.pipe()
