@@ -241,9 +241,9 @@ CAUSES_HEAD = ("cause", "time missed", "over a copy's", "instructions missed", "
 CAUSES: tuple[tuple[str, str], ...] = (
     ("[512,1024]", "512x1024: what a program does before and after its few rows weighs, and memory answers late"),
     (",50257]", "rows of 50257: they begin at odd places, and are read in several strips or passes"),
-    (",5120]", "rows of 5120: they fill 8192 lanes, or blocks of 2048"),
     ("SmoothedCrossEntropy", "logits that are read once: a tanh, an exponential and three sums of each"),
     ("ColumnSoftmax", "columns: two passes, each with its exponentials"),
+    (",5120]", "rows of 5120 held whole: they fill 8192 lanes"),
     ("16384]", "rows of 16384 held whole: one program for a multiprocessor"),
     ("", "others"),
 )
@@ -330,10 +330,7 @@ NOTES = {
         "roundings and exact quotients. Where both are above one the work itself is too much, or is done twice: rows of"
         " 50257 begin at odd places, rows of 5120 fill 8192 lanes, columns and long rows are read and computed again "
         "in a second pass. Strips of a row share what one of them reduces along it, and it is counted once; what the "
-        "last program adds up at the end is not counted; figures of 2026-11-26 are from before this was so, and before "
-        "rows of 50257 were masked at their ends alone. ColumnSoftmax forward at 4096 rows is probably counted too "
-        "low: the same "
-        "text has half as many again where more programs share a column. SwiGLU and GeGLU at 512x1024 wait for memory "
+        "last program adds up at the end is not counted. SwiGLU and GeGLU at 512x1024 wait for memory "
         "several times: the assembler puts one load behind the arithmetic of another, behind a barrier too. "
         "RMSNormFP8 at 512x1024 has all that it reads on its way at once; it writes more than it reads."
     ),
@@ -343,12 +340,22 @@ NOTES = {
         "the tile, where Triton computed what follows from both in two layouts (DyT backward at 4096x4096: 58.5 "
         "instructions, now 41.0); of a row that is read from the boundary below it neighbours are masked in the chunks "
         "at its ends alone, and copies are filled with zeros (CrossEntropy forward at 50257 columns: 22.4 "
-        "instructions, now 14.0; Softmax forward: 59.4, now 47.6, with its exponentials twice). What is left of rows "
-        "of 50257: weights begin elsewhere than their rows, and are read element by element, two for each element by "
-        "LayerNorm forward; backwards of norms divide them into 13 strips, and the rows of each into eight kinds that "
-        "begin alike: 104 programs on 132 multiprocessors; rows side by side, as those of a column are, have no "
-        "boundary in common. SmoothedCrossEntropy forward at 32000 reads two bytes for a tanh, an exponential and "
-        "three sums: 34.8 instructions, 19.8 of them float and 10.1 integer; 17.7 are issued while the bytes come."
+        "instructions, now 14.0); a softmax divides by the sum of its row in three instructions, with the bits of the "
+        "ten before, and its powers are the shorter ones of sums (Softmax forward at 50257: 47.6, now 36.1; "
+        "ColumnSoftmax at 8192x16384: 47.8, now 37.1; at 4096x4096 a loop was counted as one turn: 29.9, of which 46.5 "
+        "were issued, now 36.5); blocks of 5120 columns have 1024 lanes and two rows instead of 2048 and one "
+        "(BiasGELU forward: 37.8, now 32.2). What is left. Rows of 50257: weights begin elsewhere than their rows, and "
+        "are read element by element, two for each element by LayerNorm forward; backwards of norms divide them into "
+        "13 strips, and the rows of each into eight kinds that begin alike: 104 programs on 132 multiprocessors; rows "
+        "side by side, as those of a column are, have no boundary in common: two bytes an access, too few for copies "
+        "past the registers, 8 kB of 40 on their way. Rows of 5120 held whole: a row has lanes for 8192, and all its "
+        "instructions are issued for them (PolyNorm backward: 85.5, 51.6 at 8192 columns). PolyNorm backward "
+        "multiplies and adds 37.9 times of these 51.6 at 8192, apart, as eager rounds. "
+        "SmoothedCrossEntropy: two instructions of the special unit for a tanh, one for an exponential, at an eighth "
+        "of an instruction a clock: these alone take 24 where forward has 17.7 while its two bytes come, whoever "
+        "writes them; it issues 34.8 at 32000, 19.8 of them float and 10.1 integer. Its backward has both formulas of "
+        "the tanh and an exact exponential, 47.1 where 35.3 are issued. LayerNorm backward at 4096 rows has 90 "
+        "programs: partial sums of 132 would move more than 1.03 of the minimum."
     ),
     "A model of an H100": (
         "A model, not a measurement: no time here is a GPU's. Machine code for sm_90 is read instead of run. "

@@ -213,6 +213,12 @@ def exp_below(x, ptx: tl.constexpr):
     return tl.fma(power, tl.fma(exponent, -0.6931471824645996, x), power)
 
 @triton.jit
+def share(x, total, inverse):
+    """x / total as IEEE 754 says, for x of at most 1 and a total of at least 1: what the product leaves is added."""
+    quotient = x * inverse
+    return tl.fma(tl.fma(quotient * -1.0, total, x), inverse, quotient)
+
+@triton.jit
 def tanh(x, ptx: tl.constexpr):
     """Both formulas of the device library: a choice of two results is less than a branch for each element."""
     far = tl.fma(near_reciprocal(near_power(tl.abs(x) * 2.885390043258667, ptx) + 1.0, ptx), -2.0, 1.0)

@@ -28,6 +28,7 @@ from .mathematics import (
     TL,
     cast,
     divided_by_number,
+    exp_below,
     first_uniform,
     is_whole_number,
     multiplied_by_reciprocal,
@@ -36,10 +37,12 @@ from .mathematics import (
     of_sizes,
     register_dtype,
     round_to,
+    rules,
     rules_for,
     times_reciprocal,
     widen,
 )
+from .reductions import shares
 from .reductions.folding import Folding
 from .statements import Expr, Scope, binary, call, literal, method, unary
 
@@ -78,6 +81,7 @@ class Values:
         self.uses = count_uses(context.program)
         self.sums = folding.folded_together()
         self.casts = casts_of_all_users(context.program)
+        self.powers = shares.powers_of_low_shares(context.program)
 
     # ------------------------------------------------------------------ on demand
     def value(self, term: Term, scope: Scope) -> Expr:
@@ -218,7 +222,16 @@ class Values:
             args = _as_lanes(self.addresses, term, args)
         if term.op == "div" and (quotient := quotient_by_number(self, term, args[0], scope)) is not None:
             return quotient
-        return self.rules[term.op](term.args[0].dtype, *args)
+        return self._of_share(term, args, scope) or self.rules[term.op](term.args[0].dtype, *args)
+
+    def _of_share(self, term: Term, args: list[Expr], scope: Scope) -> Expr | None:
+        """A share of a row, or the power that it is of, where fewer instructions have the same digits."""
+        target = self.context.target
+        if target.kind not in shares.CONTRACTS or self.rules["div"] is not rules["div"]:
+            return None
+        if term in self.powers:
+            return exp_below(target.kind, target.fast, term.dtype, args[0])
+        return call("share", *args, reciprocal_of(self, term.args[1], scope)) if shares.is_share(term) else None
 
 
 def loaded(values: Values, term: Term, scope: Scope) -> Expr:
@@ -264,7 +277,7 @@ def quotient_by_number(values: Values, term: Term, dividend: Expr, scope: Scope)
     is_size = isinstance(divisor.param, sympy.Basic) and not divisor.param.is_number
     if target.kind != "interpret":
         if is_size:
-            return binary("*", dividend, reciprocal_of_size(values, divisor, scope))
+            return binary("*", dividend, reciprocal_of(values, divisor, scope))
         return times_reciprocal(dividend, float(divisor.param), term.dtype)
     if not isinstance(divisor.param, (int, float)):
         return None
@@ -273,12 +286,12 @@ def quotient_by_number(values: Values, term: Term, dividend: Expr, scope: Scope)
     return divided_by_number(dividend, divisor.param, digits_of(term.args[0]), values.casts.get(term, term.dtype))
 
 
-def reciprocal_of_size(values: Values, size: Term, scope: Scope) -> Expr:
-    """One over a number made of sizes, once per program."""
-    home = scope.home(values.levels.of(size))
-    if (reciprocal := home.find(("reciprocal", size))) is None:
-        value = values.rules["reciprocal"](size.dtype, values.value(size, home))
-        reciprocal = home.memo["reciprocal", size] = values.context.let(home, "reciprocal", value)
+def reciprocal_of(values: Values, divisor: Term, scope: Scope) -> Expr:
+    """One over a number that is a divisor many times, once: of one made of sizes, once per program."""
+    home = scope.home(values.levels.of(divisor))
+    if (reciprocal := home.find(("reciprocal", divisor))) is None:
+        value = values.rules["reciprocal"](divisor.dtype, values.value(divisor, home))
+        reciprocal = home.memo["reciprocal", divisor] = values.context.let(home, "reciprocal", value)
     return reciprocal
 
 

@@ -20,6 +20,10 @@ COLUMNS = 32
 """Of a strip that is reduced along its rows: a few whole sectors of each."""
 SMALL = 1 << 13
 """Elements for each multiprocessor, of a tensor whose strips are too few for the device."""
+NARROWEST = 512
+"""Lanes of a block, along the vector, that is narrower than it might be: whole accesses of two warps."""
+WASTED = 1.1
+"""Lanes of blocks over those of narrower ones, beyond which they are narrower."""
 THREADS = 1024
 """Of the largest program."""
 LEAST_THREADS = 256
@@ -104,13 +108,25 @@ def _add_outer(w: Workload, tile: dict[Axis, int], room: int, outer: list[Axis],
         least = min(_columns_of_strip(w, outer) if row else 1, power_of_two(w.size[vector]))
         second = [a for a in outer if a is not vector and w.weight[a] * 4 > w.weight[vector]]
         most = min(room, 64) if second and room > 64 else min(room, strip)
-        tile[vector] = min(power_of_two(w.size[vector]), max(least, most))
+        tile[vector] = _fitting(w, min(power_of_two(w.size[vector]), max(least, most)))
         room //= tile[vector]
         outer = [*second, *(a for a in outer if a is not vector and a not in second)]
     for a in outer[: 1 if w.target.kind != "interpret" else 2]:
         if room > 1 and len(tile) < 4:
             tile[a] = min(power_of_two(w.size[a]), room)
             room //= tile[a]
+
+
+def _fitting(w: Workload, lanes: int) -> int:
+    """Lanes of the vector: fewer where that many leave much of the last block outside; then a block has more rows.
+
+    5120 columns are three blocks of 2048 lanes, and five of 1024.
+    """
+    size = w.size[w.vector]
+    widths = [n for n in (lanes, lanes // 2, lanes // 4) if n >= NARROWEST] or [lanes]
+    covered = {n: -(-size // n) * n for n in widths}
+    best = min(widths, key=lambda n: (covered[n], -n))
+    return best if w.target.kind != "interpret" and covered[lanes] > WASTED * covered[best] else lanes
 
 
 def _columns_of_strip(w: Workload, outer: Sequence[Axis]) -> int:

@@ -120,3 +120,12 @@ def test_programs_that_want_many_registers_are_fewer() -> None:
         (found,) = generate(graph, target=TARGETS["cuda:90"], hints=sizes, name="loss").kernels
         grids.append(int(sympy.sympify(found.grid).subs(sizes)))
     assert grids == [3 * 132, 4 * 132]
+
+
+@pytest.mark.parametrize(("columns", "block"), [(5120, (2, 1024)), (4096, (1, 2048)), (50256, (1, 2048))])
+def test_blocks_are_narrower_where_the_last_would_be_half_empty(columns: int, block: tuple[int, int]) -> None:
+    """5120 columns are five blocks of 1024, of two rows each, and three of 2048, of which one is half outside."""
+    inputs = {"x": Input("bf16", (M, N)), "bias": Input("bf16", (N,))}
+    graph = graph_of(lambda x, bias: (x + bias).exp(), **inputs)
+    (found,) = generate(graph, target=TARGETS["cuda:90"], hints={M: 4096, N: columns}, name="body").kernels
+    assert (found.constants.get("BLOCK_M", 1), found.constants["BLOCK_N"]) == block

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import INTERPRET, SMALL, Input, K, M, N, T, agree, full, graph_of, iota, op, run, text_of, where
 
 from fusegrad.codegen import TARGETS, generate, module
-from fusegrad.codegen.emit.reductions import online_sums
+from fusegrad.codegen.emit import values
+from fusegrad.codegen.emit.prelude import HELPERS
+from fusegrad.codegen.emit.reductions import online_sums, shares
 from fusegrad.codegen.emit.statements import call, literal
 from fusegrad.codegen.proofs import prove
 from fusegrad.ir import emit
@@ -172,3 +176,61 @@ def test_lanes_outside_that_stay_zero_need_no_choice() -> None:
     assert "tl.where(inside" in texts["exp"] and "tl.where(inside" not in texts["capped"]
     for body in sums.values():
         agree(body, {M: 3, N: 50}, SMALL, x=MATRIX)
+
+
+# ------------------------------------------------------------------ shares of a row
+def _on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs what GPUs do, but for their instruction."""
+    monkeypatch.setattr(shares, "CONTRACTS", {"interpret"})
+    for module_of_it in (online_sums, values):
+        monkeypatch.setattr(module_of_it, "exp_below", lambda *args: call("exp_below", args[-1], literal("False")))
+
+
+@pytest.mark.parametrize(("target", "columns"), [(SMALL, 50), (PARTS, 2501)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_shares_of_a_row(dtype: str, target: Any, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of infinities and NaN, too: with bounds on both sides the short division is the long one."""
+    _on_gpus(monkeypatch)
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    for body in (lambda x: softmax(x.to("f32")), lambda x: softmax(x.to("f32")).to(dtype)):
+        agree(body, {M: 7, N: columns}, target, given={"x": edges(columns, kind)}, x=Input(dtype, (M, N)))
+
+
+def test_the_division_of_a_share_is_exact() -> None:
+    """The helper's own text, with a product and a sum that round once; 10^6 quotients of normal numbers."""
+    scope = {"tl": SimpleNamespace(fma=lambda a, b, c: (a.astype("f8") * b + c).astype("f4"))}
+    exec(HELPERS["share"].partition("\n")[2], scope)
+    random = np.random.default_rng(0)
+    x = (2.0 ** random.uniform(-80, 0, 1_000_000)).astype("f4")
+    total = (2.0 ** random.uniform(0, 20, x.size)).astype("f4")
+    assert (scope["share"](x, total, np.float32(1) / total) == x / total).all()
+
+
+def text_of_two(function: Any, dtype: str = "bf16") -> str:
+    """The kernel of a function of two matrices of bfloat16, as GPUs get it."""
+    inputs = {"x": Input("bf16", (M, N)), "y": Input("bf16", (M, N))}
+    graph = graph_of(lambda x, y: function(x.to("f32"), y.to("f32")).to(dtype), **inputs)
+    return module(generate(graph, target=TARGETS["cuda:90"], hints={M: 64, N: 512}, name="body").kernels)
+
+
+def powers(x: T, top: T) -> T:
+    return (x - top.amax(1, keep=True)).exp()
+
+
+NO_SHARES = {
+    "another row's sum": lambda x, y: powers(x, x) / powers(y, y).sum(1, keep=True),
+    "another row's maximum": lambda x, y: powers(x, y) / powers(x, y).sum(1, keep=True),
+    "a weighted sum": lambda x, y: powers(x, x) / (powers(x, x) * y).sum(1, keep=True),
+    "no maximum": lambda x, y: (x + y).exp() / (x + y).exp().sum(1, keep=True),
+}
+
+
+@pytest.mark.parametrize("name", NO_SHARES)
+def test_what_is_no_share_is_divided(name: str) -> None:
+    assert "share(" not in text_of_two(NO_SHARES[name])
+
+
+def test_powers_that_are_stored_keep_what_is_subnormal() -> None:
+    assert "libdevice.exp(" not in text_of_two(lambda x, y: softmax(x + y))
+    assert "libdevice.exp(" in text_of_two(lambda x, y: softmax(x + y), "f32")
+    assert "libdevice.exp(" in text_of_two(lambda x, y: powers(x, x) + y * softmax(x))

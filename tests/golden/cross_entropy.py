@@ -60,6 +60,13 @@ def exp_below(x, ptx: tl.constexpr):
 
 
 @triton.jit
+def share(x, total, inverse):
+    """x / total as IEEE 754 says, for x of at most 1 and a total of at least 1: what the product leaves is added."""
+    quotient = x * inverse
+    return tl.fma(tl.fma(quotient * -1.0, total, x), inverse, quotient)
+
+
+@triton.jit
 def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_ptr, count_partial_ptr, arrived_ptr, N, M, PROGRAMS, ITEMS, GROUPS, BLOCK_N: tl.constexpr, FAN: tl.constexpr):
     N = N // 16 * 16  # a multiple of 16: accesses are wide
     pid = tl.program_id(0)
@@ -88,13 +95,14 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
         valid = labels != -100  # body.py:3  valid = target != ignore_index
         count_acc += valid.to(tl.float32)  # body.py:6  count = valid.float().sum()
         label = tl.where(valid, labels, 0)  # body.py:4  label = torch.where(valid, target, 0)
+        reciprocal = tl.div_rn(1.0, total)
         for col_at in tl.range(0, N, BLOCK_N, num_stages=5):
             first_col = tl.cast(col_at, tl.int64)
             inside = col < N - col_at
             at = row * N + first_col
             x = pairs_from_bf16(tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first"))
             exp_v = libdevice.exp(x - top)
-            div_v = tl.div_rn(exp_v, total)
+            div_v = share(exp_v, total, reciprocal)
             dx = tl.where(col == lane_of(label, first_col, BLOCK_N), div_v - 1.0, div_v)  # body.py:7  dx = torch.where(valid, torch.where(hot, p - 1, p), 0)
             tl.store(dx_ptr + at + col, tl.where(valid, dx, 0.0).to(tl.bfloat16), mask=inside)
         loss = libdevice.log(total) + top  # body.py:5  loss = total.log() + top - x.gather(1, label)

@@ -1,0 +1,58 @@
+"""Shares of a row, exp(x - max(x)) / sum(exp(x - max(x))): powers of at most one, divided by a sum of at least one.
+
+Between such bounds nothing overflows, and a division by a number that a whole row has is three instructions, not ten.
+"""
+
+from __future__ import annotations
+
+from ...program.axes import Program, Term
+from ..mathematics import NARROW
+
+CONTRACTS = {"cuda", "hip"}
+"""The targets whose `fma` rounds once: what a quotient leaves is exact there."""
+BOUNDED = ("f32", "bf16")
+"""Dtypes that hold the sum of any row of ones."""
+
+
+def is_share(term: Term) -> bool:
+    """A quotient of a power of a row by the sum of those powers, one of which is that of the maximum."""
+    if term.op != "div":
+        return False
+    power, total = map(_spread, term.args)
+    is_sum = total.op == "sum" and _spread(total.args[0]) is power
+    return is_sum and power.op == "exp" and {power.dtype, total.dtype} <= {*BOUNDED} and is_below_maximum(power.args[0])
+
+
+def is_below_maximum(term: Term) -> bool:
+    """x - max(x): not positive, and zero once in a row, or NaN."""
+    if term.op != "sub":
+        return False
+    x, top = map(_spread, term.args)
+    return top.op == "amax" and _spread(top.args[0]) is x
+
+
+def powers_of_low_shares(program: Program) -> frozenset[Term]:
+    """Powers in float32 that go into sums, and into shares that are rounded to 16 bits, alone.
+
+    Beside the 1 of the maximum their subnormal results count for nothing.
+    """
+    users: dict[Term, list[Term]] = {}
+    for term in program.terms:
+        for arg in term.args:
+            users.setdefault(arg, []).append(term)
+    roots = set(program.roots)
+
+    def is_rounded(share: Term) -> bool:
+        casts = users.get(share, [])
+        return share not in roots and all(t.op == "cast" and t.dtype in NARROW for t in casts)
+
+    def is_counted(user: Term) -> bool:
+        return user.op == "sum" or (is_share(user) and is_rounded(user))
+
+    powers = {_spread(t.args[0]) for t in program.terms if is_share(t)}
+    return frozenset(p for p in powers if p.dtype == "f32" and p not in roots and all(map(is_counted, users[p])))
+
+
+def _spread(term: Term) -> Term:
+    """What is repeated along an axis."""
+    return term.args[0] if term.op == "spread" else term
