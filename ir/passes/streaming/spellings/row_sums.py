@@ -41,7 +41,9 @@ def wide_row_sums(graph: Graph, virtual: frozenset[int]) -> Graph:
     return rebuild(graph, {}, kept | {i: partial(_apart, Value(graph, i), wide) for i in readers - between})
 
 
-def wide_readers(graph: Graph, wide: dict[int, Value], low: Collection[int], shapes: Collection[tuple[Size, ...]]) -> Builders:
+def wide_readers(
+    graph: Graph, wide: dict[int, Value], low: Collection[int], shapes: Collection[tuple[Size, ...]]
+) -> Builders:
     """What builds the readers of such sums, by id: of some sums, which are in `wide` by then, and of tiles alone."""
     nodes = graph.order()
     carried, readers = _taken_off(nodes, low)
