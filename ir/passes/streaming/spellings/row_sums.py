@@ -50,8 +50,9 @@ def wide_readers(
     readers = {i for i in readers if Value(graph, i).shape in shapes}
     if not readers:
         return {}
-    kept = {v.id: partial(_kept, v, wide) for v in nodes if v.id in carried and v.id not in low}
-    return kept | {i: partial(_apart, Value(graph, i), wide) for i in readers}
+    built: Builders = {v.id: partial(_kept, v, wide) for v in nodes if v.id in carried and v.id not in low}
+    built.update((i, partial(_apart, Value(graph, i), wide)) for i in readers)
+    return built
 
 
 def _taken_off(nodes: Sequence[Value], low: Collection[int]) -> tuple[set[int], set[int]]:
