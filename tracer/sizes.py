@@ -37,7 +37,7 @@ class Sizes:
         facts = _divisible(env)
         key = (expr, len(facts), len(env.guards))
         if key not in self._expressions:
-            self._expressions[key] = _number(plain_sympy(_substitute(_exact(expr, facts), self._solved(env))))
+            self._expressions[key] = _number(plain_sympy(_simplified(expr, facts, self._solved(env))))
         return self._expressions[key]
 
     def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:
@@ -101,6 +101,12 @@ def _factor(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Basic
         if abs(powers[unknown]) == 1 and exact and not found.has(unknown) and age_of(found) <= age_of(unknown):
             return unknown, found
     return None
+
+
+def _simplified(expr: Any, divisible: Any, solutions: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+    """Divisions that were compared are what they were equal to; as a fraction no equation would know them again."""
+    divisions = {k: v for k, v in solutions.items() if isinstance(k, _DIVISIONS)}
+    return _substitute(_exact(_replaced(expr, divisions), divisible), solutions)
 
 
 def _substitute(expr: Any, substitutions: Mapping[sympy.Basic, sympy.Basic]) -> Any:

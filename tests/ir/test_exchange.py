@@ -92,6 +92,19 @@ def test_sums_of_low_floats_are_added_in_float32(run) -> None:
     assert [v.dtype for v in after.order() if v.prim == "sum"] == ["f32"] and after.outputs[0].dtype == "bf16"
 
 
+def taken_off(a: Value, s: Value, _: Value) -> Value:
+    """s - sum(a * s), by the negative of the sum's rows"""
+    return emit("add", s, emit("neg", rows(summed(emit("mul", a, s)))))
+
+
+def test_what_is_taken_off_is_not_rounded_before(run) -> None:
+    graph, bracket = program(taken_off, lambda a, y, _: result(a, y), "bf16")
+    after, _ = exchanged(graph, [bracket])
+    dtypes = {v.prim: v.dtype for v in verify(after).order()}
+    assert {dtypes[prim] for prim in ("sum", "neg", "add")} == {"f32"} and after.outputs[0].dtype == "bf16"
+    run_both(graph, after, bracket, run)
+
+
 def merged(value: Value) -> Value:
     return emit("reshape", value, shape=(value.shape[0] * value.shape[1], *value.shape[2:]))
 

@@ -188,6 +188,32 @@ def test_sizes_that_were_compared_are_one_size(backend: str) -> None:
     assert "aten" not in graphs(Halves, torch.randn(2, 6).requires_grad_(), torch.randn(2, 3))
 
 
+class TableOfPairs(Function):
+    """A table read by an index of pairs, as windows of an image have it: n * n places as n by n."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        n = scores.shape[-1]
+        ctx.save_for_backward(table, index)
+        return scores + table[index.view(-1)].view(n, n, -1).permute(2, 0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        table, index = ctx.saved_tensors
+        rows = g.sum(0).permute(1, 2, 0).reshape(-1, table.shape[1])
+        return g, torch.zeros_like(table).index_add(0, index.view(-1), rows), None
+
+
+def test_a_division_that_was_compared_is_what_it_was_equal_to() -> None:
+    """s0 * s1 // n == n stays known where n divides s0 * s1, too: the sum is no library call between kernels."""
+    fast = fusegrad.compile(TableOfPairs, backend="reference")
+    for n in (3, 5):
+        same(TableOfPairs, fast, [torch.randn(4, 2, n, n), torch.randn(7, 2), torch.randint(0, 7, (n, n))])
+    leaves = torch.randn(4, 2, 3, 3, requires_grad=True), torch.randn(7, 2, requires_grad=True)
+    graph = fusegrad.explain(TableOfPairs, *leaves, torch.randint(0, 7, (3, 3))).graph("forward")
+    assert "aten.add.Tensor" not in {v.params.get("op") for v in graph.order()}
+
+
 def test_equations_are_solved_for_divisions_and_symbols() -> None:
     from torch.utils._sympy.functions import FloorDiv
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from ...graph import Graph, Value
@@ -20,6 +21,7 @@ from ...types import LOW_FLOATS
 from ..layout import layout
 from ..simplify import HOLDERS, cast
 from ..streaming.spellings.dot_axes import Dot, plain_dots
+from ..streaming.spellings.row_sums import Builders, wide_readers
 
 RULES = join_rules(layout, {"cast": (cast,)})
 Powers = Counter[Value]
@@ -44,8 +46,16 @@ def exchanged(graph: Graph, brackets: Sequence[Bracket]) -> tuple[Graph, list[Br
     if not found:
         return graph, []
     plain.outputs, plain.output_strides = plain.outputs[:count], plain.output_strides[:count]
-    better = rebuild(plain, RULES, {e.sum.id: e.build for e in found})
+    better = rebuild(plain, RULES, _builders(plain, found))
     return better, list(dict.fromkeys(e.bracket for e in found))
+
+
+def _builders(plain: Graph, found: Sequence[Exchange]) -> Builders:
+    """Of the sums, and of what takes them off: no rounding stands between these two."""
+    wide: dict[int, Value] = {}
+    low = {e.sum.id for e in found if e.sum.dtype in LOW_FLOATS}
+    readers = wide_readers(plain, wide, low, {e.sum.args[0].shape for e in found})
+    return {e.sum.id: partial(e.build, wide) for e in found} | readers
 
 
 def _exchanges(
@@ -86,7 +96,8 @@ class Exchange:
     known: Value
     bracket: Bracket
 
-    def build(self, env: dict[int, Value]) -> Value:
+    def build(self, wide: dict[int, Value], env: dict[int, Value]) -> Value:
+        """The sum in its own dtype; in `wide`, as it was added."""
         order = (*self.kept, *(label for label in self.operand_labels if label not in self.kept))
         known = make("reshape", env[self.known.id], shape=self.product.shape)
         sizes = dict(zip(self.kept, self.sum.shape, strict=True))
@@ -97,6 +108,7 @@ class Exchange:
         total = make("sum", make("mul", left, right), axes=tuple(range(len(self.kept), len(order))))
         for factor, power in self.factors.items():
             total = self._multiplied(total, factor, power, env)
+        wide[self.sum.id] = total
         return make("cast", total, dtype=self.sum.dtype)
 
     def _multiplied(self, total: Value, factor: Value, power: int, env: dict[int, Value]) -> Value:

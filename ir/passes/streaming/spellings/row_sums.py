@@ -9,15 +9,17 @@ difference that nearly cancels has to take off what was added, not what it was r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from ....graph import Graph, Value
 from ....prims import PRIMS
 from ....rewrite import make, rebuild
-from ....types import LOW_FLOATS
+from ....types import LOW_FLOATS, Size
 from ...virtual import sums_of
 
+Builders: TypeAlias = dict[int, Callable[[dict[int, Value]], Value]]
 PLAIN = ("elementwise", "layout")
 """Families of what may stand between two sums."""
 CARRIES = ("mul", "neg")
@@ -29,14 +31,34 @@ def wide_row_sums(graph: Graph, virtual: frozenset[int]) -> Graph:
     nodes = graph.order()
     sums = [v for v in sums_of(nodes, virtual) if v.prim != "dot"]
     low = {v.id for v in sums if v.prim == "sum" and v.dtype in LOW_FLOATS}
-    carried = _made_of(low, (v for v in nodes if PRIMS[v.prim].family == "layout" or v.prim in CARRIES))
-    readers = {v.id for v in nodes if v.prim in ("add", "sub") and v.id in virtual and _reads(v, carried)}
+    carried, readers = _taken_off(nodes, low)
+    readers &= virtual
     if not readers:
         return graph
     between = _between(nodes, {v.id for v in sums}, low)
     wide: dict[int, Value] = {}
     kept = {v.id: partial(_kept, v, wide) for v in nodes if v.id in (carried | between)}
     return rebuild(graph, {}, kept | {i: partial(_apart, Value(graph, i), wide) for i in readers - between})
+
+
+def wide_readers(
+    graph: Graph, wide: dict[int, Value], low: Collection[int], shapes: Collection[tuple[Size, ...]]
+) -> Builders:
+    """What builds the readers of such sums, by id: of some sums, which are in `wide` by then, and of tiles alone."""
+    nodes = graph.order()
+    carried, readers = _taken_off(nodes, low)
+    readers = {i for i in readers if Value(graph, i).shape in shapes}
+    if not readers:
+        return {}
+    built: Builders = {v.id: partial(_kept, v, wide) for v in nodes if v.id in carried and v.id not in low}
+    built.update((i, partial(_apart, Value(graph, i), wide)) for i in readers)
+    return built
+
+
+def _taken_off(nodes: Sequence[Value], low: Collection[int]) -> tuple[set[int], set[int]]:
+    """(what some sums are moved into, and they themselves; what adds these, or takes them off)"""
+    carried = _made_of(low, (v for v in nodes if PRIMS[v.prim].family == "layout" or v.prim in CARRIES))
+    return carried, {v.id for v in nodes if v.prim in ("add", "sub") and _reads(v, carried)}
 
 
 def _reads(value: Value, known: Collection[int]) -> bool:
