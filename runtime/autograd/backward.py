@@ -25,6 +25,7 @@ from ..specialize.compiled_backward import BackwardCall, is_apart
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .opaque_forward import WRITES_GIVEN
+from .saved_lists import kept_by
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -148,4 +149,6 @@ def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tu
     """The saved tensors of the node. Where it saved none it is not asked: it would raise once it was freed."""
     if not (spec.captured.forward.saved if chosen is None else chosen.places):
         return ()
-    return ctx.saved_tensors if chosen is None and not spec.captured.forward.stacks else saved_tensors_of(ctx)
+    if spec.captured.forward.stacks:
+        return kept_by(ctx, spec.captured)
+    return ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)

@@ -16,9 +16,9 @@ from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import open_containers
 from ...tracer.function import ForwardCapture
-from ...tracer.loops.stacks import unstacked
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
+from ..capture.captured import CapturedFunction
 from ..capture.ctx_attributes import node_namespace
 from ..capture.outputs import rebuild_output
 from ..capture.user_methods import ctx_attributes
@@ -29,6 +29,7 @@ from ..settings.config import handed_over
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .backward import backward as backward_of
+from .saved_lists import are_listed, users_expression, users_of
 
 if TYPE_CHECKING:
     from ..compiled.compiled import Compiled
@@ -53,23 +54,26 @@ def make_node(
         method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
     if own_backward and method is not None:
         node = node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
-        return _showing_what_was_saved(node, captured.forward, None)
+        return _showing_what_was_saved(node, captured, None)
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
     node = node_class(cls, (Function,), body, node_namespace(captured))
     if not captured.forward.tensor_attributes:
         node._backward_cls._fusegrad_tensors = ()  # for all of them, in place of a slot of each
-    return _showing_what_was_saved(node, captured.forward, chosen)
+    return _showing_what_was_saved(node, captured, chosen)
 
 
-def _showing_what_was_saved(node: Any, captured: ForwardCapture, chosen: ResidualPlan | None) -> Any:
+def _showing_what_was_saved(node: Any, captured: CapturedFunction, chosen: ResidualPlan | None) -> Any:
     """The node, whose `saved_tensors` are those that the user saved, whatever is kept in their place."""
+    forward = captured.forward
 
     def saved_tensors(ctx: Any) -> tuple[Any, ...]:
         kept = saved_tensors_of(ctx)
-        originals = kept if chosen is None else chosen.originals(kept, ctx)[: len(captured.saved)]
-        return unstacked(originals, captured.stacks)
+        originals = kept if chosen is None else tuple(chosen.originals(kept, ctx)[: len(forward.saved)])
+        return users_of(ctx, captured, originals)
 
-    if saved_tensors_can_be_told_apart and (captured.stacks or chosen is not None):
+    if are_listed(captured):
+        node._backward_cls._fusegrad_listed = True
+    if saved_tensors_can_be_told_apart and (forward.stacks or chosen is not None):
         node._backward_cls.saved_tensors = property(saved_tensors)
     return node
 
@@ -122,7 +126,7 @@ def write_context(
 
     captured, sharing = spec.captured.forward, spec.captured.sharing
     if saved:
-        text.add(f"ctx.to_save = ({picked(saved)})")
+        text.add(f"ctx.to_save = {users_expression(text, spec.captured, f'({picked(saved)})')}")
     tensors = f"[{picked(captured.tensor_attributes.values())}]"
     # The user's own backward reads ctx as forward left it; a captured one is given its tensors by position.
     if own_backward:

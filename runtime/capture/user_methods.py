@@ -100,7 +100,9 @@ def hidden_tensors(
     outer = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
     # In the order in which the trace found them: bases, tensors in containers, tensors on ctx.
     contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
-    saved = stacked_again(ctx.to_save, _stack_sizes(captured, inputs)) if captured.forward.stacks else ctx.to_save
+    saved = ctx.to_save
+    if captured.forward.stacks:
+        saved = stacked_again(saved, stack_lengths(captured, captured.binder(inputs)))
     on_ctx = (*saved, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
     candidates = (*bases_of_parts(captured, outputs), *contained, *on_ctx)
     hidden: list[Tensor] = []
@@ -111,9 +113,9 @@ def hidden_tensors(
     return hidden
 
 
-def _stack_sizes(captured: CapturedFunction, inputs: Sequence[Tensor]) -> list[int | None]:
-    """How many of the user's each saved tensor is, at the sizes of these arguments; None for one."""
-    forward, sizes = captured.forward, captured.binder(inputs)
+def stack_lengths(captured: CapturedFunction, sizes: Any) -> list[int | None]:
+    """How many of the user's each saved tensor is, at these sizes; None for one."""
+    forward = captured.forward
     shapes = [() if n not in forward.stacks else forward.fake_at(p).shape for n, p in enumerate(forward.saved)]  # type: ignore[union-attr]
     return [rebind(shape[0], sizes) if shape else None for shape in shapes]
 

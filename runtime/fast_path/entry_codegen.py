@@ -31,6 +31,7 @@ from ...tracer.torch_private import (
     share_memory,
 )
 from ..autograd.node import make_node, write_context
+from ..autograd.saved_lists import kept_by
 from ..capture.guards import backward_guard_failure
 from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of, with_aliases
 from ..compiled.backward import run_backward
@@ -164,7 +165,7 @@ class EntryCall:
         yield from guard_reads(text, captured.reads)
         yield from guard_methods(text, self.compiler.user.original)
         yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.custom_attributes)
-        if self.observed or self.residual_plan is not None:
+        if self.observed or self.residual_plan is not None or captured.forward.stacks:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
             yield f"not {text.constant(self.spec.backward, 'backward')}.failed"
@@ -352,8 +353,11 @@ def _write_backward(
 def _write_unpacked(text: SourceWriter, call: ServedCall, residual_names: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
     saved = call.saved
-    own = call.residual_plan is None and not call.spec.captured.forward.stacks
-    saved_tensors = "ctx.saved_tensors" if own else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
+    saved_tensors = "ctx.saved_tensors"
+    if call.spec.captured.forward.stacks:
+        saved_tensors = f"{text.constant(kept_by, 'kept')}(ctx, {text.constant(call.spec.captured, 'captured')})"
+    elif call.residual_plan is not None:
+        saved_tensors = f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
     if saved:
         text.add(f"{row(residual_names[:saved])}= {saved_tensors}")
     if residual_names[saved:]:

@@ -129,3 +129,23 @@ def test_twice_is_eagers_as_saved_lists_have_no_history() -> None:
     args = arguments(12, torch.float64)
     for a, b in zip(twice(fusegrad.compile(Listed), args), twice(Listed, args), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_hooks_pack_each_tensor_once() -> None:
+    """Contract, 12; and what they hand back is what backward reads. A call without hooks comes before and behind."""
+    fast, args = fusegrad.compile(Listed), arguments(12)
+
+    def packed(cls: Any) -> tuple[list[Tensor], list[Tensor]]:
+        seen: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t * 0.5):  # type: ignore[func-returns-value]
+            found = outcome(cls, args)
+        return found, seen
+
+    for _ in range(3):
+        require_same(fast, Listed, 12)
+        (found, seen), (eager, eagers) = packed(fast), packed(Listed)
+        assert len(seen) == len(eagers) == 26
+        for a, b in zip([*found, *seen], [*eager, *eagers], strict=True):
+            assert torch.equal(a, b)
+        with torch.autograd.graph.save_on_cpu():
+            require_same(fast, Listed, 20)
