@@ -100,6 +100,8 @@ ONE_IN = {
     "loops/test_suite_figures.py": 53,
     "loops/test_suite_lengths.py": 2,
     "loops/test_stacks.py": 4,
+    "loops/test_multiples.py": 3,
+    "loops/test_blocks.py": 3,
     "streams/test_streams.py": 130,
     "slabs/test_slabs.py": 9,
     "slabs/test_slab_figures.py": 2,

@@ -19,6 +19,7 @@ from .affine import ONE, Affine, Fit
 from .body import Body, called_with, is_view, wanted_of
 from .description import Each, Items, Outside, Parts, Place, Read, Rolled, Run, Same
 from .lengths import symbols_of
+from .multiples import EACH, Multiples
 from .node import fake_results, loop_function, loop_of
 from .program import UNBIND, Constant, Expression, Step, is_sliced
 from .reasons import NotRolled
@@ -32,15 +33,17 @@ ROWS = torch.contiguous_format
 class Emission:
     """One run on the official fakes, under the tracer: `run` returns the results.
 
-    symbol: the length of the loops; None where they have fixed ones.
+    symbol: the size that is the length of the loops, or such a multiple of it; None where they have fixed ones.
     """
 
-    def __init__(self, rolled: Rolled, symbol: sympy.Symbol | None, inputs: Sequence[Any]) -> None:
-        self.rolled, self.inputs = rolled, inputs
+    def __init__(
+        self, rolled: Rolled, symbol: sympy.Symbol | None, inputs: Sequence[Any], multiples: Multiples = EACH
+    ) -> None:
+        self.rolled, self.inputs, self.multiples = rolled, inputs, multiples
         self.located = Located(rolled.shown, rolled.layout)
         self.steps = {p.source.step: s for p, s in self.located.steps.items() if isinstance(p.source, Outside)}
         self.symbols = symbols_of(inputs)
-        self.length: Any = 0 if symbol is None else self.symbols.get(symbol)
+        self.size: Any = 0 if symbol is None else self.symbols.get(symbol)
         self.values: dict[int, Any] = {}
         self.finals: dict[Each, Any] = {}
         self.stacked: dict[Any, Tensor] = {}
@@ -49,7 +52,7 @@ class Emission:
 
     def run(self) -> list[Any]:
         """All steps in order."""
-        if self.length is None:
+        if self.size is None:
             raise NotRolled("the length of the loop is no size of an argument")
         for kind, number in self.rolled.layout.order(self.rolled.shown):
             (self.step if kind == "step" else self.loop)(number)
@@ -105,10 +108,7 @@ class Emission:
 
     def at(self, affine: Affine) -> Any:
         """The value of a function of the length."""
-        if not affine.length:
-            return affine.constant
-        scaled = self.length if affine.length == 1 else self.length * affine.length
-        return scaled + affine.constant if affine.constant else scaled
+        return self.multiples.value(affine.length, affine.constant, self.size)
 
     def number(self, number: Fit) -> Any:
         terms = [self.term(term, self.at(affine)) for term, affine in number.terms]

@@ -36,9 +36,9 @@ class LoopMet(BaseException):
     """A trace turns a size into a number where the source has a loop. Internal, and no Exception: no method may
     catch it."""
 
-    def __init__(self, symbol: sympy.Symbol, steps: int) -> None:
+    def __init__(self, symbol: sympy.Symbol, steps: int, expr: sympy.Expr) -> None:
         super().__init__(f"a loop of {steps} steps over {symbol}")
-        self.symbol, self.steps = symbol, steps
+        self.symbol, self.steps, self.expr = symbol, steps, expr
 
 
 class Lengths(ShapeEnv):
@@ -91,7 +91,7 @@ class Lengths(ShapeEnv):
             return
         # what is asked for may be another number that is made of the size: that of the parts of `chunk`
         if int(self._value(expr)) >= self.rolls:
-            self.met = LoopMet(symbol, steps)
+            self.met = LoopMet(symbol, steps, expr)
             raise self.met
 
     # ------------------------------------------------------------------ at small lengths

@@ -23,9 +23,10 @@ from .description import Rolled
 from .emission import Emission
 from .floats import floats_apart
 from .lengths import FEW, LoopMet, is_number
+from .multiples import EACH, Multiples, multiples_of
 from .program import Program, program_of
 from .proof import is_proved, require_proved
-from .reasons import NotRolled
+from .reasons import NotRolled, OtherSteps
 from .rolling import roll, roll_fixed
 from .stacks import growing
 from .turns import completed
@@ -101,11 +102,30 @@ class _Rolling:
 
     def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
+        try:
+            return self.with_steps_for(EACH, met)
+        except NotRolled as why:
+            failure = why
+        for multiples in self.multiples(met, failure):
+            with suppress(NotRolled):
+                return self.with_steps_for(multiples, met)
+        raise failure
+
+    def with_steps_for(self, multiples: Multiples, met: LoopMet) -> Trace:
+        """The same, where the loop has a step for so much of the size."""
         *attempts, last = self.attempts(met)
         for attempt in attempts:
             with suppress(NotRolled):
-                return self.traced(met.symbol, *attempt)
-        return self.traced(met.symbol, *last)
+                return self.traced(met.symbol, *attempt, multiples)
+        return self.traced(met.symbol, *last, multiples)
+
+    def multiples(self, met: LoopMet, failure: NotRolled) -> Iterator[Multiples]:
+        """What a loop may have a step for, where not for each: of few steps it is not asked, nor of a loop in a loop."""
+        if self.session.env.small:
+            return
+        for multiples in multiples_of(met.expr, met.steps, isinstance(failure, OtherSteps)):
+            if met.steps > multiples.size(SHORT[0][-1]):
+                yield multiples
 
     def attempts(self, met: LoopMet) -> Iterator[tuple[Sequence[int], Mapping[sympy.Symbol, int]]]:
         """Lengths of short traces, and the sizes that have them: those that are as long, or this one alone.
@@ -130,11 +150,14 @@ class _Rolling:
         groups = [*likely, {symbol: 0}, *([] if self.session.env.small else [near])]
         return [group for i, group in enumerate(groups) if group not in groups[:i]]
 
-    def traced(self, symbol: sympy.Symbol, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Trace:
+    def traced(
+        self, symbol: sympy.Symbol, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples
+    ) -> Trace:
         """The same, from traces of these lengths."""
         with self.session.env.attempt():
-            rolled, programs, told = self.rolled(lengths, sizes)
-        trace, results = self.written(rolled, symbol, [*programs[0].trace.lifted])
+            rolled, programs, told = self.rolled(lengths, sizes, multiples)
+        self.require_multiples(symbol, multiples)
+        trace, results = self.written(rolled, symbol, [*programs[0].trace.lifted], multiples)
         self.require_together(symbol, sizes)
         if any(p.memory != shared_memory(trace.graph_module) for p in programs):
             raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
@@ -142,18 +165,18 @@ class _Rolling:
         looped = map(self.session.env.replace, (symbol, *programs[0].trace.rolled))
         trace.rolled = tuple(dict.fromkeys(size for size in looped if size.is_Symbol))
         trace.graph_module.meta[HAD_WRITES] = programs[0].had_writes
-        self.settle(_Facts(self.session, symbol, lengths).of(told), results)
+        self.settle(_Facts(self.session, symbol, lengths, multiples).of(told), results)
         return trace
 
     def rolled(
-        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]
+        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples
     ) -> tuple[Rolled, Sequence[Program], Sequence[Facts]]:
         """The rolled form of short traces, these, and what the method told in each."""
-        shorts = self.short_traces(lengths, sizes)
+        shorts = self.short_traces(lengths, sizes, multiples)
         first, second = next(shorts), next(shorts)
         if longer := growing([told.get(SAVED_RUNS, ()) for _, told, _ in (first, second)]) - self.session.stacking:
             with attribute_within(self.session, "stacking", longer):
-                return self.rolled(lengths, sizes)
+                return self.rolled(lengths, sizes, multiples)
         rolled, is_completed, form = self.roll_in_some_form(first[0], second[0])
         programs, told, asked = zip(first, second, *shorts, strict=True)
         rolled, programs = self.proved(rolled, [form(p) for p in programs], is_completed)
@@ -227,33 +250,34 @@ class _Rolling:
         raise failures[0]
 
     def written(
-        self, rolled: Rolled, symbol: sympy.Symbol | None, lifted: Sequence[Any]
+        self, rolled: Rolled, symbol: sympy.Symbol | None, lifted: Sequence[Any], multiples: Multiples = EACH
     ) -> tuple[Trace, Sequence[Any]]:
         """The trace of the rolled form in this session, and fakes of its results."""
         results: list[Any] = []
 
         def body(*inputs: Any) -> Any:
-            results[:] = Emission(rolled, symbol, [*inputs, *lifted]).run()
+            results[:] = Emission(rolled, symbol, [*inputs, *lifted], multiples).run()
             return tuple(results)
 
         with self.refusals():
             return self.session.trace(body, self.fakes, self.reads, from_source=False), results
 
     def short_traces(
-        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int]
+        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples
     ) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
         """At each short length the program, the facts that the method told, and the questions that it asked."""
         for number, length in enumerate(lengths):
             known = len(self.session.env.replacements)
-            found = self.at_length(length, sizes)
+            found = self.at_length(length, sizes, multiples)
             # sizes that turned out to be equal, or numbers, were symbols of their own up to then
             is_learnt = number == 0 and len(self.session.env.replacements) > known
-            yield self.at_length(length, sizes) if is_learnt else found
+            yield self.at_length(length, sizes, multiples) if is_learnt else found
 
     def at_length(
-        self, length: int, sizes: Mapping[sympy.Symbol, int]
+        self, length: int, sizes: Mapping[sympy.Symbol, int], multiples: Multiples
     ) -> tuple[Program, Facts, Mapping[sympy.Basic, bool]]:
-        with self.refusals(), self.session.at_lengths({s: length + d for s, d in sizes.items()}) as asked:
+        small = {s: multiples.size(length) + d for s, d in sizes.items()}
+        with self.refusals(), self.session.at_lengths(small) as asked:
             program = self.short_trace(length)
         return program, dict(self.facts), dict(asked)
 
@@ -288,7 +312,7 @@ class _Rolling:
         except CaptureError as error:
             raise NotRolled(str(error.facts["reason"])) from None
         except Exception as error:
-            raise NotRolled(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
+            raise OtherSteps(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
 
     def require_asked(self, asked: Sequence[Mapping[sympy.Basic, bool]]) -> None:
         """What each short length answered alike has that answer now, and is assumed to have it in every later call."""
@@ -303,6 +327,11 @@ class _Rolling:
         for other, more in sizes.items():
             if other != symbol and not self.session.env.assume(sympy.Eq(other, symbol + more), True):
                 raise NotRolled("sizes that go together at small lengths do not now")
+
+    def require_multiples(self, symbol: sympy.Symbol, multiples: Multiples) -> None:
+        """The size is such a multiple in every later call: that is a guard."""
+        if multiples != EACH and not self.session.env.assume(multiples.assumption(symbol), True):
+            raise NotRolled("the size is no such multiple")
 
     def settle(self, told: Facts, results: Sequence[Any]) -> None:
         self.facts.clear()
@@ -330,8 +359,8 @@ def _is_another(a: Any, b: Any) -> bool:
 class _Facts:
     """What a method told at several lengths, in terms of the symbol."""
 
-    def __init__(self, session: Session, symbol: sympy.Symbol, lengths: Sequence[int]) -> None:
-        self.session, self.symbol, self.lengths = session, symbol, lengths
+    def __init__(self, session: Session, symbol: sympy.Symbol, lengths: Sequence[int], multiples: Multiples) -> None:
+        self.session, self.symbol, self.lengths, self.multiples = session, symbol, lengths, multiples
 
     def of(self, told: Sequence[Any]) -> Any:
         """Raises NotRolled where what was told depends on the length in another way than an affine one."""
@@ -357,7 +386,7 @@ class _Facts:
 
     def number(self, values: Sequence[Any]) -> Any:
         fit = fit_lengths([number_of(v) for v in values], self.lengths)
-        terms = [term * (a.length * self.symbol + a.constant) for term, a in fit.terms]
+        terms = [term * self.multiples.expression(a.length, a.constant, self.symbol) for term, a in fit.terms]
         expr = sympy.expand(sum(terms, sympy.Integer(0)))
         if expr.is_Integer:
             return int(expr)

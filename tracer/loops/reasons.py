@@ -14,6 +14,11 @@ class NotRolled(Exception):
         self.reason = reason
 
 
+class OtherSteps(NotRolled):
+    """Its steps are not the same ones each time, or the method does not take such a length: steps that come round, or
+    that take so much of a size each, may be."""
+
+
 class LoopFailure(NotRolled):
     """What kept one of several loops from being rolled as it was cut; with other steps apart it may be."""
 

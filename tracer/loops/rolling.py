@@ -33,7 +33,7 @@ from .description import (
 )
 from .floats import Float, formula_of
 from .program import Constant, Expression, Program, Ref, Step, constant_of, is_sliced, refs_in
-from .reasons import LoopFailure, NotRolled
+from .reasons import LoopFailure, NotRolled, OtherSteps
 
 APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
 """How many steps of a loop, at its beginning and at its end, may be unlike the others in what they read."""
@@ -44,7 +44,7 @@ MOST_WAYS = 8
 
 def roll(short: Program, long: Program) -> Rolled:
     """The rolled form of programs whose lengths differ by one. Raises NotRolled."""
-    failures = [NotRolled("its steps are not the same ones each time")]
+    failures: list[NotRolled] = [OtherSteps("its steps are not the same ones each time")]
     ways = alignments([s.token for s in short.steps], [s.token for s in long.steps])
     for regions in itertools.islice(ways, MOST_WAYS):
         try:

@@ -24,12 +24,13 @@ WHOLE = (0, 0, sys.maxsize, 1)
 
 @dataclass(frozen=True)
 class Write:
-    """A buffer with one slice of it exchanged."""
+    """A buffer with one slice of it exchanged. span: so many places from the index on; None: one, without its axis."""
 
     buffer: Ref
     slice: Ref
     dim: int
     index: int
+    span: int | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,15 @@ def selected(step: Step, buffer: Ref, dim: int, index: int) -> Step:
 def stacked(step: Step, slices: list[Ref], dim: int) -> Step:
     rows = step.value.contiguous()
     return like(step, aten.stack.default, [slices, number(dim)], rows)
+
+
+def sliced(step: Step, buffer: Ref, dim: int, index: int, span: int) -> Step:
+    leaves = [buffer, *map(number, (dim, index, index + span))]
+    return like(step, aten.slice.Tensor, leaves, step.value.narrow(dim, 0, span))
+
+
+def chained(step: Step, blocks: list[Ref], dim: int) -> Step:
+    return like(step, aten.cat.default, [blocks, number(dim)], step.value.contiguous())
 
 
 def zeros(step: Step, model: Ref, value: Any) -> Step:

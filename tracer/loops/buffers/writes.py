@@ -1,41 +1,69 @@
-"""Writes to a buffer, one slice after another: `out[t] = h`."""
+"""Writes to a buffer, one slice after another, `out[t] = h`, or one block: `out[4 * t : 4 * t + 4] = h`."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ...sizes import hint_of
 from ..program import Ref, Step
-from .rewriting import UNWRITTEN, WRITES, Rewriting, Write, aten, selected, slice_of, stacked
+from .rewriting import UNWRITTEN, WRITES, Rewriting, Write, aten, chained, selected, slice_of, sliced, stacked
 
 
 # ---------------------------------------------------------------------- what is read of a buffer
 def _select(r: Rewriting, step: Step) -> Ref | None:
     buffer, dim, index = r.named(step.leaves[0]), *r.axis_and_index(step, 0)
-    while (write := r.writes.get(buffer)) is not None and write.dim == dim:
+    while (write := r.writes.get(buffer)) is not None and (write.dim, write.span) == (dim, None):
         if write.index == index:
             return r.laid_out(step, write.slice)
         buffer = write.buffer
     return r.add(_replaced(step, [r.put_together(buffer), *step.leaves[1:]]))
 
 
-def _all_of(r: Rewriting, step: Step) -> Ref | None:
-    """A slice from end to end is what it is taken of, where that is written to: `out[:, t] = h`."""
-    return r.named(step.leaves[0]) if _covers(r, step, 0) else None
+def _slice(r: Rewriting, step: Step) -> Ref | None:
+    """A slice from end to end is what it is taken of, where that is written to: `out[:, t] = h`; a block that was
+    written, what was written."""
+    if (block := _block(r, step, 0)) is None:
+        return None
+    buffer, (dim, start, span) = r.named(step.leaves[0]), block
+    if _covers(r, step, block):
+        return buffer
+    while (write := r.writes.get(buffer)) is not None and (write.dim, write.span) == (dim, span):
+        if write.index == start:
+            return r.laid_out(step, write.slice)
+        if abs(write.index - start) < span:
+            break
+        buffer = write.buffer
+    return r.add(_replaced(step, [r.put_together(buffer), *step.leaves[1:]]))
 
 
-def _all_scattered(r: Rewriting, step: Step) -> Ref | None:
+def _slice_scattered(r: Rewriting, step: Step) -> Ref | None:
     """What is written from end to end is what there is from then on."""
+    if (block := _block(r, step, 1)) is None:
+        return None
     source, value = r.named(step.leaves[0]), r.named(step.leaves[1])
-    return r.laid_out(step, value) if _covers(r, step, 1) and r.kind(source) == r.kind(value) else None
+    if _covers(r, step, block):
+        return r.laid_out(step, value) if r.kind(source) == r.kind(value) else None
+    made = r.add(_replaced(step, [source, value, *step.leaves[2:]]))
+    r.writes[made] = Write(source, value, *block)
+    return made
 
 
-def _covers(r: Rewriting, step: Step, tensors: int) -> bool:
-    """Whether a slice has all places of its axis."""
+def _block(r: Rewriting, step: Step, tensors: int) -> tuple[int, int, int] | None:
+    """Axis, first place and number of places of a slice, where these are numbers and side by side."""
     dim, start, stop, stride = slice_of(step.leaves[tensors + 1 :])
-    if start is None or stop is None:
-        return False
-    return (start, stride) == (0, 1) and stop >= hint_of(r.source_value(step.leaves[0]).shape[dim or 0])
+    if dim is None or start is None or stop is None or stride != 1:
+        return None
+    shape = r.source_value(step.leaves[0]).shape
+    size = hint_of(shape[dim])
+    first, end, _ = slice(start, stop).indices(size)
+    return (dim % len(shape), first, end - first) if first < end else None
+
+
+def _covers(r: Rewriting, step: Step, block: tuple[int, int, int]) -> bool:
+    """Whether a slice has all places of its axis."""
+    dim, start, span = block
+    return start == 0 and span == hint_of(r.source_value(step.leaves[0]).shape[dim])
 
 
 def _copy(r: Rewriting, step: Step) -> Ref | None:
@@ -61,27 +89,36 @@ def _detach(r: Rewriting, step: Step) -> Ref | None:
 
 # ---------------------------------------------------------------------- what a buffer is in the end
 def put_writes_together(r: Rewriting, buffer: Ref) -> Ref | None:
-    """A buffer that was filled is the stack of its slices."""
-    slices, below, dim = _slices_of(r, buffer)
-    if len(slices) < WRITES:
+    """A buffer that was filled is the stack of its slices, or its blocks one behind the other."""
+    if buffer not in r.writes:
         return None
+    dim, span = r.writes[buffer].dim, r.writes[buffer].span
+    slices, below = _slices_of(r, buffer)
     step = r.steps[buffer.step]
-    size = hint_of(step.value.shape[dim])
-    missing = [i for i in range(size) if i not in slices]
-    if len(missing) > UNWRITTEN:
+    places = range(0, hint_of(step.value.shape[dim]), span or 1)
+    missing = [i for i in places if i not in slices]
+    if len(slices) < WRITES or len(missing) > UNWRITTEN or not _are_side_by_side(slices, places):
         return None
-    slices |= {i: r.add(selected(step, below, dim, i)) for i in missing}
-    return r.add(stacked(step, [r.put_together(slices[i]) for i in range(size)], dim))
+    if span is None:
+        slices |= {i: r.add(selected(step, below, dim, i)) for i in missing}
+        return r.add(stacked(step, [r.put_together(slices[i]) for i in places], dim))
+    slices |= {i: r.add(sliced(step, below, dim, i, span)) for i in missing}
+    return r.add(chained(step, [r.put_together(slices[i]) for i in places], dim))
 
 
-def _slices_of(r: Rewriting, buffer: Ref) -> tuple[dict[int, Ref], Ref, int]:
-    """The newest slice at each index, what the buffer was before, and the axis."""
+def _are_side_by_side(slices: Collection[int], places: range) -> bool:
+    """Whether each begins at one of these places, and the last of them ends with the axis."""
+    return places.stop % places.step == 0 and all(i in places for i in slices)
+
+
+def _slices_of(r: Rewriting, buffer: Ref) -> tuple[dict[int, Ref], Ref]:
+    """The newest slice at each index of those that are alike, and what the buffer was before."""
     slices: dict[int, Ref] = {}
-    dim = r.writes[buffer].dim if buffer in r.writes else 0
-    while (write := r.writes.get(buffer)) is not None and write.dim == dim:
+    newest = r.writes[buffer]
+    while (write := r.writes.get(buffer)) is not None and (write.dim, write.span) == (newest.dim, newest.span):
         slices.setdefault(write.index, write.slice)
         buffer = write.buffer
-    return slices, buffer, dim
+    return slices, buffer
 
 
 def _replaced(step: Step, leaves: list[Any]) -> Step:
@@ -93,6 +130,6 @@ WRITTEN: dict[Any, Any] = {
     aten.copy.default: _copy,
     aten.select_scatter.default: _scatter,
     aten.detach.default: _detach,
-    aten.slice.Tensor: _all_of,
-    aten.slice_scatter.default: _all_scattered,
+    aten.slice.Tensor: _slice,
+    aten.slice_scatter.default: _slice_scattered,
 }

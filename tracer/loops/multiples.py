@@ -1,0 +1,60 @@
+"""Sizes of which a loop has a step for so many each: `range(0, T, 2)`, chunks of 64 steps, `if t % 4 == 0`.
+
+Short lengths that are any numbers would be no lengths that such a method takes, or would not repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+TURNS = (2, 4, 3)
+"""What a loop over a size itself may do in turns of."""
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """Sizes that are `of` for each step of a loop, and `more`."""
+
+    of: int = 1
+    more: int = 0
+
+    def size(self, length: int) -> int:
+        """That of a loop of so many steps."""
+        return self.of * length + self.more
+
+    def value(self, length: int, constant: int, size: Any) -> Any:
+        """So many times the steps of a loop over this size, and a constant: a number or a symbolic one."""
+        whole, rest = divmod(length, self.of)
+        constant -= whole * self.more
+        terms = [(whole, size), (rest, size if self.of == 1 else size // self.of)]
+        value: Any = constant
+        for factor, term in terms:
+            if factor:
+                scaled = term if factor == 1 else term * factor
+                value = scaled + value if not isinstance(value, int) or value else scaled
+        return value
+
+    def expression(self, length: int, constant: int, size: sympy.Symbol) -> sympy.Expr:
+        """The same of a symbol."""
+        whole, rest = divmod(length, self.of)
+        return whole * (size - self.more) + rest * FloorDiv(size, self.of) + constant
+
+    def assumption(self, size: sympy.Symbol) -> sympy.Basic:
+        """What is true of such a size."""
+        return sympy.Eq(Mod(size, self.of), self.more)
+
+
+EACH = Multiples()
+"""A step for each."""
+
+
+def multiples_of(expr: sympy.Expr, size: int, may_be_in_turns: bool) -> Iterator[Multiples]:
+    """Those that this size may be one of, where a number like this of it is that of a loop's steps."""
+    divisors = sorted({int(d.args[1]) for d in expr.atoms(FloorDiv) if d.args[1].is_Integer and d.args[1] > 1})
+    for of in divisors or (TURNS if may_be_in_turns else ()):
+        yield Multiples(of, size % of)
