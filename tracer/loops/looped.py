@@ -120,7 +120,7 @@ class _Rolling:
         return self.traced(met.symbol, *last, multiples)
 
     def multiples(self, met: LoopMet, failure: NotRolled) -> Iterator[Multiples]:
-        """What a loop may have a step for, where not for each: of few steps it is not asked, nor of a loop in a loop."""
+        """What a loop may have a step for, where not for each; not asked of few steps, nor of a loop in a loop."""
         if self.session.env.small:
             return
         for multiples in multiples_of(met.expr, met.steps, isinstance(failure, OtherSteps)):
