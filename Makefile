@@ -94,7 +94,7 @@ conformance: $(STAMP)
 
 .PHONY: pretended-gpu
 pretended-gpu: $(STAMP)
-	FUSEGRAD_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout=900 tests/pretended_gpu
+	FUSEGRAD_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout=900 tests/pretended_gpu tests/benchmarks/test_gpu_day_rehearsal.py
 
 threads: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/threads.py --threads $(or $(N),32) $(ARGS)
