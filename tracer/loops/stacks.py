@@ -7,8 +7,9 @@ shown its slices.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -24,18 +25,24 @@ def runs_of(saved: Sequence[Tensor | None], others: Sequence[Tensor]) -> list[li
 
     others: arguments and results, which stay what they are.
     """
-    memories = [*map(memory_of, others), *(memory_of(t) for t in saved if t is not None)]
-    alone = {m for m in memories if memories.count(m) > 1} | {memory_of(t) for t in others}
-    kinds = [(n,) if t is None or memory_of(t) in alone else _kind(t) or (n,) for n, t in enumerate(saved)]
+    known = [memory_of(t) for t in others if _is_strided(t)]
+    memories = Counter([*known, *(memory_of(t) for t in saved if _is_strided(t))])
+    alone = {m for m, number in memories.items() if number > 1} | {*known}
+    kinds = [_kind(t) or (n,) if _is_strided(t) and memory_of(t) not in alone else (n,) for n, t in enumerate(saved)]
     pairs = itertools.groupby(zip(kinds, saved, strict=True), lambda pair: pair[0])
     return [[t for _, t in run] for _, run in pairs]
+
+
+def _is_strided(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    """True if it is a tensor whose values lie in one piece of memory: not a sparse one."""
+    return tensor is not None and tensor.layout is torch.strided
 
 
 def _kind(tensor: Tensor) -> Hashable | None:
     """Equal for tensors of which eager's slices of a stack are no different; None where a slice lies otherwise."""
     has_history = tensor.requires_grad and tensor.grad_fn is not None
     rows = strides_in_order(tensor.shape, range(tensor.dim())[::-1])
-    if has_history or tensor.is_sparse or list(map(str, rows)) != list(map(str, tensor.stride())):
+    if has_history or list(map(str, rows)) != list(map(str, tensor.stride())):
         return None
     return str(tensor.dtype), str(tensor.device), *map(str, tensor.shape)
 
