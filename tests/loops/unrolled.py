@@ -72,28 +72,6 @@ class Triangle(Function):
         return g
 
 
-@stepwise(lambda t: (rand(t, 3),), "what it returns or keeps")
-class KeepsAll(Function):
-    """As many tensors on ctx as there are steps."""
-
-    @staticmethod
-    def forward(ctx: ANY, x: Tensor) -> Tensor:
-        h, hs = torch.zeros_like(x[0]), []
-        for t in range(x.shape[0]):
-            h = torch.sin(h + x[t])
-            hs.append(h)
-        ctx.save_for_backward(*hs)
-        return h
-
-    @staticmethod
-    def backward(ctx: ANY, g: Tensor) -> ANY:
-        grads = []
-        for h in reversed(ctx.saved_tensors):
-            g = g * (1 - h * h).sqrt()
-            grads.append(g)
-        return torch.stack(grads[::-1])
-
-
 @stepwise(lambda t: (rand(t, 3),), "shapes", "forward")
 class Growing(Function):
     """A slice that grows with the step."""

@@ -18,6 +18,7 @@ from ..scoped_state import attribute_within
 from ..torch_private import memory_of
 from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
+from .alignment import repetitions
 from .buffers import without_buffers, without_sums_of_places
 from .description import Rolled
 from .emission import Emission
@@ -99,6 +100,7 @@ class _Rolling:
     def __init__(self, session: Session, fn: Any, fakes: Any, reads: Any, from_source: bool, facts: Any) -> None:
         self.session, self.fn, self.fakes, self.reads = session, fn, fakes, reads
         self.from_source, self.facts = from_source, facts if facts is not None else {}
+        self.tokens: list[Any] | None = None  # what the newest short trace of two is made of
 
     def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
@@ -113,7 +115,7 @@ class _Rolling:
 
     def with_steps_for(self, multiples: Multiples, met: LoopMet) -> Trace:
         """The same, where the loop has a step for so much of the size."""
-        *attempts, last = self.attempts(met)
+        *attempts, last = self.attempts(met, SHORT if multiples is EACH else SHORT[:1])
         for attempt in attempts:
             with suppress(NotRolled):
                 return self.traced(met.symbol, *attempt, multiples)
@@ -123,11 +125,14 @@ class _Rolling:
         """What a loop may have a step for, where not for each; not asked of few steps, nor of a loop in a loop."""
         if self.session.env.small:
             return
-        for multiples in multiples_of(met.expr, met.steps, isinstance(failure, OtherSteps)):
+        comes_round = self.tokens is None or repetitions(self.tokens, len(self.tokens) // 2, 2)
+        for multiples in multiples_of(met.expr, met.steps, isinstance(failure, OtherSteps) and bool(comes_round)):
             if met.steps > multiples.size(SHORT[0][-1]):
                 yield multiples
 
-    def attempts(self, met: LoopMet) -> Iterator[tuple[Sequence[int], Mapping[sympy.Symbol, int]]]:
+    def attempts(
+        self, met: LoopMet, short: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Sequence[int], Mapping[sympy.Symbol, int]]]:
         """Lengths of short traces, and the sizes that have them: those that are as long, or this one alone.
 
         A loop in a loop is looked for at the shortest lengths only: each of them is as many loops as the outer one has
@@ -135,7 +140,7 @@ class _Rolling:
         """
         is_long = met.steps >= 2 * SHORT[1][-1] and not self.session.env.small
         groups = self.groups(met.symbol)
-        yield from ((lengths, group) for lengths in SHORT[: 2 if is_long else 1] for group in groups)
+        yield from ((lengths, group) for lengths in short[: 2 if is_long else 1] for group in groups)
 
     def groups(self, symbol: sympy.Symbol) -> list[Mapping[sympy.Symbol, int]]:
         """Sizes that may be those of one loop, each with what it is longer than this one.
@@ -174,6 +179,7 @@ class _Rolling:
         """The rolled form of short traces, these, and what the method told in each."""
         shorts = self.short_traces(lengths, sizes, multiples)
         first, second = next(shorts), next(shorts)
+        self.tokens = [step.token for step in second[0].steps]
         if longer := growing([told.get(SAVED_RUNS, ()) for _, told, _ in (first, second)]) - self.session.stacking:
             with attribute_within(self.session, "stacking", longer):
                 return self.rolled(lengths, sizes, multiples)

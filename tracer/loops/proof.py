@@ -8,16 +8,16 @@ from .affine import Fit
 from .description import Carried, Each, Parts, Place, Read, Rolled, Run, Same
 from .floats import Float, Formula
 from .program import Constant, Program, Ref
-from .reasons import NotRolled
+from .reasons import OtherSteps
 from .rolling import Located
 
 UNPROVED = "unrolled again at another length it is not the method"
 
 
 def require_proved(rolled: Rolled, program: Program) -> None:
-    """Raises NotRolled where the rolled form is not this program at its length."""
+    """Raises OtherSteps where the rolled form is not this program at its length."""
     if not is_proved(rolled, program):
-        raise NotRolled(UNPROVED)
+        raise OtherSteps(UNPROVED)
 
 
 def is_proved(rolled: Rolled, program: Program) -> bool:
