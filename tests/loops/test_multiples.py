@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.tracer.loops.multiples import Multiples
 from fusegrad.tracer.loops.node import has_loop
+from fusegrad.tracer.loops.turns.multiples import Multiples
 
 ANY = Any
 

@@ -19,11 +19,11 @@ from .affine import ONE, Affine, Fit
 from .body import Body, called_with, is_view, wanted_of
 from .description import Each, Items, Outside, Parts, Place, Read, Rolled, Run, Same
 from .lengths import symbols_of
-from .multiples import EACH, Multiples
 from .node import fake_results, loop_function, loop_of
 from .program import UNBIND, Constant, Expression, Step, is_sliced
 from .reasons import NotRolled
 from .rolling import Located
+from .turns.multiples import EACH, Multiples
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -24,13 +24,13 @@ from .description import Rolled
 from .emission import Emission
 from .floats import floats_apart
 from .lengths import FEW, LoopMet, is_number
-from .multiples import EACH, Multiples, multiples_of
 from .program import Program, program_of
 from .proof import is_proved, require_proved
 from .reasons import NotRolled, OtherSteps
 from .rolling import roll, roll_fixed
 from .stacks import growing
 from .turns import completed
+from .turns.multiples import EACH, Multiples, multiples_of
 
 if TYPE_CHECKING:
     from ..reads.reads import Reads
