@@ -61,7 +61,6 @@ ONE_IN = {
     **{f"compose/test_{name}.py": 9 for name in (
         "eager", "finite_differences", "grad_vmap", "jvp_vmap", "stacked", "transpose", "vmap", "vmap_grad", "vmap_jvp",
     )},
-    "benchmarks/test_gpu_day_rehearsal.py": 180,
     "codegen/test_switches.py": 8,
     "codegen/test_chunks_of_time.py": 12,
     "codegen/test_with_vectors.py": 9,
@@ -93,7 +92,6 @@ ONE_IN = {
     "runtime/bisect/test_bisect.py": 9,
     "runtime/persistence/test_stored.py": 3,
     "runtime/execution/test_switches.py": 6,
-    "runtime/commands/test_command_examples.py": 6,
     "runtime/specialize/test_transitions.py": 14,
     "pretended_gpu/test_functions.py": 60,
     "pretended_gpu/test_calls.py": 40,

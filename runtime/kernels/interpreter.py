@@ -11,7 +11,7 @@ import functools
 import inspect
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -204,16 +204,17 @@ def run(kernel: Kernel, module_text: str, arguments: Sequence[torch.Tensor | int
     # One launch at a time: Triton's language is exchanged for the whole process.
     with _LOCK:
         _self_test()
-        _run(kernel, module_text, arguments, grid, tensors)
+        run_programs(kernel, module_text, arguments, grid, range(grid))
 
 
-def _run(kernel: Kernel, text: str, arguments: Sequence[Any], grid: int, tensors: Sequence[torch.Tensor]) -> None:
+def run_programs(kernel: Kernel, text: str, arguments: Sequence[Any], grid: int, programs: Iterable[int]) -> None:
+    """Interpret some of `grid` programs, in this order."""
     from . import triton_private as private
 
     function, bound = functions(text)[kernel.name], _bind(kernel, arguments)
-    with _interpreting(tensors):
+    with _interpreting([a for a in arguments if isinstance(a, torch.Tensor)]):
         private.builder.set_grid_dim(grid, 1, 1)
-        for program in range(grid):
+        for program in programs:
             private.builder.set_grid_idx(program, 0, 0)
             try:
                 function(**bound)
@@ -289,5 +290,5 @@ def _self_test_passes() -> bool:
     names = (("x_ptr", "f32"), ("y_ptr", "bf16"), ("top_ptr", "f32"))
     pointers = tuple(Pointer(name, Ref("input", i), dtype) for i, (name, dtype) in enumerate(names))
     kernel = Kernel("self_test", _SELF_TEST_TEXT, (*pointers, Scalar("n", 4)), {"BLOCK": 8}, 1, 1)
-    _run(kernel, _SELF_TEST_TEXT, (x, y, top, 4), 1, (x, y, top))
+    run_programs(kernel, _SELF_TEST_TEXT, (x, y, top, 4), 1, range(1))
     return bool(torch.equal(y, x.bfloat16()) and torch.equal(top, torch.full_like(top, float("inf"))))

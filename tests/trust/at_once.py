@@ -57,48 +57,44 @@ class Seen:
 @contextmanager
 def programs_at_once(deal: Deal, late: Sequence[int] = (), seconds: float = 0.05) -> Iterator[Seen]:
     """Launches on the `interpret` backend deal their programs to processes meanwhile; `late` ones begin later."""
-    alone, seen = interpreter._run, Seen()
+    alone, seen = interpreter.run_programs, Seen()
 
-    def run(kernel: Any, text: str, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> None:
+    def run(kernel: Any, text: str, arguments: Sequence[Any], grid: int, programs: Sequence[int]) -> None:
         hands = deal(grid)
         if len(hands) < 2:
-            return alone(kernel, text, arguments, grid, tensors)
+            return alone(kernel, text, arguments, grid, programs)
         seen.launches.append((kernel.name, grid))
-        with _shared(arguments) as shared:
-            in_processes(lambda hand: _programs(kernel, text, shared, grid, hand, late, seconds), hands)
 
-    interpreter._run = run
+        def work(hand: Sequence[int]) -> None:
+            _give_way()
+            alone(kernel, text, shared, grid, _in_time(hand, late, seconds))
+
+        with _shared(arguments) as shared:
+            in_processes(work, hands)
+
+    interpreter.run_programs = run
     try:
         yield seen
     finally:
-        interpreter._run = alone
+        interpreter.run_programs = alone
 
 
-def _programs(
-    kernel: Any,
-    text: str,
-    arguments: Sequence[Any],
-    grid: int,
-    hand: Sequence[int],
-    late: Sequence[int],
-    seconds: float,
-) -> None:
-    """These programs of a launch, in this process."""
-    function, bound = interpreter.functions(text)[kernel.name], interpreter._bind(kernel, arguments)
+def _in_time(hand: Sequence[int], late: Sequence[int], seconds: float) -> Iterator[int]:
+    """These programs, the late ones so much later."""
+    for program in hand:
+        time.sleep(seconds if program in late else 0)
+        yield program
+
+
+def _give_way() -> None:
+    """From now on whoever asks in this process for what others tell leaves them the processor."""
     atomic = private.builder.create_atomic_rmw
 
     def giving_way(*args: Any) -> Any:
-        """Who asks for what others tell leaves them the processor."""
         time.sleep(1e-4)
         return atomic(*args)
 
-    with interpreter._interpreting([a for a in arguments if isinstance(a, Tensor)]):
-        private.builder.create_atomic_rmw = giving_way  # type: ignore[method-assign]
-        private.builder.set_grid_dim(grid, 1, 1)
-        for program in hand:
-            time.sleep(seconds if program in late else 0)
-            private.builder.set_grid_idx(program, 0, 0)
-            function(**bound)
+    private.builder.create_atomic_rmw = giving_way  # type: ignore[method-assign]
 
 
 @contextmanager

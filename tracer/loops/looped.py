@@ -125,10 +125,14 @@ class _Rolling:
         """What a loop may have a step for, where not for each; not asked of few steps, nor of a loop in a loop."""
         if self.session.env.small:
             return
-        comes_round = self.tokens is None or repetitions(self.tokens, len(self.tokens) // 2, 2)
-        for multiples in multiples_of(met.expr, met.steps, isinstance(failure, OtherSteps) and bool(comes_round)):
+        may_be_in_turns = isinstance(failure, OtherSteps) and self.comes_round()
+        for multiples in multiples_of(met.expr, met.steps, may_be_in_turns):
             if met.steps > multiples.size(SHORT[0][-1]):
                 yield multiples
+
+    def comes_round(self) -> bool:
+        """Whether half of a short trace is repeated: of a length that the method does not take that is not known."""
+        return self.tokens is None or bool(repetitions(self.tokens, len(self.tokens) // 2, 2))
 
     def attempts(
         self, met: LoopMet, short: Sequence[Sequence[int]]
@@ -392,7 +396,7 @@ class _Facts:
 
     def number(self, values: Sequence[Any]) -> Any:
         fit = fit_lengths([number_of(v) for v in values], self.lengths)
-        terms = [term * self.multiples.expression(a.length, a.constant, self.symbol) for term, a in fit.terms]
+        terms = [term * self.multiples.value(a.length, a.constant, self.symbol) for term, a in fit.terms]
         expr = sympy.expand(sum(terms, sympy.Integer(0)))
         if expr.is_Integer:
             return int(expr)

@@ -5,6 +5,8 @@ Short lengths that are any numbers would be no lengths that such a method takes,
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,21 +30,15 @@ class Multiples:
         return self.of * length + self.more
 
     def value(self, length: int, constant: int, size: Any) -> Any:
-        """So many times the steps of a loop over this size, and a constant: a number or a symbolic one."""
+        """So many times the steps of a loop over this size, and a constant: a number, or an expression."""
         whole, rest = divmod(length, self.of)
+        terms = [(whole, size)] if whole else []
+        if rest:
+            terms.append((rest, FloorDiv(size, self.of) if isinstance(size, sympy.Basic) else size // self.of))
+        scaled = [term if factor == 1 else term * factor for factor, term in terms]
         constant -= whole * self.more
-        terms = [(whole, size), (rest, size if self.of == 1 else size // self.of)]
-        value: Any = constant
-        for factor, term in terms:
-            if factor:
-                scaled = term if factor == 1 else term * factor
-                value = scaled + value if not isinstance(value, int) or value else scaled
-        return value
-
-    def expression(self, length: int, constant: int, size: sympy.Symbol) -> sympy.Expr:
-        """The same of a symbol."""
-        whole, rest = divmod(length, self.of)
-        return whole * (size - self.more) + rest * FloorDiv(size, self.of) + constant
+        # Each operation on a symbolic number is a node of the graph: none is made for nothing
+        return functools.reduce(operator.add, [*scaled, constant] if constant or not scaled else scaled)
 
     def assumption(self, size: sympy.Symbol) -> sympy.Basic:
         """What is true of such a size."""
