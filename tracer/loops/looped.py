@@ -3,7 +3,7 @@ as a symbol. What cannot be rolled is traced as it is, step by step, with the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,9 @@ for what begins and ends a loop, and the loop is longer still."""
 LONG = 64
 """Operations from which on what is repeated a fixed number of times is a loop: fewer fuse as they are."""
 Facts = dict[str, Any]
+Short = tuple[Program, Facts, Mapping[sympy.Basic, bool]]
+"""A short trace: the program, the facts that the method told, and the questions that it asked."""
+Found = tuple[Rolled, Sequence[Program], Sequence[Facts]]
 HAD_WRITES = "fusegrad_had_writes"
 """Among the meta data of a rolled trace: the method writes in place, which the trace does not."""
 RESULTS = "results"
@@ -101,6 +104,7 @@ class _Rolling:
         self.session, self.fn, self.fakes, self.reads = session, fn, fakes, reads
         self.from_source, self.facts = from_source, facts if facts is not None else {}
         self.tokens: list[Any] | None = None  # what the newest short trace of two is made of
+        self.failed: list[tuple[Any, NotRolled]] = []  # first short traces that came to nothing, and why
 
     def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
@@ -177,18 +181,42 @@ class _Rolling:
         self.settle(_Facts(self.session, symbol, lengths, multiples).of(told), results)
         return trace
 
-    def rolled(
-        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples
-    ) -> tuple[Rolled, Sequence[Program], Sequence[Facts]]:
+    def rolled(self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples) -> Found:
         """The rolled form of short traces, these, and what the method told in each."""
-        shorts = self.short_traces(lengths, sizes, multiples)
-        first, second = next(shorts), next(shorts)
+        known = len(self.session.env.replacements)
+        shorts = map(lambda length: self.at_length(length, sizes, multiples), lengths)
+        first = next(shorts)
+        is_learnt = len(self.session.env.replacements) > known
+        look = lengths, multiples, _look(first[0])
+        self.refuse_again(look)
+        second = next(shorts)
         self.tokens = [step.token for step in second[0].steps]
         if longer := growing([told.get(SAVED_RUNS, ()) for _, told, _ in (first, second)]) - self.session.stacking:
             with attribute_within(self.session, "stacking", longer):
                 return self.rolled(lengths, sizes, multiples)
+        try:
+            return self.rolled_of(first, second, shorts, sizes)
+        except NotRolled as why:
+            self.failed.append((look, why))
+            if not is_learnt:
+                raise
+            # sizes that turned out to be equal, or numbers, were symbols of their own up to then
+            again = self.at_length(lengths[0], sizes, multiples)
+            if _look(again[0]) == look[-1]:
+                raise
+        others = map(lambda length: self.at_length(length, sizes, multiples), lengths[2:])
+        return self.rolled_of(again, second, others, sizes)
+
+    def refuse_again(self, look: Any) -> None:
+        """Raises what came of a first short trace that looked alike, where sizes were small that it does not show."""
+        for failed, why in self.failed:
+            if failed == look:
+                raise why
+
+    def rolled_of(self, first: Short, second: Short, others: Iterable[Short], sizes: Collection[sympy.Symbol]) -> Found:
+        """The same of two short traces, proved by the others."""
         rolled, is_completed, form = self.roll_in_some_form(first[0], second[0])
-        programs, told, asked = zip(first, second, *shorts, strict=True)
+        programs, told, asked = zip(first, second, *others, strict=True)
         rolled, programs = self.proved(rolled, [form(p) for p in programs], is_completed)
         lifted = [p.trace.lifted for p in programs]
         if any(len(ts) != len(lifted[0]) or any(map(_is_another, ts, lifted[0])) for ts in lifted):
@@ -272,20 +300,8 @@ class _Rolling:
         with self.refusals():
             return self.session.trace(body, self.fakes, self.reads, from_source=False), results
 
-    def short_traces(
-        self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples
-    ) -> Iterator[tuple[Program, Facts, Mapping[sympy.Basic, bool]]]:
-        """At each short length the program, the facts that the method told, and the questions that it asked."""
-        for number, length in enumerate(lengths):
-            known = len(self.session.env.replacements)
-            found = self.at_length(length, sizes, multiples)
-            # sizes that turned out to be equal, or numbers, were symbols of their own up to then
-            is_learnt = number == 0 and len(self.session.env.replacements) > known
-            yield self.at_length(length, sizes, multiples) if is_learnt else found
-
-    def at_length(
-        self, length: int, sizes: Mapping[sympy.Symbol, int], multiples: Multiples
-    ) -> tuple[Program, Facts, Mapping[sympy.Basic, bool]]:
+    def at_length(self, length: int, sizes: Mapping[sympy.Symbol, int], multiples: Multiples) -> Short:
+        """At a short length the program, the facts that the method told, and the questions that it asked."""
         small = {s: multiples.size(length) + d for s, d in sizes.items()}
         with self.refusals(), self.session.at_lengths(small) as asked:
             program = self.short_trace(length)
@@ -346,6 +362,11 @@ class _Rolling:
     def settle(self, told: Facts, results: Sequence[Any]) -> None:
         self.facts.clear()
         self.facts |= told | {RESULTS: list(results)}
+
+
+def _look(program: Program) -> Any:
+    """Equal for programs that take the same steps on the same values."""
+    return [(step.token, step.leaves) for step in program.steps], program.results
 
 
 def as_it_is(program: Program) -> Program:

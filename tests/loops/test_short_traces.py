@@ -1,0 +1,65 @@
+"""How often a loop is traced at short lengths: no more than tells whether it can be rolled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegrad
+from fusegrad.runtime.settings import config
+from fusegrad.tracer.capture.capture import Session
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The short lengths that are traced, in order."""
+    found: list[int] = []
+    at_lengths = Session.at_lengths
+
+    def noted(session: Session, small: Mapping[Any, int]) -> AbstractContextManager[Any]:
+        found.append(min(small.values()))
+        return at_lengths(session, small)
+
+    monkeypatch.setattr(Session, "at_lengths", noted)
+    with config.patch(disable="patience"):
+        yield found
+
+
+def require_eager(f: Any, *args: Tensor) -> None:
+    assert torch.equal(fusegrad.compile(f)(*args), f(*args))
+
+
+def from_the_middle(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Each step goes between those before: in no list of the order of the loop."""
+    h, hs = x[0], list[Tensor]()
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t] * y[t] + z[:, t])
+        hs.insert(len(hs) // 2, h)
+    return torch.stack(hs)
+
+
+def in_order(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    h, hs = x[0], list[Tensor]()
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t] * y[t] + z[:, t])
+        hs.append(h)
+    return torch.stack(hs)
+
+
+def made(steps: int) -> list[Tensor]:
+    return [torch.randn(steps, 3), torch.randn(steps, 3), torch.randn(3, steps)]
+
+
+def test_a_loop_that_rolls_is_traced_once_at_each_of_three_lengths(lengths: list[int]) -> None:
+    require_eager(in_order, *made(11))
+    assert lengths == [5, 6, 8]
+
+
+def test_sizes_that_no_short_trace_shows_are_not_tried_in_turn(lengths: list[int]) -> None:
+    require_eager(from_the_middle, *made(11))
+    assert lengths == [5, 6, 5, 5, 5], "the first group's with what it learnt; one of each other group, like the first"
