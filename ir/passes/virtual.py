@@ -35,6 +35,7 @@ def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
     nodes = graph.order()
     products = [v for v in nodes if v.prim == "dot"]
     large, few = ({v.id for v in products if is_one(v, hints)} for is_one in (_outgrows, _has_few_rows))
+    large = _without_outgrown(nodes, large, few, hints)
     virtual = _made_of(nodes, large | few)
     if not few & virtual:
         return virtual
@@ -64,6 +65,56 @@ def _made_of(nodes: Sequence[Value], products: Collection[int]) -> frozenset[int
 def _outgrows(dot: Value, hints: Hints, of: Callable[[Iterable[int]], int] = max) -> bool:
     """The product has more elements than either operand; of=min: than one of them."""
     return estimate(dot.aval.numel, hints) > of(estimate(a.aval.numel, hints) for a in dot.args)
+
+
+# ------------------------------------------------------------------ products of products
+def _without_outgrown(nodes: Sequence[Value], large: Collection[int], few: Collection[int], hints: Hints) -> set[int]:
+    """Those of some large products that no larger one has to do with: of `q @ (c @ w).T` and a softmax the scores.
+
+    A product of a virtual value is none itself, and where two virtual values meet in a product a tile would have three
+    axes. The larger is left out of memory, then, and the smaller is in it.
+    """
+    left, sizes = set(large), {v.id: estimate(v.aval.numel, hints) for v in nodes if v.id in large}
+    while True:
+        above = _products_above(nodes, _made_of(nodes, left | {*few}))
+        outgrown = (_fed_to_larger(v, above, nodes, left, sizes) or _met_by_larger(v, above, sizes) for v in nodes)
+        found = next(filter(None, outgrown), None)
+        if found is None:
+            return left
+        left -= found
+
+
+def _products_above(nodes: Sequence[Value], virtual: Collection[int]) -> dict[int, frozenset[int]]:
+    """For each value the virtual products that it is made of, element by element, or as a product of such."""
+    found: dict[int, frozenset[int]] = {}
+    for value in nodes:
+        above = frozenset[int]().union(*(found[a.id] for a in value.args if a.id in virtual))
+        found[value.id] = above | {value.id} if value.prim == "dot" and value.id in virtual else above
+    return found
+
+
+def _fed_to_larger(
+    outer: Value,
+    above: dict[int, frozenset[int]],
+    nodes: Sequence[Value],
+    large: Collection[int],
+    sizes: dict[int, int],
+) -> frozenset[int]:
+    """The products that a larger one is made of, where that would be virtual without them, and is summed."""
+    inner = above[outer.id] & sizes.keys()
+    if outer.id not in sizes or outer.id in inner or not inner or sizes[outer.id] <= max(sizes[i] for i in inner):
+        return frozenset()
+    is_virtual = outer.id in _made_of(nodes, {*large} - inner)
+    return inner if is_virtual and sums_of(nodes, _made_of(nodes, {outer.id})) else frozenset()
+
+
+def _met_by_larger(value: Value, above: dict[int, frozenset[int]], sizes: dict[int, int]) -> frozenset[int]:
+    """The smaller products on one side of a product that has virtual values on both."""
+    sides = [above.get(a.id, frozenset()) & sizes.keys() for a in value.args] if value.prim == "dot" else []
+    if not sides or not all(sides) or sides[0] & sides[1]:
+        return frozenset()
+    least, most = sorted(sides, key=lambda side: max(sizes[i] for i in side))
+    return least if max(sizes[i] for i in least) < min(sizes[i] for i in most) else frozenset()
 
 
 # ------------------------------------------------------------------ few rows

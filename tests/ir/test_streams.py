@@ -140,6 +140,24 @@ def test_directions_are_seen_through_transposes_and_heads() -> None:
     assert [sum(v.prim in ("dot", "sum") for v in nodes) for nodes in found] == [2, 3]
 
 
+def test_of_products_of_products_the_larger_is_virtual() -> None:
+    """Queries and values are larger than what they are made of; scores are larger still, and are summed."""
+
+    def projected(c: Value, w: Value) -> Value:
+        return emit("dot", c, w, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))
+
+    def body(c: Value, w: Value, k: Value) -> list[Value]:
+        p = emit("exp", emit("dot", projected(c, w), k, x_axes=(0, 1), y_axes=(2, 1), out_axes=(0, 2)))
+        v = projected(emit("neg", c), w)
+        return [emit("dot", p, v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))]
+
+    graph = graph_of(body, (N, 16), (16, 32), (N, 32))
+    named = {v.id: v for v in graph.order()}
+    virtual = virtual_values(graph, SIZES)
+    assert sorted(named[i].prim for i in virtual) == ["dot", "exp"]
+    assert all(named[i].shape == (N, N) for i in virtual)
+
+
 # ------------------------------------------------------------------ what joins
 def test_copies_of_operands_and_what_finishes_results_join() -> None:
     def body(q: Value, k: Value, v: Value, bias: Value) -> Value:

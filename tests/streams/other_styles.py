@@ -103,3 +103,48 @@ class BatchesOfEach(Function):
         dp = g2 @ v2.mT
         ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         return (ds @ k2).view_as(q), (ds.mT @ q2).view_as(k), (p.mT @ g2).view_as(v), None
+
+
+def latents(b: int, h: int, n: int, d: int) -> tuple[torch.Tensor, ...]:
+    return rand(b, n, 2 * d), rand(b, h, n, d), rand(h, 2 * d, d), rand(h, 2 * d, d)
+
+
+@style(latents, 3, 12)
+class LatentKeys(Function):
+    """Keys and values of all heads are products with one latent vector a place: larger than it, smaller than scores."""
+
+    @staticmethod
+    def forward(ctx, c, q, wk, wv):
+        k, v = (torch.einsum("bnl,hld->bhnd", c, w) for w in (wk, wv))
+        p = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+        out = p @ v
+        ctx.save_for_backward(c, q, wk, wv, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        c, q, wk, wv, out = ctx.saved_tensors
+        k, v = (torch.einsum("bnl,hld->bhnd", c, w) for w in (wk, wv))
+        p = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+        ds = p * (g @ v.mT - (g * out).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        dk, dv = ds.mT @ q, p.mT @ g
+        dc = torch.einsum("bhnd,hld->bnl", dk, wk) + torch.einsum("bhnd,hld->bnl", dv, wv)
+        return dc, ds @ k, *(torch.einsum("bnl,bhnd->hld", c, t) for t in (dk, dv))
+
+
+@style(lambda b, h, n, d: (rand(b, n, d), rand(d, 2 * d), rand(b, n, 2 * d)), 2, 7)
+class WideQueries(Function):
+    """Queries are larger than what they are made of; so is what is summed with them."""
+
+    @staticmethod
+    def forward(ctx, x, w, y):
+        ctx.save_for_backward(x, w, y)
+        return torch.logsumexp(torch.tanh(x @ w) @ y.mT, -1)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, y = ctx.saved_tensors
+        q = torch.tanh(x @ w)
+        p = torch.softmax(q @ y.mT, -1) * g[..., None]
+        dq = (p @ y) * (1 - q * q)
+        return dq @ w.mT, torch.einsum("bnd,bne->de", x, dq), p.mT @ q
