@@ -60,8 +60,10 @@ from .schedule.streams.bins import Binned, with_found, with_tiles
 from .schedule.streams.lone_rows import with_lone_rows
 from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
+from .schedule.whole import whole_schedule_of
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
+from .whole import is_lighter, may_be_whole, without_loops
 
 FUSIBLE = frozenset(
     "input elementwise source layout reduce cumulative gather scatter random contract scan pick".split()
@@ -92,7 +94,19 @@ def generate(
     if any(v.prim == "dot" for v in plain.order()) and not is_streamed(plain):
         return quotients.restored(products.kernels_of(with_selected_sums(plain), target, hints, label))
     plain = with_bins(plain, virtual_values(plain, hints), hints)
-    return quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
+    return quotients.restored(_kernels_of(plain, target, hints, label, bounded))
+
+
+def _kernels_of(graph: Graph, target: Target, hints: Hints, label: str, bounded: bool) -> Kernels:
+    """As many kernels as it takes; one, where all of it is little, and so it has fewer launches or moves fewer bytes."""
+    divided = _Group(graph, target, hints, label, bounded).kernels()
+    if not is_on("whole_sums") or not may_be_whole(graph, divided, hints):
+        return divided
+    try:
+        whole = _Group(without_loops(graph), target, hints, label, bounded, is_whole=True).kernels()
+    except (Unfusible, Materialize, Separate):
+        return divided
+    return whole if whole.kernels and is_lighter(whole, divided, hints) else divided
 
 
 def module(kernels: Iterable[Kernel], header: str = "") -> str:
@@ -266,8 +280,11 @@ class _Made:
 class _Group:
     """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
 
-    def __init__(self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool) -> None:
+    def __init__(
+        self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool, is_whole: bool = False
+    ) -> None:
         self.graph, self.target, self.hints, self.name, self.bounded = graph, target, hints, name, bounded
+        self.is_whole = is_whole
         self.order = graph.order()
         self.empty = self._empty()
         self.streamed = _above_products(graph)
@@ -297,6 +314,8 @@ class _Group:
 
     def kernels(self) -> Kernels:
         """Build; wherever a kernel asks for a cut, materialise and build again."""
+        if self.is_whole:
+            return self._attempt()
         for _ in range(4 * len(self.order) + 8):
             try:
                 return self._attempt()
@@ -574,6 +593,10 @@ class _Group:
             return self._looped(goals, memory, pins, terms, sinks, label)
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
             return self._streamed(goals, memory, pins, terms, with_lone_rows(terms, sinks, self.virtual), label)
+        if self.is_whole:
+            workload = Workload(Program(sinks), self.target, self.hints)
+            plan = whole_schedule_of(workload)
+            return (kernel_of(workload.program, plan, self.target, self.hints, label),)
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
