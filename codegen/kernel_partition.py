@@ -74,12 +74,14 @@ ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
 def generate(
-    graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False
-) -> Kernels:
+    graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False,
+    small: bool = False,
+) -> Kernels:  # fmt: skip
     """The kernels that compute the outputs of `graph`, in launch order, and the temporaries between them.
 
     `hints`: the current value of every symbol; they choose blocks, never meaning. `bounded`: a row that stays in
-    registers may have any length up to its block, by a guard, where else its length is compiled in. Raises Unfusible.
+    registers may have any length up to its block, by a guard, where else its length is compiled in. `small`: one kernel
+    may hold all that is summed, where that is little; those for all sizes are beside it. Raises Unfusible.
     """
     # argmax as simpler primitives: what may be fused is asked of those
     plain = given_by_steps(_expanded(graph, virtual_values(graph, hints)))
@@ -94,19 +96,21 @@ def generate(
     if any(v.prim == "dot" for v in plain.order()) and not is_streamed(plain):
         return quotients.restored(products.kernels_of(with_selected_sums(plain), target, hints, label))
     plain = with_bins(plain, virtual_values(plain, hints), hints)
-    return quotients.restored(_kernels_of(plain, target, hints, label, bounded))
+    divided = quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
+    whole = _whole(plain, divided, target, hints, label) if small else None
+    return divided if whole is None else replace(quotients.restored(whole), divided=divided)
 
 
-def _kernels_of(graph: Graph, target: Target, hints: Hints, label: str, bounded: bool) -> Kernels:
-    """As many kernels as it takes; one, where all of it is little, and so it has fewer launches or moves fewer bytes."""
-    divided = _Group(graph, target, hints, label, bounded).kernels()
-    if not is_on("whole_sums") or not may_be_whole(graph, divided, hints):
-        return divided
+def _whole(graph: Graph, divided: Kernels, target: Target, hints: Hints, label: str) -> Kernels | None:
+    """One kernel instead, where all of it is little, and it has fewer launches or moves fewer bytes."""
+    if not is_on("whole_sums") or not may_be_whole(graph, divided.kernels, target, hints):
+        return None
+    steps, pins = without_loops(graph, hints)
     try:
-        whole = _Group(without_loops(graph), target, hints, label, bounded, is_whole=True).kernels()
+        whole = _Group(steps, target, hints, label, bounded=True, whole=pins).kernels()
     except (Unfusible, Materialize, Separate):
-        return divided
-    return whole if whole.kernels and is_lighter(whole, divided, hints) else divided
+        return None
+    return whole if is_lighter(whole.kernels, divided.kernels, hints) else None
 
 
 def module(kernels: Iterable[Kernel], header: str = "") -> str:
@@ -278,13 +282,17 @@ class _Made:
 
 
 class _Group:
-    """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
+    """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own.
+
+    whole: one kernel holds all that is summed, for these sizes of loops that are written out; None: as many as it takes.
+    """
 
     def __init__(
-        self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool, is_whole: bool = False
-    ) -> None:
+        self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool,
+        whole: dict[sympy.Symbol, int] | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.target, self.hints, self.name, self.bounded = graph, target, hints, name, bounded
-        self.is_whole = is_whole
+        self.whole = whole
         self.order = graph.order()
         self.empty = self._empty()
         self.streamed = _above_products(graph)
@@ -314,7 +322,7 @@ class _Group:
 
     def kernels(self) -> Kernels:
         """Build; wherever a kernel asks for a cut, materialise and build again."""
-        if self.is_whole:
+        if self.whole is not None:
             return self._attempt()
         for _ in range(4 * len(self.order) + 8):
             try:
@@ -588,15 +596,15 @@ class _Group:
         terms = TermTable()
         mine = self.streamed & {g.node.id for g in goals}  # they are made here, also for one another
         read = {k: _pinned(m, pins) for k, m in memory.items() if k not in mine}
-        sinks = unify(terms, build_sinks(terms, read, own))
+        sinks = unify(terms, build_sinks(terms, read, own, shared=self.whole is not None))
         if any(s.ref.kind == STATE for s in sinks):
             return self._looped(goals, memory, pins, terms, sinks, label)
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
             return self._streamed(goals, memory, pins, terms, with_lone_rows(terms, sinks, self.virtual), label)
-        if self.is_whole:
+        if self.whole is not None:
             workload = Workload(Program(sinks), self.target, self.hints)
-            plan = whole_schedule_of(workload)
-            return (kernel_of(workload.program, plan, self.target, self.hints, label),)
+            kernel = kernel_of(workload.program, whole_schedule_of(workload), self.target, self.hints, label)
+            return (replace(kernel, pinned=self.whole),)
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+import sympy
+
 from ..ir import Graph
 from ..ir.loops.loop import scans_of
 from ..ir.loops.unroll import unroll
 from ..ir.passes.cost import minimal_bytes
 from ..ir.passes.simplify import Simplify
-from .kernel import Kernel, Kernels
-from .program.sizes import Hints, evaluate_size
+from .kernel import Kernel, Target
+from .program.sizes import Hints, evaluate_size, symbols
 from .schedule.whole import BYTES
 
 NEVER = frozenset({"dot", "scatter", "gather", "random"})
@@ -19,35 +23,36 @@ WORTH = 1.1
 """Bytes over the least possible, beyond which another form is looked for."""
 
 
-def may_be_whole(graph: Graph, divided: Kernels, hints: Hints) -> bool:
+def may_be_whole(graph: Graph, divided: Sequence[Kernel], target: Target, hints: Hints) -> bool:
     """It takes several launches or moves more than it has to, and all that is little."""
-    if any(v.prim in NEVER for v in graph.order()) or not all(map(_is_short, scans_of(graph))):
+    if any(v.prim in NEVER for v in graph.order()):
+        return False
+    if any(evaluate_size(v.params["length"], hints) > SHORT for v in scans_of(graph)):
         return False
     moved, least = moved_by(divided, hints), evaluate_size(minimal_bytes(graph), hints)
-    return least > 0 and (len(divided.kernels) > 1 or moved > WORTH * least)
+    return is_little(divided, target, hints) and (len(divided) > 1 or moved > WORTH * least > 0)
 
 
-def _is_short(scan: object) -> bool:
-    length = scan.params["length"]  # type: ignore[attr-defined]
-    return isinstance(length, int) and length <= SHORT
+def without_loops(graph: Graph, hints: Hints) -> tuple[Graph, dict[sympy.Symbol, int]]:
+    """The steps of short loops one behind the other, and the sizes that say how many these are."""
+    scans = scans_of(graph)
+    pins = {s: int(hints[s]) for s in sorted(symbols(v.params["length"] for v in scans), key=str)}
+    return (Simplify()(unroll(graph, pins)) if scans else graph), pins
 
 
-def without_loops(graph: Graph) -> Graph:
-    """The steps of short loops one behind the other."""
-    return Simplify()(unroll(graph, {})) if scans_of(graph) else graph
+def is_little(kernels: Sequence[Kernel], target: Target, hints: Hints) -> bool:
+    """If each unit had a program, none of them would move more than fits into the time of a launch."""
+    return moved_by(kernels, hints) <= BYTES * target.units
 
 
-def is_lighter(whole: Kernels, divided: Kernels, hints: Hints) -> bool:
+def is_lighter(whole: Sequence[Kernel], divided: Sequence[Kernel], hints: Hints) -> bool:
     """Fewer launches, or as many and fewer bytes; and a program moves no more than fits into the time of a launch."""
-    costs = [(len(k.kernels), moved_by(k, hints)) for k in (whole, divided)]
-    programs = evaluate_size(whole.kernels[0].grid, hints)
-    return costs[0] < costs[1] and costs[0][1] <= min(costs[1][1], BYTES * programs)
+    moved = [moved_by(k, hints) for k in (whole, divided)]
+    is_less = (len(whole), moved[0]) < (len(divided), moved[1])
+    programs = sum(evaluate_size(k.grid, hints) for k in whole)
+    return is_less and 0 < moved[0] <= min(moved[1], BYTES * programs)
 
 
-def moved_by(kernels: Kernels, hints: Hints) -> int:
+def moved_by(kernels: Iterable[Kernel], hints: Hints) -> int:
     """Bytes read and written."""
-    return sum(map(lambda k: _moved(k, hints), kernels.kernels))
-
-
-def _moved(kernel: Kernel, hints: Hints) -> int:
-    return sum(evaluate_size(n, hints) for by in (kernel.reads, kernel.writes) for n in by.values())
+    return sum(evaluate_size(n, hints) for k in kernels for by in (k.reads, k.writes) for n in by.values())
