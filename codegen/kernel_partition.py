@@ -52,6 +52,7 @@ from .schedule.loops.look_back import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of, times_of
 from .schedule.loops.round_trips import Planning, go_together
 from .schedule.loops.together import times_of_states, together
+from .schedule.loops.whole import whole_schedule_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
@@ -60,7 +61,6 @@ from .schedule.streams.bins import Binned, with_found, with_tiles
 from .schedule.streams.lone_rows import with_lone_rows
 from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
-from .schedule.whole import whole_schedule_of
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
 from .whole import is_lighter, may_be_whole, without_loops
@@ -284,7 +284,7 @@ class _Made:
 class _Group:
     """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own.
 
-    whole: one kernel holds all that is summed, for these sizes of loops that are written out; None: as many as it takes.
+    whole: one kernel holds all that is summed, at these sizes of loops that are written out; None: as many as needed.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from ..ir.passes.cost import minimal_bytes
 from ..ir.passes.simplify import Simplify
 from .kernel import Kernel, Target
 from .program.sizes import Hints, evaluate_size, symbols
-from .schedule.whole import BYTES
+from .schedule.loops.whole import BYTES
 
 NEVER = frozenset({"dot", "scatter", "gather", "random"})
 """Not for what is multiplied, or goes to places that are data."""

@@ -66,7 +66,8 @@ class Builder:
     """One pass over the goals of a kernel.
 
     goal: the number of the one whose values are built; loop: the one that gives it, moved about at most, if one does;
-    shared: whether reductions share axes; path: the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
+    path: the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
+    shared: whether reductions share axes.
     """
 
     def __init__(

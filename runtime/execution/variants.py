@@ -136,8 +136,8 @@ class Variants:
     def add(self, kernels: Kernels, sizes: Sizes) -> None:
         """Add kernels generated for these sizes, and their counterpart: wide accesses where sizes allow, any size else.
 
-        All at once, so that neither the order in which sizes come nor a new batch size decides what is compiled: kernels
-        for little alone are followed by those for more.
+        All at once, so that neither the order in which sizes come nor a new batch size decides what is compiled. Behind
+        kernels that hold only as much as there is are those for more.
         """
         variant = self.with_launchers(kernels)
         self.ordered.append(variant)

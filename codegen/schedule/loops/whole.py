@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 
-from ...ir.errors import Unfusible
-from ..program.axes import Axis
-from ..program.sizes import power_of_two
-from .loops.registers import registers_at_once
-from .registers import ROOM
-from .residency import Residency, phases_of
-from .roles import AxisRoles
-from .schedule import Schedule
-from .workload import Workload
+from ....ir.errors import Unfusible
+from ...program.axes import Axis
+from ...program.sizes import power_of_two
+from ..registers import ROOM
+from ..residency import Residency, phases_of
+from ..roles import AxisRoles
+from ..schedule import Schedule
+from ..workload import Workload
+from .registers import registers_at_once
 
 LANES = 1 << 12
 """Of a tile, at most."""
@@ -35,7 +35,8 @@ def whole_schedule_of(w: Workload) -> Schedule:
     row, outer = (tuple(a for a in w.order if (a in reduced) is side) for side in (True, False))
     tile = _tile_of(w, row, outer)
     warps = power_of_two(max(1, min(MOST_WARPS, math.prod(tile.values()) // (w.target.warp * PER_THREAD))))
-    if w.target.kind != "interpret" and registers_at_once(w.program.terms, tile, warps * w.target.warp) > ROOM:
+    registers = registers_at_once(w.program.terms, tile, warps * w.target.warp)
+    if w.target.kind != "interpret" and registers > ROOM:
         raise Unfusible(w.program.sinks[0].node, "registers do not hold all that is summed")
     roles, residency = AxisRoles(row, outer, (), tuple(w.reductions), ()), Residency()
     return Schedule(
