@@ -46,11 +46,12 @@ def is_little(kernels: Sequence[Kernel], target: Target, hints: Hints) -> bool:
 
 
 def is_lighter(whole: Sequence[Kernel], divided: Sequence[Kernel], hints: Hints) -> bool:
-    """Fewer launches, or as many and fewer bytes; and a program moves no more than fits into the time of a launch."""
+    """Fewer launches, or as many and fewer bytes; and a program moves no more than fits into the time of those saved."""
     moved = [moved_by(k, hints) for k in (whole, divided)]
-    is_less = (len(whole), moved[0]) < (len(divided), moved[1])
+    saved = len(divided) - len(whole)
     programs = sum(evaluate_size(k.grid, hints) for k in whole)
-    return is_less and 0 < moved[0] <= min(moved[1], BYTES * programs)
+    is_less = saved > 0 or (saved == 0 and moved[0] < moved[1])
+    return is_less and 0 < moved[0] <= min(moved[1], BYTES * programs * max(1, saved))
 
 
 def moved_by(kernels: Iterable[Kernel], hints: Hints) -> int:

@@ -34,7 +34,8 @@ def by_turns(x: T) -> list[T]:
 
 def sums_within_sums(x: T) -> tuple[T, T, T]:
     """Axes of one length: what is summed inside is asked for along the one that is summed outside."""
-    pairs = T(emit("broadcast", x.v, shape=(M, M, M), axes=(0, 1))) * T(emit("broadcast", x.v, shape=(M, M, M), axes=(1, 2)))
+    left, right = (T(emit("broadcast", x.v, shape=(M, M, M), axes=axes)) for axes in ((0, 1), (1, 2)))
+    pairs = left * right
     first = (pairs.sum(2, keep=True) * pairs).sum(1)
     second = where(iota(M, "f32").expand((M, M)) > x, first, x).sum(1)
     return first, second, (first - second).sum(0)
@@ -89,11 +90,11 @@ def test_steps_of_short_loops_are_one_behind_the_other(steps: int) -> None:
 
 def test_much_is_divided_as_ever() -> None:
     """A program that would move longer than a launch takes, or holds more than registers."""
-    graph = graph_of(both_ways, **X)
+    graph, target = graph_of(both_ways, **X), TARGETS["cuda:90"]
     for sizes in ({K: 64, M: 64, N: 64}, {K: 2, M: 4096, N: 4096}):
-        kernels = generate(graph, target=TARGETS["cuda:90"], hints=sizes, name="body", small=True)
-        assert kernels.divided is None
-    little = generate(graph, target=TARGETS["cuda:90"], hints={K: 2, M: 8, N: 32}, name="body", small=True)
+        assert generate(graph, target=target, hints=sizes, name="body", small=True).divided is None
+    sizes = {K: 2, M: 8, N: 32}
+    little = generate(graph, target=target, hints=sizes, name="body", small=True)
     assert len(little.kernels) == 1 and little.divided is not None
     with without("whole_sums"):
-        assert generate(graph, target=TARGETS["cuda:90"], hints={K: 2, M: 8, N: 32}, name="body", small=True).divided is None
+        assert generate(graph, target=target, hints=sizes, name="body", small=True).divided is None

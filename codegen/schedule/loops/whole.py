@@ -18,13 +18,13 @@ from ..schedule import Schedule
 from ..workload import Workload
 from .registers import registers_at_once
 
-LANES = 1 << 12
+LANES = 1 << 13
 """Of a tile, at most."""
 FEW = 1 << 10
 """Of a tile, where it has blocks of the grid beside its rows."""
 PER_THREAD = 4
 """Elements for each thread, at least."""
-MOST_WARPS = 8
+MOST_WARPS = 16
 BYTES = 1 << 15
 """What a program moves while another launch would begin, about."""
 
