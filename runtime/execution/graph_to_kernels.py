@@ -235,7 +235,8 @@ def _in_one_group(
     divides: Division, steps: Sequence[Step], kernels: Mapping[int, Kernels], refused: frozenset[int], name: str
 ) -> tuple[list[Step], list[str], dict[int, Kernels]] | None:
     """The steps with all groups as one, and its kernel: where nothing else is called, and all of it is little."""
-    if len(kernels) < 2 or any(isinstance(s, Extern) for s in steps) or not is_on("whole_sums"):
+    is_allowed = all(map(is_on, ("whole_sums", "fuse", "siblings")))
+    if len(kernels) < 2 or any(isinstance(s, Extern) for s in steps) or not is_allowed:
         return None
     several = [k for made in kernels.values() for k in made.kernels]
     if not codegen.is_little(several, divides.target, divides.hints):

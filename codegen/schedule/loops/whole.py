@@ -1,7 +1,8 @@
 """All that is summed in one program: where a kernel moves so little that a second launch would take longer.
 
-Every axis that something is reduced along is a row, from end to end in registers; all others are the grid. Nothing is
-written between one sum and the next one, along whatever axes these are, and no program adds up what others have summed.
+Every axis that something is reduced along, or that not all stores have, is a row, from end to end in registers; all
+others are the grid. Nothing is written between one sum and the next one, along whatever axes these are, and no program
+adds up what others have summed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ BYTES = 1 << 15
 
 def whole_schedule_of(w: Workload) -> Schedule:
     """One program for all that is summed. Raises Unfusible where registers do not hold that."""
-    reduced = {a for t in (*w.reductions, *w.scans) for a in t.param}
-    row, outer = (tuple(a for a in w.order if (a in reduced) is side) for side in (True, False))
+    whole = {a for t in (*w.reductions, *w.scans) for a in t.param}
+    # what some store lacks would be computed, and stored, by a program for each place of it
+    whole |= {a for a in w.order if any(a not in s.axes for s in w.program.sinks)}
+    row, outer = (tuple(a for a in w.order if (a in whole) is side) for side in (True, False))
     tile = _tile_of(w, row, outer)
     warps = power_of_two(max(1, min(MOST_WARPS, math.prod(tile.values()) // (w.target.warp * PER_THREAD))))
     registers = registers_at_once(w.program.terms, tile, warps * w.target.warp)
