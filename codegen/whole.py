@@ -46,7 +46,7 @@ def is_little(kernels: Sequence[Kernel], target: Target, hints: Hints) -> bool:
 
 
 def is_lighter(whole: Sequence[Kernel], divided: Sequence[Kernel], hints: Hints) -> bool:
-    """Fewer launches, or as many and fewer bytes; and a program moves no more than fits into the time of those saved."""
+    """Fewer launches, or as many and fewer bytes; a program moves no more than fits into the time of those saved."""
     moved = [moved_by(k, hints) for k in (whole, divided)]
     saved = len(divided) - len(whole)
     programs = sum(evaluate_size(k.grid, hints) for k in whole)
