@@ -3,6 +3,7 @@
 from ..ir.errors import Unfusible
 from .kernel import TARGETS, Buffer, Course, Kernel, Kernels, Pointer, Ref, Scalar, Target, Walk
 from .kernel_partition import generate, module
+from .whole import is_lighter, is_little
 
 __all__ = [
     "TARGETS",
@@ -17,5 +18,7 @@ __all__ = [
     "Unfusible",
     "Walk",
     "generate",
+    "is_lighter",
+    "is_little",
     "module",
 ]

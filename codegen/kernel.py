@@ -191,11 +191,13 @@ class Kernels:
     """The kernels of one group, in launch order, and the temporaries between them.
 
     nothing: the sizes at which there is nothing to compute, where there are no kernels for that.
+    divided: those for other sizes as well, where these hold no more than there is to sum now.
     """
 
     kernels: tuple[Kernel, ...]
     temporaries: tuple[Buffer, ...] = ()
     nothing: dict[sympy.Symbol, int] = field(default_factory=dict)
+    divided: Kernels | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

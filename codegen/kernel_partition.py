@@ -52,6 +52,7 @@ from .schedule.loops.look_back import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of, times_of
 from .schedule.loops.round_trips import Planning, go_together
 from .schedule.loops.together import times_of_states, together
+from .schedule.loops.whole import whole_schedule_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
 from .schedule.schedule import schedule_of
@@ -62,6 +63,7 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
+from .whole import is_lighter, may_be_whole, without_loops
 
 FUSIBLE = frozenset(
     "input elementwise source layout reduce cumulative gather scatter random contract scan pick".split()
@@ -72,12 +74,14 @@ ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
 def generate(
-    graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False
-) -> Kernels:
+    graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False,
+    small: bool = False,
+) -> Kernels:  # fmt: skip
     """The kernels that compute the outputs of `graph`, in launch order, and the temporaries between them.
 
     `hints`: the current value of every symbol; they choose blocks, never meaning. `bounded`: a row that stays in
-    registers may have any length up to its block, by a guard, where else its length is compiled in. Raises Unfusible.
+    registers may have any length up to its block, by a guard, where else its length is compiled in. `small`: one kernel
+    may hold all that is summed, where that is little; those for all sizes are beside it. Raises Unfusible.
     """
     # argmax as simpler primitives: what may be fused is asked of those
     plain = given_by_steps(_expanded(graph, virtual_values(graph, hints)))
@@ -92,7 +96,21 @@ def generate(
     if any(v.prim == "dot" for v in plain.order()) and not is_streamed(plain):
         return quotients.restored(products.kernels_of(with_selected_sums(plain), target, hints, label))
     plain = with_bins(plain, virtual_values(plain, hints), hints)
-    return quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
+    divided = quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
+    whole = _whole(plain, divided, target, hints, label) if small else None
+    return divided if whole is None else replace(quotients.restored(whole), divided=divided)
+
+
+def _whole(graph: Graph, divided: Kernels, target: Target, hints: Hints, label: str) -> Kernels | None:
+    """One kernel instead, where all of it is little, and it has fewer launches or moves fewer bytes."""
+    if not is_on("whole_sums") or not may_be_whole(graph, divided.kernels, target, hints):
+        return None
+    steps, pins = without_loops(graph, hints)
+    try:
+        whole = _Group(steps, target, hints, label, bounded=True, whole=pins).kernels()
+    except (Unfusible, Materialize, Separate):
+        return None
+    return whole if is_lighter(whole.kernels, divided.kernels, hints) else None
 
 
 def module(kernels: Iterable[Kernel], header: str = "") -> str:
@@ -264,10 +282,17 @@ class _Made:
 
 
 class _Group:
-    """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own."""
+    """One graph on its way to kernels. Values `cut` (ids) are materialised, those `alone` by a kernel of their own.
 
-    def __init__(self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool) -> None:
+    whole: one kernel holds all that is summed, at these sizes of loops that are written out; None: as many as needed.
+    """
+
+    def __init__(
+        self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool,
+        whole: dict[sympy.Symbol, int] | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.target, self.hints, self.name, self.bounded = graph, target, hints, name, bounded
+        self.whole = whole
         self.order = graph.order()
         self.empty = self._empty()
         self.streamed = _above_products(graph)
@@ -297,6 +322,8 @@ class _Group:
 
     def kernels(self) -> Kernels:
         """Build; wherever a kernel asks for a cut, materialise and build again."""
+        if self.whole is not None:
+            return self._attempt()
         for _ in range(4 * len(self.order) + 8):
             try:
                 return self._attempt()
@@ -569,11 +596,15 @@ class _Group:
         terms = TermTable()
         mine = self.streamed & {g.node.id for g in goals}  # they are made here, also for one another
         read = {k: _pinned(m, pins) for k, m in memory.items() if k not in mine}
-        sinks = unify(terms, build_sinks(terms, read, own))
+        sinks = unify(terms, build_sinks(terms, read, own, shared=self.whole is not None))
         if any(s.ref.kind == STATE for s in sinks):
             return self._looped(goals, memory, pins, terms, sinks, label)
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
             return self._streamed(goals, memory, pins, terms, with_lone_rows(terms, sinks, self.virtual), label)
+        if self.whole is not None:
+            workload = Workload(Program(sinks), self.target, self.hints)
+            kernel = kernel_of(workload.program, whole_schedule_of(workload), self.target, self.hints, label)
+            return (replace(kernel, pinned=self.whole),)
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:

@@ -43,6 +43,7 @@ GRAPHS: dict[str, str] = {
 
 KERNELS: dict[str, str] = {
     "merge": "neighbouring axes that every access walks alike are one",
+    "whole_sums": "sums of little are held whole by one kernel; off: each is complete before what reads it",
     "nested_sums": "a sum over rows and columns adds the row sums that there are",
     "resident": "a row that fits is held in registers; off: it is read in chunks",
     "packed": "wide 16-bit rows stay packed in registers",

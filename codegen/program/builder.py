@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import count
 from typing import TypeAlias
 
 from ...ir import Value
@@ -66,13 +67,16 @@ class Builder:
 
     goal: the number of the one whose values are built; loop: the one that gives it, moved about at most, if one does;
     path: the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
+    shared: whether reductions share axes.
     """
 
     def __init__(
-        self, terms: TermTable, memory: Mapping[int, Memory], rule_of: Callable[[Value], Rule], unrolling: Unrolling
-    ) -> None:
+        self, terms: TermTable, memory: Mapping[int, Memory], rule_of: Callable[[Value], Rule], unrolling: Unrolling,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
         self.terms, self.axes, self.memory = terms, terms.axes, memory
         self.rule_of, self.unrolling = rule_of, unrolling
+        self.shared = shared
         self.goal = -1
         self.loop: Value | None = None
         self.path: tuple[int, ...] = ()
@@ -122,6 +126,21 @@ class Builder:
         term = self.operand(node, index)
         self.in_product = outer
         return term
+
+    def summed(self, key: Hashable, size: Size, outer: Sequence[Index]) -> Index:
+        """What a reduction runs over: an axis of its own, or, where these are shared, the first one that it is not
+        asked for along.
+
+        A sum of sums along rows and columns by turns asks for what it is made of along twice as many axes each time.
+        """
+        if size == 1:
+            return Index()
+        if not self.shared:
+            return Index.over(self.axes.axis(key, size))
+        taken = {a for i in outer for a in self.axes.settled(i).axes}
+        axes = (self.axes.axis(("summed", size, n), size) for n in count())
+        return next(i for i in map(Index.over, axes) if not taken & set(self.axes.settled(i).axes))
+
     def pieces(self, node: Value) -> list[Part]:
         """The places of a concatenation's pieces."""
         if node.id not in self._pieces:

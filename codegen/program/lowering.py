@@ -177,14 +177,12 @@ def _reduce(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     (x,) = node.args
     axes = node.params["axes"]
     outer = iter(index)
-    own = {d: _reduced(b, node, d, x.shape[d]) for d in axes}
+    own: dict[int, Index] = {}
+    for d in axes:
+        own[d] = b.summed(("over", *b.path, node.id, d), x.shape[d], (*index, *own.values()))
     arg = b.operand(x, [own[d] if d in own else next(outer) for d in range(x.ndim)])
     over = [a for d in axes for a in b.axes.settled(own[d]).walked]
     return _folded(b, node, arg, over)
-
-
-def _reduced(b: Builder, node: Value, dim: int, size: Size) -> Index:
-    return Index() if size == 1 else Index.over(b.axes.axis(("over", *b.path, node.id, dim), size))
 
 
 def _folded(b: Builder, node: Value, arg: Term, over: list[Axis]) -> Term:
@@ -215,7 +213,8 @@ def _dot(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     place = dict(zip(out_axes, index, strict=True))
     sizes = dict(zip((*x_axes, *y_axes), (*x.shape, *y.shape), strict=True))
     summed = [label for label in sizes if label not in place]
-    place |= {label: _reduced(b, node, label, sizes[label]) for label in summed}
+    for label in summed:
+        place[label] = b.summed(("over", *b.path, node.id, label), sizes[label], list(place.values()))
     factors = [b.factor(v, [place[label] for label in axes]) for v, axes in ((x, x_axes), (y, y_axes))]
     over = sorted({a for label in summed for a in b.axes.settled(place[label]).walked}, key=lambda a: a.order)
     product_ = b.terms.make("mul", *factors, dtype=node.dtype, node=node)

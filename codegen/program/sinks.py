@@ -20,12 +20,14 @@ MAX_PASSES = 200
 """Each refines one axis at least: no graph needs so many."""
 
 
-def build_sinks(terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[Goal]) -> list[Sink]:
-    """All stores of the goals; starts again whenever an axis had to be refined."""
+def build_sinks(
+    terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[Goal], shared: bool = False
+) -> list[Sink]:
+    """All stores of the goals; starts again whenever an axis had to be refined. shared: reductions share axes."""
     unrolling, numbers = Unrolling(terms.axes), _numbers(goals)
     for _ in range(MAX_PASSES):
         terms.clear()
-        builder = Builder(terms, memory, rule_of, unrolling)
+        builder = Builder(terms, memory, rule_of, unrolling, shared)
         try:
             sinks = [
                 replace(sink, goal=at)

@@ -231,8 +231,8 @@ class Lifetimes:
         return self._estimates[size]
 
 
-def fused_clusters(kinds: NodeKinds, hints: Hints, bound: Bound = UNBOUNDED) -> Clusters:
-    """The clusters of a graph, as large as legality and memory allow."""
+def fused_clusters(kinds: NodeKinds, hints: Hints, bound: Bound = UNBOUNDED, at_all: bool = False) -> Clusters:
+    """The clusters of a graph, as large as legality and memory allow; at_all: whether they share anything or not."""
     clusters = Clusters(kinds, hints, bound)
     # every constraint on the order comes before the first join, which trusts the quotient graph
     clusters.dag.add_edges_from(pairwise(v.id for v in kinds.nodes.values() if PRIMS[v.prim].effect))
@@ -242,6 +242,8 @@ def fused_clusters(kinds: NodeKinds, hints: Hints, bound: Bound = UNBOUNDED) -> 
         _join_producers(clusters)
     if is_on("fuse") and is_on("siblings"):
         _join_siblings(clusters)
+    for first, second in pairwise(kinds.cores) if at_all else ():
+        clusters.join(first, second)
     return clusters
 
 

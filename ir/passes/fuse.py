@@ -77,24 +77,28 @@ class Fuse:
     """Graph -> steps in an order that runs. `apart`: ids of fusible values that are to be called instead.
 
     `hints` are sizes to compare costs at. bound: bytes that a group may keep waiting for it because that saves moving.
+    at_all: nodes that share nothing are in one group, too.
     """
 
     apart: frozenset[int] = frozenset()
     hints: Hints = field(default_factory=dict, hash=False)
     bound: Bound = UNBOUNDED
+    at_all: bool = False
 
     def __call__(self, graph: Graph) -> list[Step]:
-        return list(Partition(graph, self.apart, self.hints, self.bound).steps())
+        return list(Partition(graph, self.apart, self.hints, self.bound, self.at_all).steps())
 
 
 class Partition:
     """Clusters of nodes, and what is stored between them: the results, and what another step reads."""
 
-    def __init__(self, graph: Graph, apart: frozenset[int], hints: Hints, bound: Bound = UNBOUNDED) -> None:
+    def __init__(
+        self, graph: Graph, apart: frozenset[int], hints: Hints, bound: Bound = UNBOUNDED, at_all: bool = False
+    ) -> None:
         self.graph, self.hints, self.bound = graph, hints, bound
         self.layouts = graph.strides_of_outputs()
         self.kinds = NodeKinds(graph, apart)
-        self.clusters = fused_clusters(self.kinds, hints, bound)
+        self.clusters = fused_clusters(self.kinds, hints, bound, at_all)
         self.stored: dict[int, Value] = {}
         self._stored_by: dict[int | None, dict[int, Value]] = {}
         self._store_results()

@@ -26,7 +26,7 @@ from ...ir.loops.parts import CarriedPieces
 from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.clusters import Bound
 from ...ir.passes.contract import Contract
-from ...ir.passes.fuse import Fuse, Group, Step
+from ...ir.passes.fuse import Extern, Fuse, Group, Step
 from ...ir.passes.node_kinds import is_view
 from ...ir.passes.pieces import Pieces
 from ...ir.passes.place import Places, place_concatenations
@@ -36,7 +36,7 @@ from ...ir.passes.streaming.in_place import Overwrites, overwriting, taking_memo
 from ...ir.passes.streaming.slabs import held_by_nodes, held_by_steps
 from ...ir.passes.streaming.streams import PRICE, StreamDecision, Streams, held_in_one_piece, slabs_at
 from ...ir.prims import PRIMS
-from ...ir.switches import bounds_slabs, should_run, show_to_watch, slab_bytes, watch_allows
+from ...ir.switches import bounds_slabs, is_on, should_run, show_to_watch, slab_bytes, watch_allows
 from ...ir.transforms.batch import batch
 from ...ir.types import COMPLEX
 from ...tracer.lowering.aten import lower, lowering_key
@@ -121,12 +121,13 @@ MAKING = "kernels"
 
 def generate(
     graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str, products: ProductsBy = "model",
-    slabs: Slabbing = "walk",
+    slabs: Slabbing = "walk", small: bool = True,
 ) -> Generated:  # fmt: skip
     """fuse -> schedule -> loops -> Triton text. A node that cannot be generated is called as it is, between kernels.
 
     products: by the "model" a kernel or the library's call; by a "clock" a kernel wherever that moves fewer bytes, for
     a clock to compare with the call; by the "library"; or all by "torch". slabs: whether regions may be walked in them.
+    small: whether what is little may have kernels that hold no more.
     """
     refused = unordered_scatters(graph)
     called: dict[int, Decision] = {}
@@ -144,7 +145,7 @@ def generate(
         product_of = {id(d.group): d for d in decisions if d.group is not None}
         walked = slabs_at(steps, streamed)
         without = range(len(steps)) if products == "torch" else walked
-        kernels, refusals = _made(steps, names, without, product_of, target, hints)
+        kernels, refusals = _made(steps, names, without, product_of, target, hints, small)
         if refusals:
             first = refusals[0]
             left_out = [(product_of[id(r.group)], r.error.reason) for r in refusals if id(r.group) in product_of]
@@ -157,6 +158,9 @@ def generate(
                 refused |= dict.fromkeys(alike, str(first.error))
                 reasons.append(str(first.error))
             continue
+        joined = _in_one_group(divides, steps, kernels, frozenset(refused), name) if small else None
+        if joined is not None:
+            steps, names, kernels = joined
         told = [d for d in streamed if divides.streams or d.slabs is not None or d.unwalked]
         told = _with_splits(told, steps, kernels)
         decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
@@ -179,6 +183,7 @@ class Division:
     """A graph as steps, by the passes that are on. limit: bytes that a region of products may hold; None: any."""
 
     graph: Graph
+    target: Target
     machine: Machine
     hints: Mapping[sympy.Symbol, int]
     products: ProductsBy
@@ -199,7 +204,7 @@ class Division:
         is_slab = slabs == "inside" and products != "torch"
         by = products if not kernels or should_run("products", name) else "library"
         price, in_place = price_of_slabs(), should_run("place", name)
-        return cls(graph, machine_of(target), hints, by, streams, limit, price, in_place, is_slab)
+        return cls(graph, target, machine_of(target), hints, by, streams, limit, price, in_place, is_slab)
 
     @property
     def bound(self) -> Bound:
@@ -226,6 +231,27 @@ class Division:
         return steps, places, streamed, decisions
 
 
+def _in_one_group(
+    divides: Division, steps: Sequence[Step], kernels: Mapping[int, Kernels], refused: frozenset[int], name: str
+) -> tuple[list[Step], list[str], dict[int, Kernels]] | None:
+    """The steps with all groups as one, and its kernel: where nothing else is called, and all of it is little."""
+    is_allowed = all(map(is_on, ("whole_sums", "fuse", "siblings")))
+    if len(kernels) < 2 or any(isinstance(s, Extern) for s in steps) or not is_allowed:
+        return None
+    several = [k for made in kernels.values() for k in made.kernels]
+    if not codegen.is_little(several, divides.target, divides.hints):
+        return None
+    one = Fuse(refused, bound=divides.bound, at_all=True)(divides.graph)
+    names, groups = group_names(name, one), [at for at, s in enumerate(one) if isinstance(s, Group)]
+    try:
+        made = {at: _kernels_at(one, at, divides.target, divides.hints, names[at], small=True) for at in groups}
+    except _Refusal:
+        return None
+    kernels_of_all = [k for own in made.values() for k in own.kernels]
+    is_better = len(groups) == 1 and codegen.is_lighter(kernels_of_all, several, divides.hints)
+    return (one, names, made) if is_better else None
+
+
 def _with_splits(
     streamed: Sequence[StreamDecision], steps: Sequence[Step], kernels: Mapping[int, Kernels]
 ) -> list[StreamDecision]:
@@ -237,7 +263,7 @@ def _with_splits(
 
 def _made(
     steps: Sequence[Step], names: Sequence[str], without: Container[int], products: Container[int], target: Target,
-    hints: Mapping[sympy.Symbol, int],
+    hints: Mapping[sympy.Symbol, int], small: bool,
 ) -> tuple[dict[int, Kernels], list[_Refusal]]:  # fmt: skip
     """The kernels of all groups but those `without`; or refusals: the first, and where it is of a product all others
     that are."""
@@ -246,7 +272,7 @@ def _made(
     groups = [at for at, s in enumerate(steps) if isinstance(s, Group) and at not in without]
     for at in [at for at in groups if watch_allows(MAKING, names[at])]:
         try:
-            kernels[at] = _kernels_at(steps, at, target, hints, names[at])
+            kernels[at] = _kernels_at(steps, at, target, hints, names[at], small)
         except _Refusal as found:
             refusals.append(found)
             if id(refusals[0].group) not in products:
@@ -281,12 +307,12 @@ class _Refusal(Exception):
 
 
 def _kernels_at(
-    steps: Sequence[Step], at: int, target: Target, hints: Mapping[sympy.Symbol, int], name: str
+    steps: Sequence[Step], at: int, target: Target, hints: Mapping[sympy.Symbol, int], name: str, small: bool
 ) -> Kernels:
     group = steps[at]
     assert isinstance(group, Group)
     try:
-        return kernels_of(group, target, hints, name)
+        return kernels_of(group, target, hints, name, small=small)
     except Unfusible as error:
         raise _Refusal(group, error) from error
     except Exception as error:
@@ -307,10 +333,11 @@ def _refused_alike(graph: Graph, refused: Value, apart: frozenset[int]) -> froze
 
 
 def kernels_of(
-    group: Group, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False
-) -> Kernels:
-    """schedule -> lower to loops -> emit Triton text. bounded: rows held whole may be shorter, as for `generate`."""
-    kernels = codegen.generate(group.graph, target=target, hints=hints, name=name, bounded=bounded)
+    group: Group, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False,
+    small: bool = False,
+) -> Kernels:  # fmt: skip
+    """schedule -> lower to loops -> emit Triton text. bounded, small: as for `codegen.generate`."""
+    kernels = codegen.generate(group.graph, target=target, hints=hints, name=name, bounded=bounded, small=small)
     count("compiles", len(kernels.kernels))
     log_kernels(kernels, target)
     if settings().debug:
@@ -336,7 +363,6 @@ def log_division(graph: Graph, generated: Generated) -> None:
     """A graph became groups and calls."""
     if not logs.fusion.isEnabledFor(logging.INFO):
         return
-    from ...ir.passes.fuse import Extern
     from .fusion_report import fusion_breaks_of, groups_of  # a report of what is made here, for who asked for it
 
     groups = groups_of(generated)

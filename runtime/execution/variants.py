@@ -136,11 +136,15 @@ class Variants:
     def add(self, kernels: Kernels, sizes: Sizes) -> None:
         """Add kernels generated for these sizes, and their counterpart: wide accesses where sizes allow, any size else.
 
-        Both at once, so that neither the order in which sizes come nor a new batch size decides what is compiled.
+        All at once, so that neither the order in which sizes come nor a new batch size decides what is compiled. Behind
+        kernels that hold only as much as there is are those for more.
         """
         variant = self.with_launchers(kernels)
         self.ordered.append(variant)
         log_admission(self, variant)
+        if kernels.divided is not None:
+            self.add(kernels.divided, sizes)
+            return
         hints = counterpart_sizes(sizes, variant.pinned, variant.aligned, self.group.graph, variant.guards)
         if hints is None:
             return

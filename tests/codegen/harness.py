@@ -242,12 +242,13 @@ def agree(
     slack: float = 4.0,
     given: Mapping[str, torch.Tensor] | None = None,
     hints: Mapping[sympy.Symbol, int] | None = None,
+    small: bool = False,
     **inputs: Input,
 ) -> Kernels:
     """Generate, run, compare with the reference; returns the kernels."""
     sizes = sizes or {}
     graph = graph_of(body, **inputs)
-    kernels = generate(graph, target=target, hints=hints or sizes, name="body")
+    kernels = generate(graph, target=target, hints=hints or sizes, name="body", small=small)
     text = module(kernels.kernels)
     values = inputs_of(graph, sizes)
     for k, name in enumerate(inputs):

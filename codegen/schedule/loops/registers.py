@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -38,7 +38,13 @@ def registers_of(program: LoopProgram, blocks: dict[Axis, int], threads: int) ->
     read = {a for t in moving for a in t.args}
     before = (t for t in step if t in read and t not in moving and t.op not in FREE)
     held = sum(_words(t, blocks, threads) for t in (*before, *(s.before for s in program.states)))
-    return ADDRESSES + held + _most_at_once(program, list(moving), partial(_words, blocks=blocks, threads=threads))
+    words = partial(_words, blocks=blocks, threads=threads)
+    return ADDRESSES + held + _most_at_once(list(moving), words, {s.update.value for s in program.states})
+
+
+def registers_at_once(terms: Sequence[Term], blocks: dict[Axis, int], threads: int) -> int:
+    """About so many where there is no loop, and all of it is one step."""
+    return ADDRESSES + _most_at_once(list(terms), partial(_words, blocks=blocks, threads=threads))
 
 
 def _moving(step: Iterable[Term], time: Axis) -> dict[Term, None]:
@@ -63,10 +69,10 @@ def _words(term: Term, blocks: dict[Axis, int], threads: int) -> int:
     return math.prod(-(-n // along[a]) for a, n in own.items()) * -(-ITEMSIZE[term.dtype] // WORD)
 
 
-def _most_at_once(program: LoopProgram, step: list[Term], words: Callable[[Term], int]) -> int:
-    """What lives at the same time within a step, at most."""
+def _most_at_once(step: list[Term], words: Callable[[Term], int], lasting: Iterable[Term] = ()) -> int:
+    """What lives at the same time within a step, at most; lasting: to its end."""
     uses = Counter(a for t in step for a in t.args)
-    ends = {a: at for at, t in enumerate(step) for a in t.args} | {s.update.value: len(step) for s in program.states}
+    ends = {a: at for at, t in enumerate(step) for a in t.args} | dict.fromkeys(lasting, len(step))
     changes: Counter[int] = Counter()
     for at, term in enumerate(step):
         end = ends.get(term, at)

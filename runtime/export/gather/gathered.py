@@ -278,7 +278,7 @@ def part_of(
     source = method_place(getattr(compiler.user.cls, "backward" if derived else method))
     target = named_target(device, numerics(compiler.options.numerics))
     graph = substituted_graph(graph, lengths.fixed) if lengths.fixed else graph
-    generated = generate(graph, target, sizes, graph.name, slabs="none")
+    generated = generate(graph, target, sizes, graph.name, slabs="none", small=False)
     for step in generated.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
             raise export_error(compiler, f"{node.name} is an opaque node in its {method}", node.where)
