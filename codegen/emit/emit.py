@@ -31,6 +31,7 @@ from .access.loads import Loads, padding_of, row_vectors
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
+from .access.two_tiles import in_two_tiles
 from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
 from .names import MULTIPLE, WIDTH, Names
@@ -197,6 +198,8 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     sizes, label = context.sizes, context.label
     # Masks, lanes and offsets are emitted before it is known whether an access reads them
     body = prune(context.top.body, set())
+    if plan.tail:
+        body = in_two_tiles(context, body, emitter.tile.block(plan.order[-1]).text)
     read = read_names(body)
     body = _kept_multiples(context, read) + body
     read |= read_names(body)
