@@ -59,7 +59,9 @@ def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Seq
     light = not narrow and is_read_lightly(w, roles, residency)
     lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if light else 1)
     warps = _warps(w, lanes, bool(roles.accumulators))
-    if roles.accumulators and not residency.chunked:
+    # so do chunks that are read wide: half of the threads ask for addresses, and there are two programs to wait
+    wide = not residency.chunked or (not residency.shared and slide is None and not w.has_odd_rows)
+    if roles.accumulators and wide:
         warps = _warps_of_whole_rows(w, roles, residency, tile, slide, warps)
     if _is_split(tile):
         warps = _warps_of_two_tiles(w, roles, residency, tile, warps)
