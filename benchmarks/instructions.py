@@ -36,7 +36,8 @@ def _in_short(direction: Mapping[str, Any]) -> dict[str, Any]:
     cut_short = any(kernel["data_dependent"] for kernel in direction["kernels"].values())
     figures = {n: direction[n] for n in ("per_32", "elements", "budget", "share", "microseconds", "copy", "over_copy")}
     figures |= {n: longest[n] for n in OF_LONGEST} | {"data_dependent": cut_short}
-    return {n: round(v, 4) if isinstance(v, float) else v for n, v in figures.items()}
+    pipes = {pipe: round(n, 2) for pipe, n in longest["pipes"].items()}
+    return {n: round(v, 4) if isinstance(v, float) else v for n, v in figures.items()} | {"pipes": pipes}
 
 
 def model(case: Case, device: str = DEVICE, numerics: str = "eager") -> dict[str, Any]:

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..codegen.devices import DEVICES
+from ..runtime.kernels.machine_code.pipes import RATES
 from . import loop_report, stream_report
 from .goals import GOALS, issued_over, joined, keeps_time, modelled
+from .instructions import DEVICE
 from .kernels import TARGETS
 from .plans import DIRECTIONS, TARGET
 from .streams import share
@@ -243,8 +246,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (",50257]", "rows of 50257: they begin at odd places, and are read in several strips or passes"),
     ("SmoothedCrossEntropy", "logits that are read once: a tanh, an exponential and three sums of each"),
     ("ColumnSoftmax", "columns: two passes, each with its exponentials"),
-    (",5120]", "rows of 5120 held whole: they fill 8192 lanes"),
-    ("16384]", "rows of 16384 held whole: one program for a multiprocessor"),
+    ("16384]", "rows of 16384 and six sums of each: three passes"),
     ("", "others"),
 )
 """Of whose cases which part of the name; the first that fits."""
@@ -270,6 +272,24 @@ def _by_cause(found: Iterable[tuple[Any, str]], keeps: Any, figure: str) -> dict
 
 def _count_and_span(values: Sequence[float] | None) -> Row:
     return ["-", "-"] if not values else [str(len(values)), f"{min(values):.2f} to {max(values):.2f}"]
+
+
+PIPES = ("float", "integer", "memory", "uniform", "control", "special")
+ISSUED_HEAD = ("case", "direction", "over a copy's", "budget", "issued", *PIPES, "special unit")
+
+
+def issued_rows(results: Results) -> list[Row]:
+    """What is issued, by pipe, where a goal of time or instructions is missed."""
+    found = modelled(joined(results, "instructions", "peers"))
+    return [_issued_row(row, d) for row, d in found
+            if "pipes" in row[d] and not (keeps_time(row, d) and _keeps_issue(row, d))]  # fmt: skip
+
+
+def _issued_row(row: Mapping[str, Any], direction: str) -> Row:
+    m = row[direction]
+    pipes, busy = m["pipes"], m["pipes"].get("special", 0.0) / RATES[DEVICES[DEVICE].target]["special"]
+    figures = (m["budget"], m["per_32"], *(pipes.get(pipe, 0.0) for pipe in PIPES), busy)
+    return [row["case"], direction, f"{m['over_copy']:.2f}", *(f"{n:.1f}" for n in figures)]
 
 
 GOALS_HEAD = ("goal", "limit", "worst", "at", "verdict")
@@ -300,6 +320,7 @@ SECTIONS = (
     ("The first call", LATENCY_HEAD, latency_rows, ("latency",)),
     ("The goals of time and instructions, by Function", KEPT_HEAD, kept_rows, ("instructions",)),
     ("What misses them", CAUSES_HEAD, cause_rows, ("instructions",)),
+    ("What they issue", ISSUED_HEAD, issued_rows, ("instructions",)),
     *stream_report.SECTIONS,
     *loop_report.SECTIONS,
     ("A model of an H100", MODEL_HEAD, model_rows, ("instructions",)),
@@ -323,39 +344,50 @@ NOTES = {
     "Cold: every cache empty. Warm: Triton's and fusegrad's disk caches filled. torch.compile and `reference` run on "
     "this CPU, on 64 rows.",
     "The goals of time and instructions, by Function": (
-        "Out of the model below. Time: at most 1.1 times that of a copy of as many bytes from 4096x4096 on, 1.25 times "
-        "at 512x1024. Instructions: at most the budget, or 1.05 of those of the better peer, where one was counted "
-        '(one shape a Function). Behind each shape that misses: how much, and what is waited for; its instructions '
-        'over the budget, and those with `numerics="fast"`: what lies between the two is the price of eager\'s '
-        "roundings and exact quotients. Where both are above one the work itself is too much, or is done twice: rows of"
-        " 50257 begin at odd places, rows of 5120 fill 8192 lanes, columns and long rows are read and computed again "
-        "in a second pass. Strips of a row share what one of them reduces along it, and it is counted once; what the "
-        "last program adds up at the end is not counted. SwiGLU and GeGLU at 512x1024 wait for memory "
-        "several times: the assembler puts one load behind the arithmetic of another, behind a barrier too. "
-        "RMSNormFP8 at 512x1024 has all that it reads on its way at once; it writes more than it reads."
+        "Out of the model below. Time: at most 1.1 times that of a copy of as many bytes from 4096x4096 on, 1.25 "
+        "times at 512x1024. Instructions: at most the budget, or 1.05 of those of the better peer, where one was "
+        "counted (one shape a Function). Behind each shape that misses: how much, and what is waited for; its "
+        'instructions over the budget, and those with `numerics="fast"`: what lies between the two is the price of '
+        "eager's roundings and exact quotients. Where both are above one the work itself is too much, or is done "
+        "twice: rows of 50257 begin at odd places, long rows are read and computed again in a second pass. Strips of "
+        "a row share what one of them reduces along it, and it is counted once; what the last program adds up at the "
+        "end is not counted. SwiGLU and GeGLU at 512x1024 wait for memory several times: the assembler puts one load "
+        "behind the arithmetic of another, behind a barrier too. RMSNormFP8 at 512x1024 has all that it reads on its "
+        "way at once; it writes more than it reads."
     ),
     "What misses them": (
-        "The same misses, by what their shapes or Functions have in common; which part of it costs how much was not "
-        "measured apart. Not among them any more: a vector that meets several rows of a tile is read in the layout of "
-        "the tile, where Triton computed what follows from both in two layouts (DyT backward at 4096x4096: 58.5 "
-        "instructions, now 41.0); of a row that is read from the boundary below it neighbours are masked in the chunks "
-        "at its ends alone, and copies are filled with zeros (CrossEntropy forward at 50257 columns: 22.4 "
-        "instructions, now 14.0); a softmax divides by the sum of its row in three instructions, with the bits of the "
-        "ten before, and its powers are the shorter ones of sums (Softmax forward at 50257: 47.6, now 36.1; "
-        "ColumnSoftmax at 8192x16384: 47.8, now 37.1; at 4096x4096 a loop was counted as one turn: 29.9, of which 46.5 "
-        "were issued, now 36.5); blocks of 5120 columns have 1024 lanes and two rows instead of 2048 and one "
-        "(BiasGELU forward: 37.8, now 32.2). What is left. Rows of 50257: weights begin elsewhere than their rows, and "
-        "are read element by element, two for each element by LayerNorm forward; backwards of norms divide them into "
-        "13 strips, and the rows of each into eight kinds that begin alike: 104 programs on 132 multiprocessors; rows "
-        "side by side, as those of a column are, have no boundary in common: two bytes an access, too few for copies "
-        "past the registers, 8 kB of 40 on their way. Rows of 5120 held whole: a row has lanes for 8192, and all its "
-        "instructions are issued for them (PolyNorm backward: 85.5, 51.6 at 8192 columns). PolyNorm backward "
-        "multiplies and adds 37.9 times of these 51.6 at 8192, apart, as eager rounds. "
-        "SmoothedCrossEntropy: two instructions of the special unit for a tanh, one for an exponential, at an eighth "
-        "of an instruction a clock: these alone take 24 where forward has 17.7 while its two bytes come, in any "
-        "kernel; it issues 34.8 at 32000, 19.8 of them float and 10.1 integer. Its backward has both formulas of "
-        "the tanh and an exact exponential, 47.1 where 35.3 are issued. LayerNorm backward at 4096 rows has 90 "
-        "programs: partial sums of 132 would move more than 1.03 of the minimum."
+        "The same misses, by what their shapes or Functions have in common; the next table has what each of them "
+        "issues. Not among them any more: rows as long as two powers of two are together, held whole, are two tiles, "
+        "of 4096 and of 1024 columns, where they filled 8192 lanes of one (PolyNorm backward at 4096x5120: 85.5 "
+        "instructions, now 47.9; RMSNormFP8 forward: 57.5, now 35.6; the 256 threads of a "
+        "backward read 8 bytes each of the second one); where chunks divide a row, a guard says so and "
+        "they have no masks (ColumnSoftmax forward at 8192x16384: 37.1, now 33.3), and half of the threads read them "
+        "where they are read wide (PolyNorm backward at 8192x16384: 80.0, now 65.1; GroupNorm backward: 39.7, now "
+        "32.3). What is left. Logits that are read once: two instructions of "
+        "the special unit for a tanh and one for an exponential, at an eighth of an instruction a clock, take 24 "
+        "where forward has 17.7 while its two bytes come, in any kernel; its float instructions alone are above the "
+        "budget, and of the integer ones the most are maxima (a clamp, and the row's), the choice between both "
+        "formulas of the tanh and its sign: what exactness is made of. PolyNorm backward at 16384 columns: six sums "
+        "of a row that does not fit in registers, three passes; eager's multiplications and additions in these, each "
+        "rounded apart, 44.3, and the conversions of both rows in each pass and of the result, 6.5, are 50.8 of "
+        "53.0, before anything is addressed or copied. At 8192 they are 37.9 of 51.6: 20 multiplications and "
+        "13 additions of the class's own expression, and 4.9 of the sums between threads; powers are shared with the "
+        "sums, x * x * x is (x * x) * x, and what a common factor would save (3 * w * rstd) would round otherwise. "
+        "Rows of 50257: weights begin elsewhere than their rows, and are read element by element, two for each "
+        "element by LayerNorm forward; backwards of norms divide them into 13 strips, and the rows of each into "
+        "eight kinds that begin alike: 104 programs on 132 multiprocessors; rows side by side, as those of a column "
+        "are, have no boundary in common: two bytes an access, too few for copies past the registers, 8 kB of 40 on "
+        "their way. At 50304 columns, the same vocabulary padded, LayerNorm issues 31.1 and 45.4, ColumnSoftmax 32.5 "
+        "and 20.2, BiasGELU 32.1 and 48.9, all in the time of a copy; RMSNormFP8 forward, whose row is read twice, "
+        "58.1 of 44.1. At 512x1024 a program has few rows, what it does before and after them is not shared by more, "
+        "and memory is waited for once or twice. LayerNorm backward at 4096 rows has 90 programs: partial sums of "
+        "132 would move more than 1.03 of the minimum."
+    ),
+    "What they issue": (
+        "Of each miss the instructions for 32 elements by the pipe that takes them, beside the budget, in which all "
+        "of them have to be issued. Float: additions, multiplications and conversions of two bytes to four, in part; "
+        "integer: the other conversions, comparisons, maxima, choices and addresses. The last column is the time "
+        "that the special unit takes for its own, in instructions: above the budget no kernel meets the goal."
     ),
     "A model of an H100": (
         "A model, not a measurement: no time here is a GPU's. Machine code for sm_90 is read instead of run. "

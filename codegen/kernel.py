@@ -139,9 +139,10 @@ class Kernel:
     accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, one for
     each program, whose sums the next kernel merges; sizes may have a use for more or fewer: `wanted`. `walk`: where it
     was generated in this process, and has matrices that are never in memory. `course`: the same of a loop over time,
-    where many steps are taken at once. `roomy`: programs are so few that the compiler may take all
-    registers of a thread; by itself it spills some where that lets one more program run beside others. `sharing`:
-    programs that walk the same rows, a strip each: what one of them reduces along a row, the others find in memory.
+    where many steps are taken at once. `roomy`: programs are so few that so many
+    on a multiprocessor may have all its registers; by itself the compiler spills some where that lets one more run
+    there. `sharing`: programs that walk the same rows, a strip each: what one of them reduces along a row, the others
+    find in memory.
     """
 
     name: str
@@ -165,7 +166,7 @@ class Kernel:
     wanted: Size = 1
     walk: Walk | None = field(default=None, compare=False)
     course: Course | None = field(default=None, compare=False)
-    roomy: bool = False
+    roomy: int = 0
     sharing: Size = 1
 
     def suits(self, wanted: int) -> bool:
@@ -176,7 +177,7 @@ class Kernel:
         """Options of the compiler for this kind of device: eager's roundings are those of single operations."""
         flushes = {"enable_reflect_ftz": self.fast} if kind == "cuda" else {}
         fused = {"enable_fp_fusion": self.fast}
-        held = {"maxnreg": most_registers(32 * self.num_warps)} if kind == "cuda" and self.roomy else {}
+        held = {"maxnreg": most_registers(32 * self.num_warps * self.roomy)} if kind == "cuda" and self.roomy else {}
         plain = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return {**plain, **fused, **flushes, **held, **self.assertions}
 

@@ -46,6 +46,7 @@ KERNELS: dict[str, str] = {
     "whole_sums": "sums of little are held whole by one kernel; off: each is complete before what reads it",
     "nested_sums": "a sum over rows and columns adds the row sums that there are",
     "resident": "a row that fits is held in registers; off: it is read in chunks",
+    "tails": "a row as long as two powers of two are together is two tiles; off: one, with lanes outside",
     "packed": "wide 16-bit rows stay packed in registers",
     "online": "the sum of a softmax rides along with its maximum",
     "partials": "sums that keep a part of a long row are stored per item",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import sympy
 
 from ...ir.switches import is_on
-from ...ir.types import product
+from ...ir.types import Size, product
 from ..kernel import Kernel, Scalar, Target
 from ..program.axes import Axis, Program
 from ..program.op_counts import operations_of
@@ -31,6 +31,7 @@ from .access.loads import Loads, padding_of, row_vectors
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
+from .access.two_tiles import in_two_tiles
 from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
 from .names import MULTIPLE, WIDTH, Names
@@ -197,6 +198,8 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     sizes, label = context.sizes, context.label
     # Masks, lanes and offsets are emitted before it is known whether an access reads them
     body = prune(context.top.body, set())
+    if plan.tail:
+        body = in_two_tiles(context, body, emitter.tile.block(plan.order[-1]).text)
     read = read_names(body)
     body = _kept_multiples(context, read) + body
     read |= read_names(body)
@@ -216,8 +219,15 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
         tuple(emitter.buffers.scratch), {}, guards, traffic.reads, traffic.writes, traffic.cached,
         tuple(p.name for p in pointers if p.name in emitter.buffers.aligned), operations_of(context.program),
         context.target.fast, any(g.has(sympy.Mod) for g in sizes.guards),
-        sharing=plan.strips if emitter.finals.words.pointers else 1,
+        sharing=plan.strips if emitter.finals.words.pointers else 1, roomy=_programs_of_a_unit(context, grid),
     )  # fmt: skip
+
+
+def _programs_of_a_unit(context: Context, grid: Size) -> int:
+    """Programs on each unit, where all run at once and wait for one another; 0 of any others."""
+    if context.plan.pieces == 1:
+        return 0
+    return max(1, -(-evaluate_size(grid, context.hints) // context.target.units))
 
 
 def _kept_multiples(context: Context, read: set[str]) -> list[Statement]:

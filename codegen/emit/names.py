@@ -117,14 +117,14 @@ class SizeArguments:
             return size % WIDTH == 0
         return is_on("multiples") and evaluate_size(size, self.hints) % WIDTH == 0
 
-    def stays_multiple(self, size: Size, block: int, guarded: bool) -> bool:
-        """True of a size that blocks divide; if `guarded`, also of one that small blocks divide now, by a guard.
+    def stays_multiple(self, size: Size, block: int, largest: int) -> bool:
+        """True of a size that blocks divide; also of one that blocks up to the largest divide now, by a guard.
 
         In a loop, a mask that changes is held for each turn under way, and is asked for each element that is summed.
         """
         if isinstance(size, int):
             return size % block == 0
-        if not (guarded and is_on("multiples")) or block > WIDTH or evaluate_size(size, self.hints) % block:
+        if not is_on("multiples") or block > largest or evaluate_size(size, self.hints) % block:
             return False
         self.guards[sympy.Eq(sympy.Mod(size, block), 0)] = None
         return True

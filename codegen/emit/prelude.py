@@ -84,6 +84,18 @@ def three_sums(a, b, c):
     return tl.reduce((a, b, c), 0, plus_three)
 
 @triton.jit
+def of_threads(v, fold: tl.constexpr, threads: tl.constexpr, access: tl.constexpr):
+    """What each thread has of a tile, folded."""
+    each: tl.constexpr = min(access, v.shape[0] // threads)
+    return fold(fold(tl.reshape(v, [v.shape[0] // (threads * each), threads, each]), 2), 0)
+
+@triton.jit
+def joined(head, tail, fold: tl.constexpr, threads: tl.constexpr, access: tl.constexpr):
+    """What each thread has of both tiles of a row, folded."""
+    both = tl.join(of_threads(head, fold, threads, access), of_threads(tail, fold, threads, access))
+    return fold(both, 1)
+
+@triton.jit
 def row_prod(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     """The product along an axis."""
     return tl.reduce(v, axis, times, keep_dims=keep_dims)

@@ -96,6 +96,11 @@ class Schedule:
     def lanes(self) -> int:
         return math.prod(self.tile.values())
 
+    @property
+    def tail(self) -> int:
+        """Lanes of the second tile of a row that is held as two; 0 of any other."""
+        return self.lanes & -self.lanes if self.lanes & (self.lanes - 1) else 0
+
 
 def schedule_of(w: Workload) -> Schedule:
     """Decide. Raises Materialize or Separate where the program has to be divided."""

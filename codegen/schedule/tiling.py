@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...ir.switches import is_on
+from ..kernel import MOST_REGISTERS, most_registers
 from ..program.axes import Axis
 from ..program.sizes import power_of_two
 from .alignment import GROUP, Slide
@@ -22,6 +24,8 @@ SMALL = 1 << 13
 """Elements for each multiprocessor, of a tensor whose strips are too few for the device."""
 NARROWEST = 512
 """Lanes of a block, along the vector, that is narrower than it might be: whole accesses of two warps."""
+TAIL = 8
+"""Lanes of the first of two tiles over those of the second, at most: each thread has some of both."""
 WASTED = 1.1
 """Lanes of blocks over those of narrower ones, beyond which they are narrower."""
 THREADS = 1024
@@ -55,8 +59,12 @@ def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Seq
     light = not narrow and is_read_lightly(w, roles, residency)
     lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if light else 1)
     warps = _warps(w, lanes, bool(roles.accumulators))
-    if roles.accumulators and not residency.chunked:
+    # so do chunks that are read wide: half of the threads ask for addresses, and there are two programs to wait
+    wide = not residency.chunked or (not residency.shared and slide is None and not w.has_odd_rows)
+    if roles.accumulators and wide:
         warps = _warps_of_whole_rows(w, roles, residency, tile, slide, warps)
+    if _is_split(tile):
+        warps = _warps_of_two_tiles(w, roles, residency, tile, warps)
     return Tiling(tile, slide, step, _whole_axes(w, roles, residency, tile), warps)
 
 
@@ -81,12 +89,25 @@ def _row_tile(
     row, vector = roles.row, w.vector
     alone = _is_alone(w, row, residency.chunked, summed)
     if row and not residency.chunked:
+        if _is_two_tiles(w, row):
+            return {w.vector: w.size[w.vector]}, 1
         tile = {a: power_of_two(w.size[a]) for a in row}
         return tile, 1 if alone else max(1, w.budget.lanes // math.prod(tile.values()))
     if row:
         return _chunk(w, row, residency.shared), 1
     room = w.budget.lanes // (2 if summed else 1)
     return ({vector: min(power_of_two(w.size[vector]), room)}, 1) if alone else ({}, room)
+
+
+def _is_two_tiles(w: Workload, row: Sequence[Axis]) -> bool:
+    """A row that two tiles hold without a lane outside, where a program has one at a time; see `emit/access`."""
+    if list(row) != [w.vector] or not isinstance(w.vector.size, int) or w.slide is not None or not is_on("tails"):
+        return False
+    size, lanes = w.vector.size, power_of_two(w.vector.size)
+    tail = size - lanes // 2
+    is_sum = lanes // (2 * TAIL) <= tail < lanes // 2 and tail & (tail - 1) == 0
+    steps = (dict(t.place.terms).get(w.vector, 0) for t in w.program.traffic())
+    return is_sum and 2 * lanes > w.budget.lanes and not w.scans and all(step in (0, 1) for step in steps)
 
 
 def _chunk(w: Workload, row: Sequence[Axis], shared: bool) -> dict[Axis, int]:
@@ -209,3 +230,29 @@ def _warps_of_whole_rows(
     if half * w.target.warp < LEAST_THREADS:
         return warps
     return half if registers_of(w, roles, residency, tile, slide, half) <= ROOM else warps
+
+
+def _is_split(tile: Mapping[Axis, int]) -> bool:
+    """One row, as long as two tiles are together."""
+    return any(n & (n - 1) for n in tile.values())
+
+
+def _warps_of_two_tiles(
+    w: Workload, roles: AxisRoles, residency: Residency, tile: Mapping[Axis, int], warps: int
+) -> int:
+    """So few that each thread reads whole accesses of the second tile, too, where its elements fit in registers."""
+    (lanes,) = tile.values()
+    each = (lanes & -lanes) // (GROUP // min(t.itemsize for t in w.program.traffic() if w.vector in t.axes))
+    least = LEAST_THREADS if roles.accumulators else LEAST_THREADS // 2
+    while warps * w.target.warp > max(each, least) and _has_room(w, roles, residency, tile, warps // 2):
+        warps //= 2
+    return warps
+
+
+def _has_room(w: Workload, roles: AxisRoles, residency: Residency, tile: Mapping[Axis, int], warps: int) -> bool:
+    """What lives at a time fits in registers; weights of a program with one row are read when they are needed."""
+    registers, most = registers_of(w, roles, residency, tile, None, warps), most_registers(warps * w.target.warp)
+    if roles.accumulators:
+        return registers * MOST_REGISTERS <= ROOM * most
+    weights = [t for t in w.row_loads(roles.row) if not t.axes - set(roles.row)]
+    return registers - len(weights) * (math.prod(tile.values()) // (warps * w.target.warp)) <= most

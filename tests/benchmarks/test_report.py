@@ -93,6 +93,15 @@ def test_misses_are_counted_by_what_they_have_in_common() -> None:
     assert late == [["others", "1", "1.30 to 1.30", "-", "-"]]
 
 
+def test_what_is_issued_is_shown_where_it_is_too_much() -> None:
+    pipes = {"float": 30.0, "integer": 8.0, "special": 2.0}
+    assert report.issued_rows(model_results(None, share=0.9, over_copy=1.1, pipes=pipes)) == []
+    assert report.issued_rows(model_results(None, share=1.5, over_copy=1.3)) == [], "a result of an older run"
+    (row,) = report.issued_rows(model_results(None, share=1.5, over_copy=1.3, pipes=pipes))
+    assert row == ["A[4096,4096]", "forward", "1.30", "40.0", "40.0", "30.0", "8.0", "0.0", "0.0", "0.0", "2.0", "16.0"]
+    assert len(row) == len(report.ISSUED_HEAD)
+
+
 def verdicts(found: dict[str, Any]) -> dict[str, str]:
     return {row[0]: row[-1] for row in report.goal_rows(found)}
 

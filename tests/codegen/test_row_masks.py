@@ -46,3 +46,27 @@ def test_a_mask_where_they_do_not(rows: int) -> None:
 def test_the_switch_keeps_the_mask() -> None:
     with switched_off(["multiples"]):
         assert "inside_row" in kernel_for(512).source
+
+
+def softmax_of_columns(x: T) -> T:
+    e = (x - x.amax(0, keep=True)).exp()
+    return e / e.sum(0, keep=True)
+
+
+def column_kernel(rows: int, columns: int = 64) -> Kernel:
+    sizes = {M: rows, N: columns}
+    (kernel,) = agree(softmax_of_columns, sizes, target=CUDA, slack=16, x=Input("f32", (M, N))).kernels
+    assert "for row_at" in kernel.source, "rows in chunks"
+    return kernel
+
+
+def test_chunks_of_any_size_have_no_mask_where_they_divide_the_row() -> None:
+    kernel = column_kernel(4096)
+    rows = rows_of_block(kernel)
+    assert rows > 16 and "inside_row" not in kernel.source
+    assert sympy.Eq(sympy.Mod(M, rows), 0) in kernel.guards
+
+
+def test_chunks_have_a_mask_where_they_do_not() -> None:
+    kernel = column_kernel(4080)
+    assert "inside_row" in kernel.source and not any(M in g.free_symbols for g in kernel.guards if g.has(sympy.Mod))

@@ -135,3 +135,13 @@ def test_accesses_are_proved_for_all_sizes_and_who_stores_a_piece_stores_the_sam
     kernels = generate(graph, target=TARGETS["cuda:90"], hints={M: 16384, N: 4096}, name="body")
     assert are_divided(kernels)
     assert all(prove_kernel(k, graph, kernels, apart=True).proved for k in kernels.kernels)
+
+
+def test_programs_that_wait_for_one_another_share_the_registers() -> None:
+    """Two on each multiprocessor, by 256 threads: 128 registers for each, and not 64 of which some are spilled."""
+    function, inputs = BODIES["softmax of bf16"]
+    graph, hints = graph_of(function, **inputs), {M: 16384, N: 4096}
+    (kernel,) = generate(graph, target=TARGETS["cuda:90"], hints=hints, name="body").kernels
+    assert kernel.roomy == 2 and kernel.options("cuda")["maxnreg"] == 65536 // 2 // (32 * kernel.num_warps)
+    (kernel,) = generate(graph, target=TARGETS["cuda:90"], hints={M: 64, N: 4096}, name="body").kernels
+    assert kernel.roomy == 0 and "maxnreg" not in kernel.options("cuda")

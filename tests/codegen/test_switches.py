@@ -12,7 +12,7 @@ from bodies import BODIES
 from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
 from loop_bodies import TIME, B, D, loops, on_rows
 
-from fusegrad.codegen import Target
+from fusegrad.codegen import TARGETS, Target
 from fusegrad.ir import emit
 from fusegrad.ir.switches import KERNELS, switched_off
 
@@ -83,6 +83,7 @@ WITNESSES: dict[str, Witness] = {
     "nested_sums": Witness(nested, {"x": Input("f32", (M, N))}, INTERPRET, ODD),
     "resident": _of("rms_backward", INTERPRET, ODD),
     "packed": _of("softmax", ROOM, WIDE),
+    "tails": _of("softmax", TARGETS["cuda:90"], {M: 3, N: 1280}),
     "online": _of("softmax", SMALL, ODD),
     "partials": _of("group_backward", SMALL, ODD),
     "pieces": Witness(column_softmax, {"x": Input("f32", (M, N))}, FEW, {M: 97, N: 3}),

@@ -120,7 +120,9 @@ class Addresses:
         lane = self.coords[axes[0]].lane
         first, _ = self.offset(place, (), "index")
         assert lane is not None
-        return lane, call("lane_of", value, first or literal(0), self.tile.block(axes[0]))
+        # of two tiles the second has a number as the first does: lanes are counted on
+        lanes = literal(self.context.plan.lanes) if self.context.plan.tail else self.tile.block(axes[0])
+        return lane, call("lane_of", value, first or literal(0), lanes)
 
     def times(self, value: Expr, coefficient: Size, buffer: str) -> Expr:
         """A value times a stride of the buffer."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...program.axes import Axis, Index
-from ..context import Context
+from ..context import FINISH, Context
+from ..names import WIDTH
 from ..statements import Expr, Scope, binary, call, literal
 from .tile_axes import TileAxes
 
@@ -65,8 +66,11 @@ class Coordinates(dict[Axis, Coord]):
     def set_lanes(self, axis: Axis, first: Expr, scope: Scope, level: int, narrow: Expr | None = None) -> None:
         """The program is at the lanes from the element `first` on; `narrow`: the same, as wide as the size is."""
         plan, sizes = self._context.plan, self._context.sizes
-        lane, mask = self._tile.lane(axis), None
-        if not sizes.stays_multiple(axis.size, self._tile.block_sizes[axis], guarded=axis in plan.walk and level == 1):
+        lane, mask, block = self._tile.lane(axis), None, self._tile.block_sizes[axis]
+        # A mask that changes in each turn of a loop is asked for each element, however many there are in a turn
+        is_chunk = plan.chunked and axis in plan.row and 1 < level < FINISH
+        largest = block if is_chunk else WIDTH if axis in plan.walk and level == 1 else 0
+        if not sizes.stays_multiple(axis.size, block, largest):
             label = self._mask_label(axis)
             size = sizes.stride(axis.size, "size") if axis is plan.order[-1] else sizes.text(axis.size)
             mask = scope.define(label, binary("<", lane, binary("-", size, narrow or first)))

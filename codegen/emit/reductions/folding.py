@@ -6,17 +6,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...program.axes import Axis, Term
+from ....ir.types import ITEMSIZE
+from ...program.axes import Axis, Term, terms_below
 from ..access.coordinates import Coordinates
 from ..access.loads import Loads
 from ..access.tile_axes import TileAxes
+from ..access.two_tiles import both
 from ..context import Context, as_tensor
 from ..mathematics import FLOATING, TL, lowest, number, register_dtype
-from ..statements import Accumulate, Expr, Let, Scope, binary, call, literal, total
+from ..statements import Accumulate, Expr, Let, Scope, binary, call, literal, name, total
 from .folds import accumulator_dtype, as_result, fold_function, to_own_width, widen_booleans
 
 KEEPS_ZERO = frozenset("add sub mul abs neg max min sqrt tanh sin tan asin atan sinh asinh erf expm1 log1p".split())
 """Operations whose result is zero where their arguments are."""
+ACCESS = 16
+"""Bytes that one thread reads at once."""
 SMALLEST = 2.0**-126
 """A divisor as large has a finite reciprocal in float32."""
 
@@ -89,12 +93,25 @@ class Folding:
 
     def fold_together(self, group: tuple[Term, ...], values: list[Expr]) -> Expr:
         """two_sums(a, b)"""
+        values = [self.of_both(t, "tl.sum", v) for t, v in zip(group, values, strict=True)]
         return call("two_sums" if len(group) == 2 else "three_sums", *values)
+
+    def of_both(self, term: Term, function: str, value: Expr) -> Expr:
+        """What each thread has of a row that is held as two tiles, folded; of any other, all of it."""
+        plan = self.context.plan
+        if not plan.tail:
+            return value
+        loads = [t for t in terms_below([term.args[0]]) if t.op == "load" and t.axes & set(plan.row)]
+        access = min((ACCESS // ITEMSIZE[t.dtype] for t in loads), default=1)
+        threads = min(plan.warps * self.context.target.warp, plan.tail)
+        return call("joined", both(value), name(function), literal(threads), literal(access))
 
     def fold_lanes(self, term: Term, value: Expr) -> Expr:
         """The argument, or an accumulator, without the lanes that are reduced; as wide as the fold makes it."""
         dims = [d for d, a in enumerate(self.tile.dims) if a in term.param and a in term.args[0].axes]
         function = fold_function(term)
+        if dims and self.context.plan.tail:
+            return call(function, self.of_both(term, function, value), literal(0))
         if dims and not self.tile.lanes(term.axes):
             return call(function, value, literal(0 if len(self.tile.dims) == 1 else "None"))
         for dim in reversed(dims):

@@ -21,11 +21,9 @@ from ..names import identifier
 from ..statements import ATOM, Accumulate, Expr, Scope, binary, call, literal, name
 from ..statements import total as combined
 from ..values import Values
-from .folding import Folding
+from .folding import ACCESS, Folding
 from .folds import fold_function
 
-ACCESS = 16
-"""Bytes that one thread reads at once."""
 LARGEST = {"f32": "3.4028234663852886e38", "f64": "1.7976931348623157e308"}
 """Beside which an extreme begins: finite, so that -inf - -inf never arises."""
 NEUTRAL = {"amax": "-", "amin": ""}
