@@ -211,7 +211,8 @@ def _embedding_backward(lanes: Lanes, g: Tensor, index: Tensor, rows: int, paddi
     if by_count:
         raise NotImplementedError("embedding_dense_backward with scale_grad_by_freq over a batch")
     g, index, *_ = lanes.all(g, index, rows, padding, by_count)
-    gradient, at = g * (index != padding).unsqueeze(-1), _from_the_start(index)
+    counted = (index != padding) & (index >= 0) & (index < rows)
+    gradient, at = torch.where(counted.unsqueeze(-1), g, 0.0), torch.where(counted, index, 0)
     return g.new_zeros(lanes.size, rows, g.shape[-1]).index_put((lanes.number(at), at), gradient, accumulate=True)
 
 
