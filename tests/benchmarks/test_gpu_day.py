@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fusegrad.benchmarks.gpu_day import __main__ as command
-from fusegrad.benchmarks.gpu_day import modelled, page
+from fusegrad.benchmarks.gpu_day import checks, modelled, page
 from fusegrad.benchmarks.gpu_day.child import Child
 from fusegrad.benchmarks.gpu_day.day import Day
 from fusegrad.benchmarks.gpu_day.record import Record, open_record
@@ -280,6 +281,19 @@ def test_a_rehearsal_claims_no_time(tmp_path: Path) -> None:
     text = page.page(record, STEPS)
     assert page.NOTHING in text and "## Goals" not in text and "static model" not in text
     assert page.NOTHING in page.summary(record, STEPS)
+
+
+def test_one_element_in_many_is_not_passed_over(record: Record) -> None:
+    """Neither by the comparison, which judges what is not equal, nor by the page."""
+    eager = torch.zeros(1 << 22)
+    ours = eager.clone()
+    ours[-1] = 7.0
+    share = checks._equal(ours, eager)
+    assert checks._equal(eager, eager) == 1.0 and share < 1.0
+    record.put("telling", "RMSNorm[512,1024]", {
+        "outcome": "ok", "faults": [], "seconds": 1.0, "facts": {"equal": [1.0, share]}})  # fmt: skip
+    text = page.page(record, STEPS)
+    assert "0 of 1 are eager's bit for bit" in text and "| RMSNorm[512,1024] | 0.99999976" in text, text
 
 
 def test_the_sanitizers_counts_are_read() -> None:
