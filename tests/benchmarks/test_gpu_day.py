@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,36 @@ def test_the_sanitizers_counts_are_read() -> None:
     hazards = answer + "========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)"
     assert _sanitizer_faults(9, hazards, "")[0].startswith("RACECHECK SUMMARY: 3 hazards")
     assert "ended with 1" in _sanitizer_faults(1, '{"ready": true}\n', "no driver")[0]
+
+
+# ------------------------------------------------------------------ the rehearsal
+def test_what_the_rehearsal_asks_of_the_pretended_gpu_is_there() -> None:
+    """It is played by `make pretended-gpu` alone, which a name that was changed must not wait for."""
+    asked = {name for file in ("machine.py", "worker.py") for name in _asked_of_launches(GPU_DAY / file)}
+    there = {name for node in ast.parse((PRETENDED / "launches.py").read_text()).body for name in _bound_by(node)}
+    assert {"_on_launch", "_given"} <= asked <= there, asked - there
+
+
+GPU_DAY, PRETENDED = (Path(__file__).parents[2] / p for p in ("benchmarks/gpu_day", "tests/pretended_gpu"))
+
+
+def _asked_of_launches(file: Path) -> Iterator[str]:
+    tree = ast.parse(file.read_text())
+    names = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names
+             if a.name == "launches"}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            yield node.attr
+
+
+def _bound_by(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement of a module gives it."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (a.asname or a.name for a in node.names)
+    else:
+        yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
 # ------------------------------------------------------------------ the command
