@@ -37,7 +37,7 @@ class Sizes:
         facts = _divisible(env)
         key = (expr, len(facts), len(env.guards))
         if key not in self._expressions:
-            self._expressions[key] = _number(plain_sympy(_simplified(expr, facts, self._solved(env))))
+            self._expressions[key] = _number(_rounded(plain_sympy(_simplified(expr, facts, self._solved(env)))))
         return self._expressions[key]
 
     def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:
@@ -145,6 +145,21 @@ def _exact(expr: Any, divisible: Any) -> Any:
 
 def _divides(division: Any, divisible: Any) -> bool:
     return isinstance(division, torch_sympy.CleanDiv) or torch_sympy.Mod(*division.args) in divisible
+
+
+def _rounded(expr: Any) -> Any:
+    """floor((n * m + n - 1) / n)  ->  m: how torch counts what arange(0, n * m, n) makes"""
+    return expr.replace(sympy.floor, _floor) if expr.has(sympy.floor) else expr
+
+
+def _floor(quotient: Any) -> Any:
+    """A last part that is -1/n lowers what is whole by one."""
+    terms = sympy.Add.make_args(sympy.expand(quotient))
+    parts = [t for t in terms if not t.is_integer]
+    inverse = -1 / parts[0] if len(parts) == 1 else sympy.S.Half
+    if not (inverse.is_integer and inverse.is_positive):
+        return sympy.floor(quotient)
+    return sympy.Add(*(t for t in terms if t.is_integer)) - 1
 
 
 def _number(expr: Any) -> Any:

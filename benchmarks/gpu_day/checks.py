@@ -89,12 +89,13 @@ def beside_eager(fast: Any, written: Any, args: Sequence[Any], seed: int) -> tup
 
 
 def _equal(ours: Tensor, eager: Tensor) -> float:
+    """1.0 for all elements alone: what is equal is not judged."""
     if (ours.shape, ours.dtype) != (eager.shape, eager.dtype) or not ours.numel():
         return float(ours.shape == eager.shape and ours.dtype == eager.dtype)
     if ours.is_floating_point() and ours.dtype.itemsize == 1:  # no GPU compares these
         ours, eager = ours.float(), eager.float()
     same = (ours == eager) | ((ours != ours) & (eager != eager))
-    return round(same.double().mean().item(), 6)
+    return int(same.sum()) / same.numel()
 
 
 def _judge(written: Any, args: Sequence[Any], eager: Sequence[Tensor | None], seed: int) -> Sequence[Tensor | None]:

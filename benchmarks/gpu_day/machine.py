@@ -44,7 +44,7 @@ def only_driven(kind: str) -> Iterator[list[str] | None]:
     @launches._Callback  # type: ignore[untyped-decorator]
     def on_launch(config: Any, function: Any, parameters: Any) -> int:
         name = function.contents.name.decode()
-        names.append(f"{name}({len(launches.parameters_of(function.contents.image, name))})")
+        names.append(f"{name}({len(launches.interface_of(function.contents.image, name).sizes)})")
         return 0
 
     driver.pretend_launch(on_launch)

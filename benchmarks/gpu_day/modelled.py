@@ -6,6 +6,7 @@ which no minute of a lent GPU is spent (`--page` asks it, on any machine).
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ def model_device(name: str) -> str | None:
     """The row of the model's table for a device's name: "NVIDIA H100 80GB HBM3" -> "h100"; None without one."""
     from fusegrad.runtime.profile.devices import DEVICES
 
-    return next((key for key in DEVICES if key in name.lower().replace(" ", "")), None)
+    plain = name.lower().replace(" ", "")
+    return next((key for key in DEVICES if re.search(rf"{key}(?!\d)", plain)), None)  # an L40 is no L4
 
 
 def says(case: str, device: str) -> dict[str, Any]:

@@ -122,7 +122,13 @@ def _equality(record: Record) -> str:
 
 def _shares(found: Mapping[str, Any]) -> tuple[str, str]:
     shares = found["facts"]["equal"]
-    return f"{min(shares):.6g}", f"{fmean(shares):.6g}"
+    return _share(min(shares)), _share(fmean(shares))
+
+
+def _share(share: float) -> str:
+    """ "1" for all of them alone, however many there are"""
+    short = f"{share:.6g}"
+    return f"{share:.12g}" if short == "1" and share < 1 else short
 
 
 # ------------------------------------------------------------------ times

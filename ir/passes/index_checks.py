@@ -312,6 +312,13 @@ def checked_by_torch(value: Value) -> Value | None:
     return make("scatter", base, source, *plain, **value.params) if plain != index else None
 
 
+def indices_for_torch(scatter: Value) -> set[int]:
+    """Which indices of a node may be such: torch's own operation has to be given none that counts from the end."""
+    if scatter.params["mode"] != "add" or not scatter.aval.is_float:
+        return set()
+    return {at for at, index in enumerate(scatter.args[2:]) if _is_input(index)}
+
+
 def checked(index: Value, size: Size) -> Value:
     """The index, asserted to be in range where a kernel adds: torch's own addition would say so."""
     index = index if index.dtype == "i64" else make("cast", index, dtype="i64")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import platform
+import re
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +123,7 @@ def is_fault(error: Exception) -> bool:
     # Never twice: what speaks to the user, what the device cannot do again, what wrote already.
     if _is_meant(error) or _is_of_the_device(error) or any(hasattr(error, mark) for mark in (AFTER_EFFECTS, USERS)):
         return False
-    if _is_looked_at() or _is_of_a_missing_method(error) or _is_of_randomness(error):
+    if _is_looked_at() or _is_of_a_missing_method(error) or _is_of_randomness(error) or _is_of_an_index(error):
         return False
     # And not where the traceback leads through the user's own code: the error is the call's.
     steps = [step for step in traceback.walk_tb(error.__traceback__) if not _is_of_autograd(step[0])]
@@ -150,6 +151,17 @@ _OF_RANDOMNESS = (
     "vmap: called random operation while in randomness error mode",
     "vmap: Cannot ask for different inplace randomness",
     "Vmap does not currently support same randomness",
+)
+
+
+def _is_of_an_index(error: Exception) -> bool:
+    """True if an operation of torch's says that an index which is data is out of range."""
+    return type(error) in (IndexError, RuntimeError) and _OF_AN_INDEX.match(str(error)) is not None
+
+
+_OF_AN_INDEX = re.compile(
+    r"index -?\d+ is out of bounds for dimension \d|index out of range in self|Target -?\d+ is out of bounds"
+    r"|(one_hot: )?Class values must be"
 )
 
 

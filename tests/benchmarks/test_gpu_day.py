@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fusegrad.benchmarks.gpu_day import __main__ as command
-from fusegrad.benchmarks.gpu_day import modelled, page
+from fusegrad.benchmarks.gpu_day import checks, modelled, page
 from fusegrad.benchmarks.gpu_day.child import Child
 from fusegrad.benchmarks.gpu_day.day import Day
 from fusegrad.benchmarks.gpu_day.record import Record, open_record
@@ -241,7 +243,8 @@ def test_the_model_says_a_time_and_what_it_waits_for() -> None:
     said = modelled.says("SwiGLU[4096,4096]", "h100")
     assert set(said) == {"forward", "backward"} and all(d["ms"] > 0.02 and d["bound"] for d in said.values())
     assert modelled.says("FusedLinearCrossEntropy[8192,4096x32000]", "h100") == {}  # products by the library
-    assert [modelled.model_device(n) for n in ("NVIDIA H200", "GeForce")] == ["h200", None]
+    names = ("NVIDIA H200", "GeForce", "NVIDIA L40S", "NVIDIA L4", "NVIDIA A100-SXM4-80GB", "Tesla T4")
+    assert [modelled.model_device(n) for n in names] == ["h200", None, None, "l4", "a100", "t4"]
 
 
 def test_the_page_says_what_differs(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +285,19 @@ def test_a_rehearsal_claims_no_time(tmp_path: Path) -> None:
     assert page.NOTHING in page.summary(record, STEPS)
 
 
+def test_one_element_in_many_is_not_passed_over(record: Record) -> None:
+    """Neither by the comparison, which judges what is not equal, nor by the page."""
+    eager = torch.zeros(1 << 22)
+    ours = eager.clone()
+    ours[-1] = 7.0
+    share = checks._equal(ours, eager)
+    assert checks._equal(eager, eager) == 1.0 and share < 1.0
+    record.put("telling", "RMSNorm[512,1024]", {
+        "outcome": "ok", "faults": [], "seconds": 1.0, "facts": {"equal": [1.0, share]}})  # fmt: skip
+    text = page.page(record, STEPS)
+    assert "0 of 1 are eager's bit for bit" in text and "| RMSNorm[512,1024] | 0.99999976" in text, text
+
+
 def test_the_sanitizers_counts_are_read() -> None:
     answer = '{"outcome": "ok", "faults": [], "facts": {}, "seconds": 1}\n'
     clean = '{"ready": true}\n' + answer + "========= ERROR SUMMARY: 0 errors\n"
@@ -290,6 +306,36 @@ def test_the_sanitizers_counts_are_read() -> None:
     hazards = answer + "========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)"
     assert _sanitizer_faults(9, hazards, "")[0].startswith("RACECHECK SUMMARY: 3 hazards")
     assert "ended with 1" in _sanitizer_faults(1, '{"ready": true}\n', "no driver")[0]
+
+
+# ------------------------------------------------------------------ the rehearsal
+def test_what_the_rehearsal_asks_of_the_pretended_gpu_is_there() -> None:
+    """It is played by `make pretended-gpu` alone, which a name that was changed must not wait for."""
+    asked = {name for file in ("machine.py", "worker.py") for name in _asked_of_launches(GPU_DAY / file)}
+    there = {name for node in ast.parse((PRETENDED / "launches.py").read_text()).body for name in _bound_by(node)}
+    assert {"_on_launch", "_given"} <= asked <= there, asked - there
+
+
+GPU_DAY, PRETENDED = (Path(__file__).parents[2] / p for p in ("benchmarks/gpu_day", "tests/pretended_gpu"))
+
+
+def _asked_of_launches(file: Path) -> Iterator[str]:
+    tree = ast.parse(file.read_text())
+    names = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names
+             if a.name == "launches"}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            yield node.attr
+
+
+def _bound_by(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement of a module gives it."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (a.asname or a.name for a in node.names)
+    else:
+        yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
 # ------------------------------------------------------------------ the command

@@ -416,3 +416,25 @@ def test_a_gradient_without_a_history_has_none(cls: type, backend: str) -> None:
     assert not first.requires_grad
     _, tangent = torch.func.jvp(fast.apply, (x.detach(),), (g.detach(),))
     torch.testing.assert_close(tangent, cls.apply(x) * 0 + (2 * x.exp() if cls is DifferentiatesAgain else x) * g)  # type: ignore[attr-defined]
+
+
+class Bagged(Function):
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight, index)
+        return F.embedding_bag(index, weight, mode="sum") * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        weight, index = ctx.saved_tensors
+        return torch.zeros_like(weight).index_add(0, index.flatten(), 2 * g.repeat_interleave(index.shape[1], 0)), None
+
+
+def test_how_many_bags_torch_counts_is_a_size_like_others() -> None:
+    """arange(0, n * m, n) has (n * m + n - 1) // n numbers, of which no proof knew that they are m."""
+    fast, weight = fusegrad.compile(Bagged, backend="interpret"), torch.randn(6, 5, requires_grad=True)
+    for bags in (3, 4, 1):
+        index = torch.randint(0, 6, (bags, 4))
+        torch.testing.assert_close(fast.apply(weight, index), Bagged.apply(weight, index))
+    assert not fusegrad.explain(fast, weight, index).opaque
+    assert "FG105" not in str(fusegrad.explain(fast, weight, index))

@@ -142,12 +142,14 @@ def common_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
     return tuple(next((d for d in sizes if not sizes_equal(d, 1)), 1) for sizes in zip(*padded, strict=True))
 
 
-def indexed_axes(x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value]] | None:
-    """The indexed axes and their index tensors, wrapped and of one shape; None where a mask is among them."""
+def has_mask(index: Sequence[Value | None]) -> bool:
+    return any(i is not None and i.dtype in ("b1", "u8") for i in index)
+
+
+def indexed_axes(x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value]]:
+    """The indexed axes and their index tensors, wrapped and of one shape; none is a mask."""
     axes = [a for a, i in enumerate(index) if i is not None]
     indices = [i for i in index if i is not None]
-    if any(i.dtype in ("b1", "u8") for i in indices):
-        return None
     shape = common_shape([i.shape for i in indices])
     inside = [_wrapped_inside(i, x.shape[a]) for a, i in zip(axes, indices, strict=True)]
     return axes, [fit(i, TensorType(shape, "i64")) for i in inside]
@@ -160,10 +162,9 @@ def first_place(axes: Sequence[int]) -> int:
 
 @rule("index.Tensor _unsafe_index.Tensor")
 def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
-    indexing = indexed_axes(x, index)
-    if indexing is None:
+    if has_mask(index):
         return None
-    axes, indices = indexing
+    axes, indices = indexed_axes(x, index)
     if (axis := _line_axis(call, axes, indices)) is not None:
         return at_one_index(x, indices[axis], axis)
     picked = emit("gather", x, *indices, axes=tuple(axes))
@@ -175,10 +176,10 @@ def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
 def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Value, accumulate: bool = False) -> Result:
     if (masked := _masked_put(call, x, index, source, accumulate)) is not None:
         return masked
-    indexing = indexed_axes(x, index)
-    if indexing is None:
+    if has_mask(index):
         return None
-    axes, indices = indexing
+    _common_shape_of_call(call)
+    axes, indices = indexed_axes(x, index)
     other_sizes, at, front = drop_axes(x.shape, axes), first_place(axes), indices[0].ndim
     _source_fits(call, axes, at)
     source = fit(source, TensorType((*other_sizes[:at], *indices[0].shape, *other_sizes[at:]), x.dtype))
@@ -188,12 +189,17 @@ def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Valu
     return emit("scatter", x, source, *indices, axes=tuple(axes), mode="add" if accumulate else "set")
 
 
+def _common_shape_of_call(call: Call) -> tuple[Any, ...]:
+    """The shape that the index tensors broadcast to, as torch gave them: guards that they do, which index_put lacks."""
+    return torch.broadcast_shapes(*[i.shape for i in call.args[1] if i is not None])  # type: ignore
+
+
 def _line_axis(call: Call, axes: Sequence[int], indices: Sequence[Value]) -> int | None:
     """The only axis that is indexed: x[arange(n), i] picks one element per row. None where that is not so."""
     rank = len(call.args[0].shape)
     if list(axes) != list(range(rank)) or indices[0].ndim != rank - 1:
         return None
-    shape = torch.broadcast_shapes(*[i.shape for i in call.args[1]])  # type: ignore[no-untyped-call]
+    shape = _common_shape_of_call(call)
     for axis in reversed(axes):
         other_axes = [a for a in axes if a != axis]
         if all(_walks(indices[a], d) and call.agree(call.args[0].shape[a], shape[d]) for d, a in enumerate(other_axes)):
@@ -221,9 +227,8 @@ def _walks(index: Value, axis: int) -> bool:
 
 def _source_fits(call: Call, axes: Sequence[int], at: int) -> None:
     """Guards that the source has the sizes of its place, which torch does not: those of the indices, then the rest."""
-    x, index, source = call.args[:3]
-    shape = torch.broadcast_shapes(*[i.shape for i in index if i is not None])  # type: ignore[no-untyped-call]
-    other_sizes = drop_axes(x.shape, axes)
+    x, _, source = call.args[:3]
+    shape, other_sizes = _common_shape_of_call(call), drop_axes(x.shape, axes)
     place = (*other_sizes[:at], *shape, *other_sizes[at:])
     for a, b in zip(reversed(place), reversed(source.shape), strict=False):
         call.agree(a, b)

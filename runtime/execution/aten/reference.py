@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ....ir import Graph, Value
+from ....ir.passes.index_checks import indices_for_torch
 from ....ir.prims import Arg
 from ....tracer.dtypes import to_torch
 from ....tracer.torch_private import memory_of
@@ -123,9 +124,9 @@ def _in_front(axes: Sequence[int], ndim: int) -> list[int]:
     return [*axes, *(a for a in range(ndim) if a not in axes)]
 
 
-def _check_index(node: Node, index: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """The index: torch's operations check it themselves."""
-    return index
+def _check_index(node: Node, index: torch.Tensor, size: torch.Tensor | None = None) -> torch.Tensor:
+    """The index, a negative one as the least there is: torch's indexing checks it, but counts others from the end."""
+    return torch.threshold(index, -1, torch.iinfo(index.dtype).min)
 
 
 def _gather(node: Node, x: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
@@ -134,6 +135,8 @@ def _gather(node: Node, x: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
 
 def _scatter(node: Node, base: torch.Tensor, source: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
     perm = _in_front(node["axes"], base.ndim)
+    unchecked = indices_for_torch(node.value)
+    index = tuple(_check_index(node, i) if at in unchecked else i for at, i in enumerate(index))
     moved = base.permute(perm).index_put(index, source, accumulate=node["mode"] == "add")
     return moved.permute([perm.index(a) for a in range(base.ndim)])
 

@@ -10,7 +10,19 @@ import sympy
 from ....ir.prims import COMPARE, PREDICATES, Arg
 from ....ir.types import FLOATS
 from ...execution.aten.reference import find_op
-from ..python.calls import LOGICAL, RENAMED, SHARED, WORDS, Call, TextRule, einsum_letters, in_front, matrices, rule_of
+from ..python.calls import (
+    LOGICAL,
+    RENAMED,
+    SHARED,
+    WORDS,
+    Call,
+    TextRule,
+    checked_operands,
+    einsum_letters,
+    in_front,
+    matrices,
+    rule_of,
+)
 
 KINDS = {"b1": "kBool", "u8": "kByte", "i8": "kChar", "i16": "kShort", "i32": "kInt", "i64": "kLong", "f16": "kHalf",
          "bf16": "kBFloat16", "f32": "kFloat", "f64": "kDouble", "c64": "kComplexFloat", "c128": "kComplexDouble",
@@ -29,7 +41,7 @@ def options(dtype: str, device: str) -> str:
 class CppCall(Call):
     """A node as the rules read it, spelled in C++ on ATen."""
 
-    library, sum_dtype = "at::", ", false, {}"
+    library, sum_dtype, least = "at::", ", false, {}", "INT64_MIN"
 
     @property
     def dtype(self) -> str:
@@ -128,7 +140,7 @@ def _gather(call: Call) -> str:
 
 
 def _scatter(call: Call) -> str:
-    base, source, *index = call.operands
+    base, source, *index = checked_operands(call)
     order = in_front(call.value.params["axes"], call.value.args[0].ndim)
     adds = "true" if call.value.params["mode"] == "add" else "false"
     text = f"at::index_put({call.permuted(base, order)}, {_places(index)}, {source}, {adds})"

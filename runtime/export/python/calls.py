@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from ....ir import Value
+from ....ir.passes.index_checks import indices_for_torch
 from ....ir.prims import PRIMS, Arg
 from ....tracer.dtypes import TO_TORCH
 from ...execution.aten.reference import find_op
@@ -24,7 +25,7 @@ WORDS = ("dtype", "device", "layout", "memory_format")
 class Call:
     """A node as the rules below read it, spelled in Python; `cpp/calls.py` spells the same parts in C++."""
 
-    library, sum_dtype = "torch.", ", dtype={}"
+    library, sum_dtype, least = "torch.", ", dtype={}", "-(1 << 63)"
 
     def __init__(self, value: Value, operands: Sequence[str], expressions: Expressions, device: str) -> None:
         self.value, self.operands, self.expressions, self.device = value, list(operands), expressions, device
@@ -146,8 +147,20 @@ def _gather(call: Call) -> str:
     return f"{call.permuted(x, order)}[{', '.join(index)}]"
 
 
-def _scatter(call: Call) -> str:
+def _checked(call: Call, index: str) -> str:
+    """A negative index as the least there is: torch's indexing checks it, but counts others from the end."""
+    return f"{call.library}threshold({index}, -1, {call.least})"
+
+
+def checked_operands(call: Call) -> list[str]:
+    """Those of a scatter, with the indices that nothing else checks."""
     base, source, *index = call.operands
+    unchecked = indices_for_torch(call.value)
+    return [base, source, *(_checked(call, i) if at in unchecked else i for at, i in enumerate(index))]
+
+
+def _scatter(call: Call) -> str:
+    base, source, *index = checked_operands(call)
     order = in_front(call.value.params["axes"], call.value.args[0].ndim)
     arguments = f"({', '.join(index)},), {source}, accumulate={call.value.params['mode'] == 'add'}"
     text = f"{call.permuted(base, order)}.index_put({arguments})"
@@ -201,7 +214,7 @@ def _literal(value: Any) -> str:
 SHARED: dict[str, TextRule] = {
     "where": lambda call: f"{call.library}where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({call.dtype})",
-    "check_index": lambda call: call.operands[0],  # torch's own operations check their indices
+    "check_index": lambda call: _checked(call, call.operands[0]),
     "broadcast": _broadcast,
     "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
     "permute": lambda call: f"{call.operands[0]}.permute({call.axes(call.value.params['perm'])})",

@@ -173,12 +173,17 @@ def _index_select(lanes: Lanes, x: Tensor, axis: int, index: Tensor) -> Tensor:
     return behind[lanes.number(index), index].movedim(1, axis + 1 if axis >= 0 else axis)
 
 
+def _from_the_start(index: Tensor) -> Tensor:
+    """The index for an operation that counts negative ones from the end, of one that does not."""
+    return torch.threshold(index, -1, torch.iinfo(index.dtype).min)
+
+
 def _axis_first(x: Tensor, axis: int) -> Tensor:
     return x.movedim(axis + 1 if axis >= 0 else axis, 1)
 
 
-def _index_written(accumulate: bool) -> Rule:
-    """index_add, index_copy, index_fill where every lane has indices of its own."""
+def _index_written(accumulate: bool, from_end: bool = False) -> Rule:
+    """index_add, index_copy, index_fill where every lane has indices of its own; `from_end` if -1 is the last place."""
     by_axis = along(1)
 
     def rule(lanes: Lanes, x: Tensor, axis: int, index: Tensor, value: Any, *alpha: Any) -> Any:
@@ -188,7 +193,8 @@ def _index_written(accumulate: bool) -> Rule:
         x, _, _, value, *_ = lanes.all(x, axis, index, value, *alpha)
         source = _axis_first(value, axis) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=x.dtype)
         source = source * alpha[0] if alpha else source
-        result = _axis_first(x, axis).index_put((lanes.number(index), index), source.to(x.device), accumulate)
+        at = index if from_end else _from_the_start(index)
+        result = _axis_first(x, axis).index_put((lanes.number(at), at), source.to(x.device), accumulate)
         return result.movedim(1, axis + 1 if axis >= 0 else axis)
 
     return rule
@@ -197,15 +203,17 @@ def _index_written(accumulate: bool) -> Rule:
 def _embedding(lanes: Lanes, weight: Tensor, index: Tensor, *rest: Any) -> Tensor:
     if not lanes.mapped[0]:
         return lanes.op(weight, index, *rest)  # type: ignore[no-any-return]
-    return weight[lanes.number(index), index] if lanes.mapped[1] else weight[:, index]
+    at = _from_the_start(index)
+    return weight[lanes.number(at), at] if lanes.mapped[1] else weight[:, at]
 
 
 def _embedding_backward(lanes: Lanes, g: Tensor, index: Tensor, rows: int, padding: int, by_count: bool) -> Tensor:
     if by_count:
         raise NotImplementedError("embedding_dense_backward with scale_grad_by_freq over a batch")
     g, index, *_ = lanes.all(g, index, rows, padding, by_count)
-    gradient, at = g * (index != padding).unsqueeze(-1), lanes.number(index)
-    return g.new_zeros(lanes.size, rows, g.shape[-1]).index_put((at, index), gradient, accumulate=True)
+    counted = (index != padding) & (index >= 0) & (index < rows)
+    gradient, at = torch.where(counted.unsqueeze(-1), g, 0.0), torch.where(counted, index, 0)
+    return g.new_zeros(lanes.size, rows, g.shape[-1]).index_put((lanes.number(at), at), gradient, accumulate=True)
 
 
 def _take(lanes: Lanes, x: Tensor, index: Tensor) -> Tensor:
@@ -274,7 +282,7 @@ RULES: dict[Any, Rule] = {
     aten.index_select.default: _index_select,
     aten.index_add.default: _index_written(accumulate=True),
     aten.index_copy.default: _index_written(accumulate=False),
-    aten.index_fill.int_Scalar: _index_written(accumulate=False),
+    aten.index_fill.int_Scalar: _index_written(accumulate=False, from_end=True),
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.take.default: _take,
