@@ -23,3 +23,9 @@ def test_a_call_in_what_could_leave_a_loop() -> None:
     """A matmul leaves a loop with what reads it, but for a call of which it is not known what it is for all steps."""
     pytest.importorskip("triton")
     assert try_one(72009, "interpret") == "rolled"
+
+
+@pytest.mark.parametrize("seed", [61013, 61291, 61312])
+def test_what_is_returned_lies_in_memory_as_in_eager(seed: int) -> None:
+    """Gradients by columns, a state that is one number for all places, a row of a buffer in another order."""
+    assert try_one(seed) in VERDICTS

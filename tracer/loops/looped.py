@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import sympy
 import torch
@@ -20,6 +20,7 @@ from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
 from .alignment import repetitions
 from .buffers import without_buffers, without_sums_of_places
+from .buffers.layouts import in_layout, result_strides
 from .description import Rolled
 from .emission import Emission
 from .floats import floats_apart
@@ -170,7 +171,9 @@ class _Rolling:
         with self.session.env.attempt():
             rolled, programs, told = self.rolled(lengths, sizes, multiples)
         self.require_multiples(symbol, multiples)
-        trace, results = self.written(rolled, symbol, [*programs[0].trace.lifted], multiples)
+        facts = _Facts(self.session, symbol, lengths, multiples)
+        strides = [facts.strides(found) for found in zip(*(p.strides for p in programs), strict=True)]
+        trace, results = self.written(rolled, symbol, [*programs[0].trace.lifted], strides, multiples)
         self.require_together(symbol, sizes)
         if any(p.memory != shared_memory(trace.graph_module) for p in programs):
             raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
@@ -178,7 +181,7 @@ class _Rolling:
         looped = map(self.session.env.replace, (symbol, *programs[0].trace.rolled))
         trace.rolled = tuple(dict.fromkeys(size for size in looped if size.is_Symbol))
         trace.graph_module.meta[HAD_WRITES] = programs[0].had_writes
-        self.settle(_Facts(self.session, symbol, lengths, multiples).of(told), results)
+        self.settle(facts.of(told), results)
         return trace
 
     def rolled(self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples) -> Found:
@@ -266,7 +269,7 @@ class _Rolling:
         with self.refusals():
             program = self.program(trace, 0)
             rolled = self.fixed(program)
-        found, results = self.written(rolled, None, [*trace.lifted])
+        found, results = self.written(rolled, None, [*trace.lifted], program.strides)
         if program.memory != shared_memory(found.graph_module):
             raise NotRolled("what it returns or keeps shares memory in a way that depends on its steps")
         found.inlines, found.rolled = trace.inlines, trace.rolled
@@ -288,13 +291,15 @@ class _Rolling:
         raise failures[0]
 
     def written(
-        self, rolled: Rolled, symbol: sympy.Symbol | None, lifted: Sequence[Any], multiples: Multiples = EACH
-    ) -> tuple[Trace, Sequence[Any]]:
-        """The trace of the rolled form in this session, and fakes of its results."""
+        self, rolled: Rolled, symbol: sympy.Symbol | None, lifted: Sequence[Any], strides: Sequence[Any],
+        multiples: Multiples = EACH,
+    ) -> tuple[Trace, Sequence[Any]]:  # fmt: skip
+        """The trace of the rolled form in this session, and fakes of its results, which have these strides."""
         results: list[Any] = []
 
         def body(*inputs: Any) -> Any:
-            results[:] = Emission(rolled, symbol, [*inputs, *lifted], multiples).run()
+            found = Emission(rolled, symbol, [*inputs, *lifted], multiples).run()
+            results[:] = map(in_layout, found, strides)
             return tuple(results)
 
         with self.refusals():
@@ -317,16 +322,16 @@ class _Rolling:
 
     def program(self, trace: Trace, length: int) -> Program:
         """A short trace as steps, without its writes."""
-        memory = shared_memory(trace.graph_module)
+        memory, strides = shared_memory(trace.graph_module), result_strides(trace.graph_module)
         if not writes(trace.graph_module):
             had_writes = trace.graph_module.meta.get(HAD_WRITES, False)
             program = without_sums_of_places(program_of(trace, length))
-            return replace(program, memory=memory, had_writes=had_writes)
+            return replace(program, memory=memory, strides=strides, had_writes=had_writes)
         if written_placeholders(trace.graph_module, len(trace.fakes)):
             raise NotRolled("it writes to an argument")
         functional = without_writes(self.session, trace, ())
         program = without_buffers(program_of(replace(trace, graph_module=functional), length))
-        return replace(program, memory=memory)
+        return replace(program, memory=memory, strides=strides)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -414,6 +419,14 @@ class _Facts:
         if any(type(v) is not type(first) or not _is_equal(v, first) for v in values):
             raise NotRolled("what it returns or keeps depends on the length of the loop")
         return first
+
+    def strides(self, found: Sequence[torch.Size | None]) -> torch.Size | None:
+        """Of one result, from those at each length; None where it is no tensor, or they are not affine."""
+        if any(s is None for s in found):
+            return None
+        with suppress(NotRolled):
+            return cast(torch.Size, self.leaf(found))
+        return None
 
     def number(self, values: Sequence[Any]) -> Any:
         fit = fit_lengths([number_of(v) for v in values], self.lengths)

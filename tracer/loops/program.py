@@ -75,6 +75,7 @@ class Program:
     """The steps of one trace at one length, and its results.
 
     had_writes: the method writes in place; these do not. memory: what its inputs and results share (`shared_memory`).
+    strides: those of its results, before writes were taken out.
     """
 
     length: int
@@ -84,6 +85,7 @@ class Program:
     trace: Trace
     had_writes: bool = False
     memory: Sequence[int | None] = ()
+    strides: Sequence[torch.Size | None] = ()
 
 
 def is_sliced(step: Step) -> bool:

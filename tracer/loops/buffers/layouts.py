@@ -1,0 +1,49 @@
+"""Results of a rolled trace as they lie in memory where the steps run one by one: their strides are what a user sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...sizes import hint_of
+from ..reasons import NotRolled
+
+Tensor = torch.Tensor
+
+
+def result_strides(gm: torch.fx.GraphModule) -> list[torch.Size | None]:
+    """The strides of each result; None for what is no tensor."""
+    (results,) = gm.graph.find_nodes(op="output")[0].args
+    values = [r.meta.get("val") if isinstance(r, torch.fx.Node) else None for r in results]
+    return [torch.Size(v.stride()) if isinstance(v, Tensor) else None for v in values]
+
+
+def in_layout(value: Any, strides: Sequence[Any] | None) -> Any:
+    """The same numbers with these strides, under the tracer. Raises NotRolled where memory would have gaps."""
+    if strides is None or not isinstance(value, Tensor) or _lies_so(value, strides):
+        return value
+    wide = [d for d in range(value.dim()) if hint_of(value.shape[d]) != 1]
+    spread = [d for d in wide if hint_of(strides[d]) == 0]
+    order = sorted((d for d in wide if d not in spread), key=lambda d: -hint_of(strides[d]))
+    once = _once_along(value, spread)
+    axes = [*order, *(d for d in range(value.dim()) if d not in order)]
+    dense = once.permute(axes).clone(memory_format=torch.contiguous_format)
+    found = dense.permute([axes.index(d) for d in range(value.dim())]).expand_as(value)
+    if not _lies_so(found, strides):
+        raise NotRolled("what it returns or keeps is a part of a larger tensor")
+    return found
+
+
+def _lies_so(value: Tensor, strides: Sequence[Any]) -> bool:
+    sizes = [hint_of(n) for n in value.shape]
+    pairs = zip(sizes, value.stride(), strides, strict=True)
+    return 0 in sizes or all(n == 1 or hint_of(a) == hint_of(b) for n, a, b in pairs)
+
+
+def _once_along(value: Tensor, axes: Sequence[int]) -> Tensor:
+    """Of numbers that are the same along some axes the first."""
+    for axis in axes:
+        value = value.narrow(axis, 0, 1)
+    return value
