@@ -1,4 +1,4 @@
-"""Results of a rolled trace as they lie in memory where the steps run one by one: their strides are what a user sees."""
+"""Results of a rolled trace, in memory as where the steps run one by one: their strides are what a user sees."""
 
 from __future__ import annotations
 
