@@ -29,8 +29,7 @@ def model_device(name: str) -> str | None:
     """The row of the model's table for a device's name: "NVIDIA H100 80GB HBM3" -> "h100"; None without one."""
     from fusegrad.runtime.profile.devices import DEVICES
 
-    plain = name.lower().replace(" ", "")
-    return next((key for key in DEVICES if re.search(rf"{key}(?!\d)", plain)), None)  # an L40 is no L4
+    return next((key for key in DEVICES if re.search(rf"{key}(?!\d)", name.lower())), None)  # an L40 is no L4
 
 
 def says(case: str, device: str) -> dict[str, Any]:

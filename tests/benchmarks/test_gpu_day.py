@@ -243,8 +243,9 @@ def test_the_model_says_a_time_and_what_it_waits_for() -> None:
     said = modelled.says("SwiGLU[4096,4096]", "h100")
     assert set(said) == {"forward", "backward"} and all(d["ms"] > 0.02 and d["bound"] for d in said.values())
     assert modelled.says("FusedLinearCrossEntropy[8192,4096x32000]", "h100") == {}  # products by the library
-    names = ("NVIDIA H200", "GeForce", "NVIDIA L40S", "NVIDIA L4", "NVIDIA A100-SXM4-80GB", "Tesla T4")
-    assert [modelled.model_device(n) for n in names] == ["h200", None, None, "l4", "a100", "t4"]
+    known = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA L4": "l4"}
+    names = {**known, "Tesla T4": "t4", "GeForce": None, "NVIDIA L40S": None}
+    assert {n: modelled.model_device(n) for n in names} == names
 
 
 def test_the_page_says_what_differs(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:

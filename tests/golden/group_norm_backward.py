@@ -32,7 +32,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, sums
         mu = tl.load(mu_ptr + at)
         sum_lanes = tl.zeros([BLOCK_N], tl.float32)
         sum_lanes_2 = tl.zeros([BLOCK_N], tl.float32)
-        for c_at in tl.range(0, C, 1, num_stages=4):
+        for c_at in tl.range(0, C, 1, num_stages=3):
             c_i = tl.cast(c_at, tl.int64)
             at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
             dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_last")
@@ -49,7 +49,7 @@ def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, sums
         total_2 = tl.sum(sum_lanes_2, 0)
         div_v = total * reciprocal
         div_v_2 = total_2 * reciprocal
-        for c_at in tl.range(0, C, 1, num_stages=4):
+        for c_at in tl.range(0, C, 1, num_stages=3):
             c_i = tl.cast(c_at, tl.int64)
             at_2 = row * dy_stride + d * dy_stride_2 + c_i * N
             dy = tl.load(dy_ptr + at_2 + col, eviction_policy="evict_first")
