@@ -243,13 +243,14 @@ def _in_one_group(
         return None
     one = Fuse(refused, bound=divides.bound, at_all=True)(divides.graph)
     names, groups = group_names(name, one), [at for at, s in enumerate(one) if isinstance(s, Group)]
+    if len(groups) != 1:
+        return None
+    (at,) = groups
     try:
-        made = {at: _kernels_at(one, at, divides.target, divides.hints, names[at], small=True) for at in groups}
+        made = _kernels_at(one, at, divides.target, divides.hints, names[at], small=True)
     except _Refusal:
         return None
-    kernels_of_all = [k for own in made.values() for k in own.kernels]
-    is_better = len(groups) == 1 and codegen.is_lighter(kernels_of_all, several, divides.hints)
-    return (one, names, made) if is_better else None
+    return (one, names, {at: made}) if codegen.is_lighter(made.kernels, several, divides.hints) else None
 
 
 def _with_splits(

@@ -61,7 +61,7 @@ def column_kernel(rows: int, columns: int = 64) -> Kernel:
 
 
 def test_chunks_of_any_size_have_no_mask_where_they_divide_the_row() -> None:
-    kernel = column_kernel(4096)
+    kernel = column_kernel(2048)
     rows = rows_of_block(kernel)
     assert rows > 16 and "inside_row" not in kernel.source
     assert sympy.Eq(sympy.Mod(M, rows), 0) in kernel.guards

@@ -116,8 +116,8 @@ def emitted() -> Iterator[list[Kernels]]:
     found: list[Kernels] = []
     plain = pipeline.kernels_of
 
-    def kept(*args: Any) -> Kernels:
-        found.append(plain(*args))
+    def kept(*args: Any, **options: Any) -> Kernels:
+        found.append(plain(*args, **options))
         return found[-1]
 
     with mock.patch.object(pipeline, "kernels_of", kept):
