@@ -35,11 +35,11 @@ def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
     nodes = graph.order()
     products = [v for v in nodes if v.prim == "dot"]
     large, few = ({v.id for v in products if is_one(v, hints)} for is_one in (_outgrows, _has_few_rows))
-    large = _without_outgrown(nodes, large, few, hints)
-    virtual = _made_of(nodes, large | few)
+    virtual = _made_of(nodes, _without_outgrown(nodes, large, few, hints) | few)
     if not few & virtual:
         return virtual
-    return _made_of(nodes, large | _summed_along_columns(few, nodes, virtual, hints))
+    few = _summed_along_columns(few, nodes, virtual, hints)
+    return _made_of(nodes, _without_outgrown(nodes, large, few, hints) | few)
 
 
 def large_values(graph: Graph, hints: Hints, limit: int) -> frozenset[int]:
@@ -77,11 +77,13 @@ def _without_outgrown(nodes: Sequence[Value], large: Collection[int], few: Colle
     left, sizes = set(large), {v.id: estimate(v.aval.numel, hints) for v in nodes if v.id in large}
     while True:
         above = _products_above(nodes, _made_of(nodes, left | {*few}))
-        outgrown = (_fed_to_larger(v, above, nodes, left, sizes) or _met_by_larger(v, above, sizes) for v in nodes)
-        found = next(filter(None, outgrown), None)
-        if found is None:
+        fed = {v.id: _fed_to_larger(v, above, sizes) for v in nodes if v.prim == "dot"}
+        summed = _summed_products(nodes, _made_of(nodes, left.difference(*fed.values()) | {*few}))
+        outgrown = [inner for outer, inner in fed.items() if outer in summed]
+        outgrown += [_met_by_larger(v, above, sizes) for v in nodes if v.prim == "dot"]
+        if not any(outgrown):
             return left
-        left -= found
+        left = left.difference(*outgrown)
 
 
 def _products_above(nodes: Sequence[Value], virtual: Collection[int]) -> dict[int, frozenset[int]]:
@@ -93,25 +95,22 @@ def _products_above(nodes: Sequence[Value], virtual: Collection[int]) -> dict[in
     return found
 
 
-def _fed_to_larger(
-    outer: Value,
-    above: dict[int, frozenset[int]],
-    nodes: Sequence[Value],
-    large: Collection[int],
-    sizes: dict[int, int],
-) -> frozenset[int]:
-    """The products that a larger one is made of, where that would be virtual without them, and is summed."""
+def _summed_products(nodes: Sequence[Value], virtual: Collection[int]) -> frozenset[int]:
+    above = _products_above(nodes, virtual)
+    return frozenset[int]().union(*(above[a.id] for v in sums_of(nodes, virtual) for a in v.args if a.id in virtual))
+
+
+def _fed_to_larger(outer: Value, above: dict[int, frozenset[int]], sizes: dict[int, int]) -> frozenset[int]:
+    """The products that a larger one is made of, which would be virtual without them."""
     inner = above[outer.id] & sizes.keys()
-    if outer.id not in sizes or outer.id in inner or not inner or sizes[outer.id] <= max(sizes[i] for i in inner):
-        return frozenset()
-    is_virtual = outer.id in _made_of(nodes, {*large} - inner)
-    return inner if is_virtual and sums_of(nodes, _made_of(nodes, {outer.id})) else frozenset()
+    most = max((sizes[i] for i in inner), default=0)
+    return inner if outer.id not in inner and sizes.get(outer.id, 0) > most else frozenset()
 
 
 def _met_by_larger(value: Value, above: dict[int, frozenset[int]], sizes: dict[int, int]) -> frozenset[int]:
     """The smaller products on one side of a product that has virtual values on both."""
-    sides = [above.get(a.id, frozenset()) & sizes.keys() for a in value.args] if value.prim == "dot" else []
-    if not sides or not all(sides) or sides[0] & sides[1]:
+    sides = [above.get(a.id, frozenset()) & sizes.keys() for a in value.args]
+    if not all(sides) or sides[0] & sides[1]:
         return frozenset()
     least, most = sorted(sides, key=lambda side: max(sizes[i] for i in side))
     return least if max(sizes[i] for i in least) < min(sizes[i] for i in most) else frozenset()

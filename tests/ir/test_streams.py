@@ -158,6 +158,19 @@ def test_of_products_of_products_the_larger_is_virtual() -> None:
     assert all(named[i].shape == (N, N) for i in virtual)
 
 
+def test_it_is_so_in_each_of_several_layers() -> None:
+    def body(x: Value, w: Value, u: Value) -> Value:
+        for _ in range(3):
+            q = emit("dot", x, w, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))
+            e = emit("exp", scores(q, q))
+            x = emit("dot", times(e, q), u, x_axes=(0, 2), y_axes=(2, 1), out_axes=(0, 1))
+        return x
+
+    graph = graph_of(body, (N, 16), (16, 32), (32, 16))
+    virtual = virtual_values(graph, SIZES)
+    assert len(virtual) == 6 and all(v.shape == (N, N) for v in graph.order() if v.id in virtual)
+
+
 # ------------------------------------------------------------------ what joins
 def test_copies_of_operands_and_what_finishes_results_join() -> None:
     def body(q: Value, k: Value, v: Value, bias: Value) -> Value:
