@@ -63,7 +63,7 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
-from .whole import is_lighter, may_be_whole, without_loops
+from .whole import is_lighter, may_be_whole, moved_by, without_loops
 
 FUSIBLE = frozenset(
     "input elementwise source layout reduce cumulative gather scatter random contract scan pick".split()
@@ -492,13 +492,8 @@ class _Group:
     def _is_better(self, trip: _Made, one: _Made, two: _Made) -> bool:
         """It moves no more, and leaves no more of the device idle."""
         programs = [evaluate_size(m.kernels[0].grid, self.hints) for m in (trip, one, two)]
-        return self._moved(trip) <= self._moved(one) + self._moved(two) and programs[0] >= min(
-            self.target.units, *programs[1:]
-        )
-
-    def _moved(self, part: _Made) -> int:
-        sizes = (n for k in part.kernels for by in (k.reads, k.writes) for n in by.values())
-        return sum(evaluate_size(n, self.hints) for n in sizes)
+        moved = [moved_by(m.kernels, self.hints) for m in (trip, one, two)]
+        return moved[0] <= moved[1] + moved[2] and programs[0] >= min(self.target.units, *programs[1:])
 
     def _round_trip(
         self, part: _Made, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int]

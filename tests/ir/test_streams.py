@@ -143,13 +143,8 @@ def test_directions_are_seen_through_transposes_and_heads() -> None:
 def test_of_products_of_products_the_larger_is_virtual() -> None:
     """Queries and values are larger than what they are made of; scores are larger still, and are summed."""
 
-    def projected(c: Value, w: Value) -> Value:
-        return emit("dot", c, w, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))
-
-    def body(c: Value, w: Value, k: Value) -> list[Value]:
-        p = emit("exp", emit("dot", projected(c, w), k, x_axes=(0, 1), y_axes=(2, 1), out_axes=(0, 2)))
-        v = projected(emit("neg", c), w)
-        return [emit("dot", p, v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))]
+    def body(c: Value, w: Value, k: Value) -> Value:
+        return times(emit("exp", scores(times(c, w), k)), times(emit("neg", c), w))
 
     graph = graph_of(body, (N, 16), (16, 32), (N, 32))
     named = {v.id: v for v in graph.order()}
@@ -161,9 +156,8 @@ def test_of_products_of_products_the_larger_is_virtual() -> None:
 def test_it_is_so_in_each_of_several_layers() -> None:
     def body(x: Value, w: Value, u: Value) -> Value:
         for _ in range(3):
-            q = emit("dot", x, w, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))
-            e = emit("exp", scores(q, q))
-            x = emit("dot", times(e, q), u, x_axes=(0, 2), y_axes=(2, 1), out_axes=(0, 1))
+            q = times(x, w)
+            x = times(times(emit("exp", scores(q, q)), q), u)
         return x
 
     graph = graph_of(body, (N, 16), (16, 32), (32, 16))

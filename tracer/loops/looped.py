@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import sympy
@@ -20,7 +21,7 @@ from ..trace import CaptureError, Trace
 from .affine import fit_lengths, number_of
 from .alignment import repetitions
 from .buffers import without_buffers, without_sums_of_places
-from .buffers.layouts import in_layout, result_strides
+from .buffers.layouts import in_layout, result_strides, result_values
 from .description import Rolled
 from .emission import Emission
 from .floats import floats_apart
@@ -187,7 +188,8 @@ class _Rolling:
     def rolled(self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples) -> Found:
         """The rolled form of short traces, these, and what the method told in each."""
         known = len(self.session.env.replacements)
-        shorts = map(lambda length: self.at_length(length, sizes, multiples), lengths)
+        short = partial(self.at_length, sizes=sizes, multiples=multiples)
+        shorts = map(short, lengths)
         first = next(shorts)
         is_learnt = len(self.session.env.replacements) > known
         look = lengths, multiples, _look(first[0])
@@ -204,11 +206,10 @@ class _Rolling:
             if not is_learnt:
                 raise
             # sizes that turned out to be equal, or numbers, were symbols of their own up to then
-            again = self.at_length(lengths[0], sizes, multiples)
+            again = short(lengths[0])
             if _look(again[0]) == look[-1]:
                 raise
-        others = map(lambda length: self.at_length(length, sizes, multiples), lengths[2:])
-        return self.rolled_of(again, second, others, sizes)
+        return self.rolled_of(again, second, map(short, lengths[2:]), sizes)
 
     def refuse_again(self, look: Any) -> None:
         """Raises what came of a first short trace that looked alike, where sizes were small that it does not show."""
@@ -381,9 +382,7 @@ def as_it_is(program: Program) -> Program:
 
 def shared_memory(gm: torch.fx.GraphModule) -> list[int | None]:
     """Of the inputs and the results of a graph, for each the first that it shares memory with."""
-    (results,) = gm.graph.find_nodes(op="output")[0].args
-    nodes = [*gm.graph.find_nodes(op="placeholder"), *results]
-    values = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in nodes]
+    values = [*(n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")), *result_values(gm)]
     memory = [memory_of(v) if isinstance(v, torch.Tensor) else None for v in values]
     return [None if m is None else memory.index(m) for m in memory]
 

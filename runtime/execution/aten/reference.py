@@ -124,7 +124,7 @@ def _in_front(axes: Sequence[int], ndim: int) -> list[int]:
     return [*axes, *(a for a in range(ndim) if a not in axes)]
 
 
-def _check_index(node: Node, index: torch.Tensor, size: torch.Tensor | None = None) -> torch.Tensor:
+def from_the_start(index: torch.Tensor) -> torch.Tensor:
     """The index, a negative one as the least there is: torch's indexing checks it, but counts others from the end."""
     return torch.threshold(index, -1, torch.iinfo(index.dtype).min)
 
@@ -136,7 +136,7 @@ def _gather(node: Node, x: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
 def _scatter(node: Node, base: torch.Tensor, source: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
     perm = _in_front(node["axes"], base.ndim)
     unchecked = indices_for_torch(node.value)
-    index = tuple(_check_index(node, i) if at in unchecked else i for at, i in enumerate(index))
+    index = tuple(from_the_start(i) if at in unchecked else i for at, i in enumerate(index))
     moved = base.permute(perm).index_put(index, source, accumulate=node["mode"] == "add")
     return moved.permute([perm.index(a) for a in range(base.ndim)])
 
@@ -228,7 +228,7 @@ table: dict[str, Callable[..., Any]] = {
     "xor": _logical(torch.bitwise_xor, torch.logical_xor),
     "where": lambda node, c, x, y: torch.where(c, x, y),
     "cast": lambda node, x: x.to(node.dtype),
-    "check_index": _check_index,
+    "check_index": lambda node, index, size: from_the_start(index),
     "full": lambda node: torch.full(node["shape"], node["value"], dtype=node.dtype, device=node.device),
     "iota": lambda node: torch.arange(node["size"], dtype=node.dtype, device=node.device),
     "broadcast": _broadcast,

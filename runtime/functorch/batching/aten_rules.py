@@ -22,6 +22,7 @@ from torch.autograd.function import Function
 
 from ....tracer.sizes import hint_of
 from ....tracer.torch_private import is_batched_here, unwrap_functorch
+from ...execution.aten.reference import from_the_start
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -173,11 +174,6 @@ def _index_select(lanes: Lanes, x: Tensor, axis: int, index: Tensor) -> Tensor:
     return behind[lanes.number(index), index].movedim(1, axis + 1 if axis >= 0 else axis)
 
 
-def _from_the_start(index: Tensor) -> Tensor:
-    """The index for an operation that counts negative ones from the end, of one that does not."""
-    return torch.threshold(index, -1, torch.iinfo(index.dtype).min)
-
-
 def _axis_first(x: Tensor, axis: int) -> Tensor:
     return x.movedim(axis + 1 if axis >= 0 else axis, 1)
 
@@ -193,7 +189,7 @@ def _index_written(accumulate: bool, from_end: bool = False) -> Rule:
         x, _, _, value, *_ = lanes.all(x, axis, index, value, *alpha)
         source = _axis_first(value, axis) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=x.dtype)
         source = source * alpha[0] if alpha else source
-        at = index if from_end else _from_the_start(index)
+        at = index if from_end else from_the_start(index)
         result = _axis_first(x, axis).index_put((lanes.number(at), at), source.to(x.device), accumulate)
         return result.movedim(1, axis + 1 if axis >= 0 else axis)
 
@@ -203,7 +199,7 @@ def _index_written(accumulate: bool, from_end: bool = False) -> Rule:
 def _embedding(lanes: Lanes, weight: Tensor, index: Tensor, *rest: Any) -> Tensor:
     if not lanes.mapped[0]:
         return lanes.op(weight, index, *rest)  # type: ignore[no-any-return]
-    at = _from_the_start(index)
+    at = from_the_start(index)
     return weight[lanes.number(at), at] if lanes.mapped[1] else weight[:, at]
 
 

@@ -13,11 +13,15 @@ from ..reasons import NotRolled
 Tensor = torch.Tensor
 
 
+def result_values(gm: torch.fx.GraphModule) -> list[Any]:
+    """The fake of each result; None for what is no node."""
+    (results,) = gm.graph.find_nodes(op="output")[0].args
+    return [r.meta.get("val") if isinstance(r, torch.fx.Node) else None for r in results]
+
+
 def result_strides(gm: torch.fx.GraphModule) -> list[torch.Size | None]:
     """The strides of each result; None for what is no tensor."""
-    (results,) = gm.graph.find_nodes(op="output")[0].args
-    values = [r.meta.get("val") if isinstance(r, torch.fx.Node) else None for r in results]
-    return [torch.Size(v.stride()) if isinstance(v, Tensor) else None for v in values]
+    return [torch.Size(v.stride()) if isinstance(v, Tensor) else None for v in result_values(gm)]
 
 
 def in_layout(value: Any, strides: Sequence[Any] | None) -> Any:
