@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from ...ir import Value
+from ...ir.passes.layout import segments
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
 from ..emit.mathematics import lowest
@@ -137,13 +138,26 @@ def _piece_of_sum(b: Builder, place: Index, starts: list[Size]) -> tuple[Index, 
 def _reshape(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     """Flatten the index, then take it apart again along the operand's dimensions, refining axes where it helps."""
     (x,) = node.args
-    # from the last dimension on: what is left over is the index of those before it
-    flat = Index.row_major(index, node.shape)
+    if not any(i.values for i in index):
+        return b.at(x, _taken_apart(b, index, node.shape, x.shape), guards)
+    # what data decides is divided alone: not together with the dimensions beside it, which stay as they are
     places: list[Index] = []
-    for n in reversed(x.shape[1:]):
+    for own, given in segments(x.shape, node.shape):
+        shape = [node.shape[d] for d in given]
+        places += _taken_apart(b, [index[d] for d in given], shape, [x.shape[d] for d in own])
+    return b.at(x, places, guards)
+
+
+def _taken_apart(b: Builder, index: Place, shape: Sequence[Size], inner: Sequence[Size]) -> list[Index]:
+    """The place in dimensions `inner` of a place in as many elements of another shape."""
+    # from the last dimension on: what is left over is the index of those before it
+    flat = Index.row_major(index, shape)
+    places: list[Index] = []
+    wide = next((d for d, n in enumerate(inner) if n != 1), 0)
+    for n in reversed(inner[wide + 1 :]):
         flat, last = _divided(b, b.axes.settled(flat), n)
         places.insert(0, last)
-    return b.at(x, [flat, *places] if x.shape else [], guards)
+    return [*(Index() for _ in inner[:wide]), flat, *places] if inner else []
 
 
 def _divided(b: Builder, place: Index, size: Size) -> tuple[Index, Index]:

@@ -10,7 +10,7 @@ from ...ir import Value
 from ...ir.types import Size, contiguous_strides
 from ..kernel import Buffer, Ref
 from .axes import REDUCTIONS, SCANS, Access, Axis, Index, Memory, Sink, Term, Turn, terms_below
-from .sizes import divide
+from .sizes import divide, same, tidy
 
 
 class Restart(Exception):
@@ -20,6 +20,29 @@ class Restart(Exception):
 def is_zero(term: Term) -> bool:
     """The constant zero."""
     return term.op == "const" and term.param == 0
+
+
+def with_whole_values(place: Index) -> Index:
+    """(v // d) * d + v % d  ->  v, as where a row-major tensor is read at a place along dimensions that were joined."""
+    scales = dict(place.values)
+    for rest, scale in place.values:
+        if rest.op != "rem":
+            continue
+        whole, divisor = rest.args
+        quotient = next((v for v in scales if v.op == "floordiv" and v.args == rest.args), None)
+        if quotient is not None and divisor.op == "const" and same(tidy(divisor.param * scale), scales[quotient]):
+            others = tuple((v, c) for v, c in place.values if v not in (rest, quotient))
+            return with_whole_values(Index(place.terms, place.offset, others) + _place_of(whole) * scale)
+    return place
+
+
+def _place_of(number: Term) -> Index:
+    """An integer as a place: its affine part apart."""
+    if number.op == "index":
+        return number.param  # type: ignore[no-any-return]
+    if number.op == "add":
+        return _place_of(number.args[0]) + _place_of(number.args[1])
+    return Index(values=((number, 1),))
 
 
 class AxisTable:
@@ -113,7 +136,7 @@ class TermTable:
 
     def load(self, memory: Memory, index: Sequence[Index], guards: tuple[Term, ...], node: Value) -> Term:
         """The element of a buffer; its guards are dropped where the index is provably inside."""
-        place = self.axes.settled(Index.linear(index, memory.strides))
+        place = with_whole_values(self.axes.settled(Index.linear(index, memory.strides)))
         safe = all(self.axes.settled(i).is_within(n) for i, n in zip(index, node.shape, strict=True))
         values = tuple(v for v, _ in place.values)
         access = Access(memory.ref, Index(place.terms, place.offset), tuple(c for _, c in place.values))

@@ -25,6 +25,7 @@ class Arithmetic:
     def __init__(self, world: World) -> None:
         self.world, self.atoms = world, world.atoms
         self._quotients: dict[tuple[Poly, Poly], tuple[Poly, Poly]] = {}
+        self._floors: dict[tuple[Poly, Poly], tuple[Poly, Poly]] = {}
         self._ceilings: dict[tuple[Poly, Poly], Poly] = {}
         self._extrema: dict[tuple[str, Poly, Poly], Poly] = {}
         self._turns: list[tuple[int, Poly, Poly]] = []
@@ -51,6 +52,24 @@ class Arithmetic:
             return result and (result[0], result[1] * shared)
         self._quotients[x, d] = result = self._quotient(x, d)
         return result
+
+    def floor(self, x: Poly, d: Poly) -> tuple[Poly, Poly] | None:
+        """Python's (x // d, x % d) of an x of any sign where d >= 1 provably, else None."""
+        if not self.world.holds(d - 1):
+            return None
+        if (x, d) not in self._floors:
+            self._floors[x, d] = self._floor(x, d)
+        return self._floors[x, d]
+
+    def _floor(self, x: Poly, d: Poly) -> tuple[Poly, Poly]:
+        world, texts = self.world, (self.atoms.text(x), self.atoms.text(d))
+        quotient = world.atom("({})//({})".format(*texts), lambda s, _: int(value_at(x, s) // value_at(d, s)))
+        remainder = world.atom("({})%({})".format(*texts), lambda s, _: int(value_at(x, s) % value_at(d, s)), 0, d - 1)
+        (q,), (r,) = quotient.atoms, remainder.atoms
+        world.bound_above(q, d, x)
+        world.bound_below(q, d, x - d + 1)
+        self.atoms.divisions |= {q: Division("/", x, d, q), r: Division("%", x, d, q)}
+        return quotient, remainder
 
     def ceiling(self, x: Poly, d: Poly) -> Poly | None:
         """ceil(x / d) for x >= 0, d >= 1."""

@@ -95,6 +95,8 @@ class Search:
         return proved
 
     def _search(self, goal: Poly, depth: int) -> bool:
+        if self._proves_each_term(goal, depth):
+            return True
         # A queue of goals, each of which is enough, and of goals to be parted by the cases of an atom.
         queue: list[tuple[int, int, Poly, int]] = [(0, 0, goal, -1)]
         visited, turn = {goal}, count(1)
@@ -119,6 +121,13 @@ class Search:
                 if self._is_worth_cases(current, pivot, depth):
                     heappush(queue, (_cost(current) + SPLIT, next(turn), current, pivot))
         return False
+
+    def _proves_each_term(self, goal: Poly, depth: int) -> bool:
+        """Of a sum without a difference: that no term with an atom of unknown sign, as a quotient, is negative."""
+        if len(goal.terms) == 1 or any(c < 0 for c in goal.terms.values()):
+            return False
+        terms = (Poly({m: c}) for m, c in goal.terms.items())
+        return all(self.atoms.is_plain(term) or self.proves(term, depth + 1) for term in terms)
 
     def _answer(self, goal: Poly) -> bool | None:
         """The answer that takes no search; None where there is none."""

@@ -175,9 +175,9 @@ def floor_division(part: int, reader: Reader, node: ast.Call) -> Value:
     a, b = (reader.value(x) for x in node.args)
     if not (isinstance(a, Int) and isinstance(b, Int)):
         return reader.unknown_result(a, node, a, b)
-    results = reader.arithmetic.divide(a.poly, b.poly)
-    exact = results is not None and not reader.is_data(a.poly)
-    return integer_result(a, b, results[part] if results and exact else reader.datum(ast.unparse(node)))
+    of_data = reader.is_data(a.poly) or reader.is_data(b.poly)
+    results = (reader.arithmetic.floor if of_data else reader.arithmetic.divide)(a.poly, b.poly)
+    return integer_result(a, b, results[part] if results else reader.datum(ast.unparse(node)))
 
 
 CALLS: dict[str, Callable[[Reader, ast.Call], Value]] = {
