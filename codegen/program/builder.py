@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ...ir import Value
 from ...ir.prims import PRIMS
-from ...ir.types import Size
+from ...ir.types import Size, product
 from .axes import Axis, Index, Materialize, Memory, Part, Term
 from .concatenations import MAX_PIECES, pieces
 from .sizes import same, tidy
@@ -18,10 +18,13 @@ Place: TypeAlias = tuple[Index, ...]
 Guards: TypeAlias = tuple[Term, ...]
 Rule: TypeAlias = "Callable[[Builder, Value, Place, Guards], Term]"
 
-MAX_PLACES = 8
-"""A value that is asked for at more kinds of places than this (x[i], x[i + 1], x[2 * i]) goes through memory."""
+MAX_PLACES = 9
+"""A value that is asked for at more kinds of places than a small matrix has (x[i], x[i + 1], x[2 * i]) goes through
+memory."""
 MAX_QUESTIONS = 32
 """So does one that is asked for more often: at places and under guards, which each slice of a sum of slices doubles."""
+MAX_FEW = 8
+"""Elements of which a reduction costs no more than a few elementwise operations."""
 MAX_SUMMED = 8
 """A sum of products along a concatenation of at most so many equal pieces is one of sums along the pieces."""
 MAX_UNROLLED = 2
@@ -165,6 +168,12 @@ class Builder:
         often = len(kinds) > MAX_PLACES or len(questions) > self.most_questions
         if often and PRIMS[node.prim].family == "elementwise":
             raise Materialize([node])
+
+    def is_made_again(self, node: Value, index: Sequence[Index], summed: Sequence[Size]) -> bool:
+        """Whether a reduction along so few elements is made at each place where it is asked for: S[:, 1, 2], of small
+        matrices. Not within another one, where that would multiply."""
+        few = all(isinstance(n, int) for n in summed) and product(summed) <= MAX_FEW
+        return few and not self.in_reduction and not any(i.values for i in index)
 
     def check_complete(self, node: Value, index: Sequence[Index]) -> None:
         """Have `node` materialized unless it is asked for at every place exactly once."""

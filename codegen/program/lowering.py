@@ -144,7 +144,7 @@ def _reshape(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     places: list[Index] = []
     for own, given in segments(x.shape, node.shape):
         shape = [node.shape[d] for d in given]
-        places += _taken_apart(b, [index[d] for d in given], shape, [x.shape[d] for d in own])
+        places += _taken_apart(b, tuple(index[d] for d in given), shape, [x.shape[d] for d in own])
     return b.at(x, places, guards)
 
 
@@ -187,9 +187,10 @@ def _refine_for(b: Builder, place: Index, size: Size) -> None:
 
 
 def _reduce(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
-    b.check_complete(node, index)
     (x,) = node.args
     axes = node.params["axes"]
+    if not b.is_made_again(node, index, [x.shape[d] for d in axes]):
+        b.check_complete(node, index)
     outer = iter(index)
     own: dict[int, Index] = {}
     for d in axes:

@@ -91,12 +91,10 @@ class Search:
             return bool(answer)
         key = goal, self.later
         self.bounds.answers[key] = False  # a goal that leads to itself is not proved by that
-        self.bounds.answers[key] = proved = self._search(goal, depth)
+        self.bounds.answers[key] = proved = self._proves_each_term(goal, depth) or self._search(goal, depth)
         return proved
 
     def _search(self, goal: Poly, depth: int) -> bool:
-        if self._proves_each_term(goal, depth):
-            return True
         # A queue of goals, each of which is enough, and of goals to be parted by the cases of an atom.
         queue: list[tuple[int, int, Poly, int]] = [(0, 0, goal, -1)]
         visited, turn = {goal}, count(1)

@@ -26,6 +26,9 @@ NARROWEST = 512
 """Lanes of a block, along the vector, that is narrower than it might be: whole accesses of two warps."""
 TAIL = 8
 """Lanes of the first of two tiles over those of the second, at most: each thread has some of both."""
+FULL = 64
+"""Lanes that are worth a program; below them more axes give it theirs: those of many small matrices."""
+MOST_OUTER = 2
 WASTED = 1.1
 """Lanes of blocks over those of narrower ones, beyond which they are narrower."""
 THREADS = 1024
@@ -132,8 +135,10 @@ def _add_outer(w: Workload, tile: dict[Axis, int], room: int, outer: list[Axis],
         tile[vector] = _fitting(w, min(power_of_two(w.size[vector]), max(least, most)))
         room //= tile[vector]
         outer = [*second, *(a for a in outer if a is not vector and a not in second)]
-    for a in outer[: 1 if w.target.kind != "interpret" else 2]:
-        if room > 1 and len(tile) < 4:
+    for place, a in enumerate(outer):
+        if place and w.target.kind != "interpret" and math.prod(tile.values()) >= FULL:
+            return
+        if room > 1 and len(tile) < 4 and place < MOST_OUTER:
             tile[a] = min(power_of_two(w.size[a]), room)
             room //= tile[a]
 

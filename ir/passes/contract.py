@@ -16,40 +16,57 @@ of two in a row, with different matrices: attention of one query, of which strea
 
 A product of matrices that sums along nothing is an elementwise one.
 
+Products of small matrices, of which there are many, are written out: rotations, covariances, transforms.
+
+    dot(r [N, 3, 3], s [N, 3, 3], labels nik,nkj->nij)  ->  r[:, :, 0] * s[:, 0] + r[:, :, 1] * s[:, 1] + ..
+
 After `Simplify`, which leaves one layout node between factors and their product; before `Fuse`, to which a `dot` is a
 call, no member of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ..graph import Graph, Value
 from ..loops.loop import below, loop_of, rebuild_scans
 from ..loops.tidy import in_bodies
 from ..prims import PRIMS
 from ..rewrite import make, rebuild
-from ..types import FLOATS, LOW_FLOATS, Size
+from ..types import FLOATS, LOW_FLOATS, Size, product
 from .layout import only_ones, squeezed, wide
 from .node_kinds import VIEWS
 from .simplify import HOLDERS
 
 MOST_FACTORS = 8
+SMALL = 8
+"""The longest side of a small matrix: what its product reads again is found in L1, faster than memory brings others."""
 IN_KERNELS = ("elementwise", "reduce")
 """Families of what reads a value element by element."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Graph -> an equal graph where sums of outer products are `dot`."""
+    """Graph -> an equal graph where sums of outer products are `dot`.
+
+    in_loop: of the body of a loop, where one program multiplies with what it carries, small matrices as well.
+    """
+
+    in_loop: bool = False
 
     def __call__(self, graph: Graph) -> Graph:
-        graph = _without_outer_products(rebuild_scans(in_bodies(graph, self), _with_lone_sums))
+        bodies = Contract(in_loop=True)
+        graph = _without_outer_products(rebuild_scans(in_bodies(graph, bodies), _with_lone_sums))
         graph = _with_sums_of_made(graph)
+        graph = graph if self.in_loop else _with_small_products(graph)
         contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
+        if not self.in_loop:
+            contractions = {v: c for v, c in contractions.items() if not c.is_of_small}
         selected = _not_needed_otherwise(graph, contractions)
         return rebuild(graph, {}, {v.id: c.build for v, c in selected.items()}) if selected else graph
 
@@ -110,6 +127,13 @@ class Contraction:
         everything = wide(self.sum.args[0].shape)
         return [v for v in self.inside if len(wide(v.shape)) == len(everything)]
 
+    @property
+    def is_of_small(self) -> bool:
+        """The product of small matrices."""
+        shape, summed = self.sum.args[0].shape, set(self.sum.params["axes"])
+        batch = (_axes(self.left) & _axes(self.right)) - summed
+        return _are_small({a: shape[a] for a in wide(shape) if a not in batch}, summed)
+
     def build(self, env: dict[int, Value]) -> Value:
         # axes that one operand alone has are summed before the product, which is the smaller for it
         summed = set(self.sum.params["axes"])
@@ -127,11 +151,11 @@ class Contraction:
         """The product of some factors, over the axes of the first, which has them all."""
         axes = tuple(a for a in factors[0].labels if a is not None)
         values = [_plain(env[f.value.id], self.sum.dtype) for f in factors]
-        product = values[0]
+        total = values[0]
         for factor, value in zip(factors[1:], values[1:], strict=True):
             own = tuple(a for a in factor.labels if a is not None)
-            product = make("mul", product, _spread(value, own, axes, product.shape))
-        return product, axes
+            total = make("mul", total, _spread(value, own, axes, total.shape))
+        return total, axes
 
 
 def contraction(value: Value) -> Contraction | None:
@@ -231,6 +255,39 @@ def _with_sums_of_made(graph: Graph) -> Graph:
     return rebuild(graph, {}, {v.id: partial(_summed, v) for v in lone}) if lone else graph
 
 
+def _with_small_products(graph: Graph) -> Graph:
+    """Products of small matrices element by element, so that what is around them is in their kernel."""
+    small = [v for v in graph.order() if v.prim == "dot" and v.dtype in FLOATS and _is_of_small(v)]
+    return rebuild(graph, {}, {v.id: partial(_written_out, v) for v in small}) if small else graph
+
+
+def _written_out(value: Value, env: Mapping[int, Value]) -> Value:
+    """A product as a sum of elementwise ones; low floats are added in float32, as by a product."""
+    x, y, outer, shape = _as_broadcast(value, env)
+    places = itertools.product(*(range(cast(int, n)) for n in shape[outer:]))
+    terms = (make("mul", *(_at_place(f, place, outer) for f in (x, y))) for place in places)
+    return _of_dtype(functools.reduce(partial(make, "add"), terms), value)
+
+
+def _at_place(value: Value, place: Sequence[int], outer: int) -> Value:
+    """The elements at a place along the last dimensions."""
+    shape = value.shape[:outer]
+    start, stop = (*(0 for _ in shape), *place), (*shape, *(i + 1 for i in place))
+    return make("reshape", make("slice", value, start=start, stop=stop, step=(1,) * value.ndim), shape=shape)
+
+
+def _is_of_small(dot: Value) -> bool:
+    sizes = {a: n for f in _labelled(dot) for a, n in zip(f.labels, f.value.shape, strict=True)}
+    sides = {a: n for a, n in sizes.items() if a is not None and a not in _batch(dot)}
+    return _are_small(sides, sides.keys() - set(dot.params["out_axes"]))
+
+
+def _are_small(sides: Mapping[int, Size], summed: Collection[int]) -> bool:
+    """Of the sides of two matrices, without their batch; and what is summed is written out."""
+    short = all(isinstance(n, int) and n <= SMALL for n in sides.values())
+    return short and product(n for a, n in sides.items() if a in summed) <= SMALL
+
+
 def _is_read_by_kernels(matrix: Value, live: set[int]) -> bool:
     """Something else than products reads it, element by element."""
     todo = [matrix]
@@ -244,8 +301,13 @@ def _is_read_by_kernels(matrix: Value, live: set[int]) -> bool:
 
 def _is_batched(dot: Value) -> bool:
     """The vector is another one for each matrix of a batch."""
+    return bool(_batch(dot))
+
+
+def _batch(dot: Value) -> set[int]:
+    """The axes of a product that number its pairs of matrices."""
     x, y = (f.axes for f in _labelled(dot))
-    return bool(x & y & set(dot.params["out_axes"]))
+    return x & y & set(dot.params["out_axes"])
 
 
 def _reached(dot: Value, matrices: Mapping[Value, Value]) -> set[Value]:
@@ -282,6 +344,12 @@ def _matrix(value: Value) -> Value | None:
 
 def _summed(value: Value, env: Mapping[int, Value]) -> Value:
     """A product as a sum; low floats are added in float32, as by a product."""
+    x, y, outer, shape = _as_broadcast(value, env)
+    return _of_dtype(make("sum", make("mul", x, y), axes=tuple(range(outer, len(shape)))), value)
+
+
+def _as_broadcast(value: Value, env: Mapping[int, Value]) -> tuple[Value, Value, int, tuple[Size, ...]]:
+    """The operands of a product over all its axes, how many of these are kept, which come first, and the shape."""
     factors = _labelled(value)
     sizes = {a: n for f in factors for a, n in zip(f.labels, f.value.shape, strict=True) if a is not None}
     outer = [a for a in value.params["out_axes"] if a in sizes]
@@ -289,7 +357,11 @@ def _summed(value: Value, env: Mapping[int, Value]) -> Value:
     shape, wide_dtype = tuple(sizes[a] for a in labels), "f32" if value.dtype in LOW_FLOATS else value.dtype
     axes = [tuple(a for a in f.labels if a is not None) for f in factors]
     x, y = (_spread(_plain(env[f.value.id], wide_dtype), a, labels, shape) for f, a in zip(factors, axes, strict=True))
-    total = make("sum", make("mul", x, y), axes=tuple(range(len(outer), len(labels))))
+    return x, y, len(outer), shape
+
+
+def _of_dtype(total: Value, value: Value) -> Value:
+    """What a product comes to, in its dtype and shape."""
     total = make("cast", total, dtype=value.dtype) if total.dtype != value.dtype else total
     return make("reshape", total, shape=value.shape) if total.shape != value.shape else total
 

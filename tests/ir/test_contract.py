@@ -239,3 +239,34 @@ def test_an_operand_with_an_axis_of_size_1(same) -> None:
     after = contracted(graph)
     assert prims(after).count("dot") == 1
     same(graph, after, rtol=1e-12, sizes=SIZES)
+
+
+def pairs(batch: object, m: object, k: object, n: object) -> Graph:
+    graph, (x, y) = inputs("f32", (batch, m, k), (batch, k, n))
+    with building(graph):
+        result = emit("dot", x, y, x_axes=(0, 1, 2), y_axes=(0, 2, 3), out_axes=(0, 1, 3))
+    graph.returning([result])
+    return graph
+
+
+def test_products_of_small_matrices_are_written_out(same) -> None:
+    graph = pairs(B, 3, 3, 2)
+    after = contracted(graph)
+    assert "dot" not in prims(after) and "sum" not in prims(after) and prims(after).count("mul") == 3
+    same(graph, after, rtol=1e-6, sizes=SIZES)
+
+
+@pytest.mark.parametrize("shape", [(B, 3, 16, 3), (B, P, 3, 3), (B, 3, Q, 3)])
+def test_products_of_larger_ones_stay(shape: tuple[object, ...]) -> None:
+    assert "dot" in prims(contracted(pairs(*shape)))
+
+
+def test_small_matrices_that_are_summed_by_hand_are_no_call(same) -> None:
+    """(x[:, :, :, None] * y[:, None]).sum(2)"""
+    graph, (x, y) = inputs("f32", (B, 3, 4), (B, 4, 2))
+    with building(graph):
+        result = emit("sum", product(x, (0, 1, 2), y, (0, 2, 3), (B, 3, 4, 2)), axes=(2,))
+    graph.returning([result])
+    after = contracted(graph)
+    assert "dot" not in prims(after)
+    same(graph, after, rtol=1e-6, sizes=SIZES)
