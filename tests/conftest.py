@@ -148,14 +148,34 @@ ONE_IN = {
     "trust/test_stream_counterexamples.py": 9,
 }  # fmt: skip
 """Files and folders by how many cases of a test stand for one that is taken; of every test one is, at least."""
+WHOLE = ("test_laws.py", "test_layout.py", "test_rooms.py")
+"""Files of which every case is taken."""
+THIN = 3
+"""Of all others every so manieth: a sample takes less than 20 minutes on two slow cores."""
 LEFT = (
     "benchmarks/test_gpu_day_rehearsal.py",
     "codegen/test_row_pieces.py::test_the_same_kernel_at_other_sizes",
     "exporting/test_any_width.py::test_derivatives_have_any_width_too",
     "exporting/test_any_width.py::test_names_are_examples_like_numbers",
     "runtime/commands/test_command_examples.py::test_every_example_is_checked_exported_and_profiled",
+    "codegen/test_proofs_of_emitted_streams.py",
+    "contract/test_split.py::test_inductor_compiles_the_segments",
+    "examples/test_demo.py::test_attention_as_one_function",
+    "exporting/test_any_width.py::test_a_limit_is_stated_and_checked",
+    "exporting/test_any_width.py::test_a_version_is_the_kernels_of_each_of_its_blocks",
+    "exporting/test_any_width.py::test_sizes_are_compiled_in_by_either_name",
+    "exporting/test_module.py::test_forward_mode_is_the_compiled_one",
+    "exporting/test_module.py::test_heads_in_another_ratio_are_refused",
+    "exporting/test_module.py::test_its_own_test_finds_a_wrong_kernel",
+    "loops/test_multiples.py::test_kernels",
+    "loops/test_multiples.py::test_transforms",
+    "profiling/test_profile.py::test_inductor_is_counted_beside_eager",
+    "runtime/commands/test_commands.py::test_export_of_derivatives",
+    "slabs/test_slab_settings.py::test_of_a_process_and_on_disk",
+    "trust/test_nothing_is_kept.py::test_a_slice_of_calls_with_large_tensors",
+    "world/test_world.py::test_a_suite_is_compared_test_by_test",
 )
-"""What takes most of a minute, or more, and a sample leaves out altogether."""
+"""What takes ten seconds or more where others show nearly the same, and a sample leaves out altogether."""
 HERE = Path(__file__).parent
 
 
@@ -185,7 +205,9 @@ def _sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 def _share(item: pytest.Item) -> int:
     place = _place(item)
-    return next((n for where, n in ONE_IN.items() if place == where or place.startswith(f"{where}/")), 1)
+    if place in WHOLE:
+        return 1
+    return THIN * next((n for where, n in ONE_IN.items() if place == where or place.startswith(f"{where}/")), 1)
 
 
 def _place(item: pytest.Item) -> str:

@@ -27,13 +27,13 @@ def test_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "COMPARED", 50)
     monkeypatch.setattr(soak, "NUMBERED", 8)
     run = soak.Soak(soak.shapes(6), 3, (functions.Softmax, functions.Scale))
-    found = soak.soak(run, 300, lambda found: None, warm_calls=100)
-    assert not found["wrong"] and found["compared_with_eager"] >= 6 and found["distinct_numbers"] > 30
+    found = soak.soak(run, 150, lambda found: None, warm_calls=60)
+    assert not found["wrong"] and found["compared_with_eager"] >= 3 and found["distinct_numbers"] > 15
     assert found["before"]["threads"] == found["after"]["threads"]
     assert found["before"]["files"] == found["after"]["files"]
     assert found["after"]["garbage"] == 0
     grown = found["after"]["objects"] - found["before"]["objects"]  # memory varies: other tests ran here
-    assert grown < 20 * 300, found
+    assert grown < 20 * 150, found
 
 
 def test_numbers_that_are_new_at_every_call_are_neither_captured_nor_remembered_without_end(

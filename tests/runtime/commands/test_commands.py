@@ -78,12 +78,15 @@ def test_export(capsys, tmp_path) -> None:
     assert answered(capsys, "export", *RMS, "-o", "norm.py") == {
         "path": "norm.py", "lines": len((tmp_path / "norm.py").read_text().splitlines()),
     }  # fmt: skip
+    assert main(["export", *RMS, "-o", "no/such/folder.py"]) == 1
+    assert "no/such" in capsys.readouterr().err
+
+
+def test_export_of_derivatives(capsys) -> None:
     ast.parse(answered(capsys, "export", *RMS)["text"])
     asked = ("--derivatives", "jvp", "--derivatives", "vmap")
     both = answered(capsys, "export", *RMS, *asked)["text"]
     assert both == answered(capsys, "export", *RMS, "--derivatives", "jvp,vmap")["text"] and "def vmap(" in both
-    assert main(["export", *RMS, "-o", "no/such/folder.py"]) == 1
-    assert "no/such" in capsys.readouterr().err
 
 
 def test_profile(capsys) -> None:
