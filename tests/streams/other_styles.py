@@ -148,3 +148,24 @@ class WideQueries(Function):
         p = torch.softmax(q @ y.mT, -1) * g[..., None]
         dq = (p @ y) * (1 - q * q)
         return dq @ w.mT, torch.einsum("bnd,bne->de", x, dq), p.mT @ q
+
+
+@style(lambda b, h, n, d: (rand(n, d), rand(n, d), rand(d, 2 * n)), 4, 4, usual=(1, 1, 4096, 64))
+class Queue(Function):
+    """InfoNCE with a queue of negatives: the positive is the first column of the logits, and the target of all rows."""
+
+    @staticmethod
+    def forward(ctx, q, k, queue):
+        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue], 1).float() / 4.0
+        target = torch.zeros(logits.shape[0], dtype=torch.long, device=q.device)
+        ctx.save_for_backward(q, k, queue, torch.logsumexp(logits, 1))
+        return F.cross_entropy(logits, target)
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, queue, lse = ctx.saved_tensors
+        scale = g / (4.0 * q.shape[0])
+        positive = (q * k).sum(1, keepdim=True).float() / 4.0
+        dp = ((torch.exp(positive - lse[:, None]) - 1) * scale).to(q.dtype)
+        dn = (torch.exp((q @ queue).float() / 4.0 - lse[:, None]) * scale).to(q.dtype)
+        return dp * k + dn @ queue.T, dp * q, q.T @ dn

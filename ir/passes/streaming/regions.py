@@ -277,7 +277,7 @@ class Region:
         """All of it in one graph."""
         inputs, outputs = self.inputs(), self.outputs()
         graph = self.part(outputs, inputs).graph
-        for spelled in (without_concatenations, without_picks, without_mirrors, _plain, split_sums, wide_row_sums):
+        for spelled in (without_picks, without_concatenations, without_mirrors, _plain, split_sums, wide_row_sums):
             graph = spelled(graph, virtual_values(graph, self.hints))
         return Group(graph, tuple(inputs), tuple(outputs))
 

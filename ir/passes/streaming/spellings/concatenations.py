@@ -4,13 +4,15 @@
     sum(cat(p, lost), -1)     ->   sum(p, -1) + lost
     cat(p, lost)[..., :-1]    ->   p
     pad(dp, 1 column) - d     ->   cat(dp - d, 0 - d)
+    where(j == 0, cat(pos, s), 0)   ->   cat(where(j == 0, pos, 0), where(j + 1 == 0, s, 0))     j = 0, 1, ..
 
 A kernel walks the columns of one product; a column more is a term of its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from ....graph import Graph, Value
 from ....infer import same_shape
@@ -52,9 +54,39 @@ def _parts(value: Value, axis: int, sizes: Sequence[Size]) -> list[Value] | None
     shapes = [(*value.shape[:axis], size, *value.shape[axis + 1 :]) for size in sizes]
     if value.prim == "full":
         return [make("full", **value.params | {"shape": shape}) for shape in shapes]
-    if value.prim == "broadcast" and axis not in value.params["axes"]:
-        return [make("broadcast", value.args[0], shape=shape, axes=value.params["axes"]) for shape in shapes]
-    return None
+    if value.prim == "broadcast":
+        return _parts_of_broadcast(value, axis, sizes, shapes)
+    if value.prim == "iota":
+        return _places(value, sizes)
+    return _parts_of_places(value, axis, sizes)
+
+
+def _parts_of_broadcast(
+    value: Value, axis: int, sizes: Sequence[Size], shapes: Iterable[Sequence[Size]]
+) -> list[Value] | None:
+    (x,), axes = value.args, value.params["axes"]
+    own = _parts(x, axes.index(axis), sizes) if axis in axes else [x] * len(sizes)
+    return own and [make("broadcast", part, shape=shape, axes=axes) for part, shape in zip(own, shapes, strict=True)]
+
+
+def _places(iota: Value, sizes: Sequence[Size]) -> list[Value]:
+    """The places that the parts have in the whole."""
+    starts = accumulate(sizes[:-1], initial=0)
+    parts = [(make("iota", **iota.params | {"size": size}), start) for size, start in zip(sizes, starts, strict=True)]
+    return [part if start == 0 else make("add", part, _number_like(part, start)) for part, start in parts]
+
+
+def _number_like(value: Value, number: Size) -> Value:
+    return make("full", value=number, shape=value.shape, dtype=value.dtype)
+
+
+def _parts_of_places(value: Value, axis: int, sizes: Sequence[Size]) -> list[Value] | None:
+    """Of what is made of places and numbers alone."""
+    if PRIMS[value.prim].family != "elementwise" or value.ndim != 1:
+        return None
+    operands = [_parts(a, axis, sizes) for a in value.args]
+    made = [parts for parts in operands if parts is not None]
+    return [make(value.prim, *of, **value.params) for of in zip(*made, strict=True)] if made == operands else None
 
 
 def _of_reduction(value: Value) -> Value | None:
