@@ -191,16 +191,23 @@ def pairs_of_a_step(x: Tensor) -> Tensor:
     return torch.stack(hs)
 
 
+@doubled
+def steps_behind_a_loop(x: Tensor) -> Tensor:
+    """Steps that carry nothing, each of which waits for what a loop ends with."""
+    last = walked(x)[-1]
+    return torch.stack([(last * x[t].cos()).sum(0) for t in range(x.shape[0])])
+
+
 WIDE = (40, 4)
 CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     powers_of_states: (WIDE, 1.05), states_and_powers: (WIDE, 1.05), first_of_the_walk_back: (WIDE, 1.05),
     first_two_changed: (WIDE, 1.05), sums_of_states: (WIDE, 1.05), sums_in_halves: (WIDE, 1.05),
     pairs_of_a_step: (WIDE, 1.05), there_and_back: (WIDE, 2.6), states_of_keys: ((40, 2, 4), 1.2),
     neighbours_there: (WIDE, 1.1), neighbours_back: (WIDE, 1.1), sums_of_what_is_read: (WIDE, 1.05),
-    sums_of_part_of_it: (WIDE, 1.6), two_loops_of_one: (WIDE, 1.4), one_loop_after_another: (WIDE, 1.4),
+    sums_of_part_of_it: (WIDE, 1.6), two_loops_of_one: (WIDE, 1.4), one_loop_after_another: (WIDE, 1.4), steps_behind_a_loop: (WIDE, 2.2),
 }  # fmt: skip
 """The shape of the argument, and the bytes that forward moves, at most, over the least possible."""
-LAUNCHES = {sums_of_part_of_it: 2, two_loops_of_one: 2, one_loop_after_another: 2}
+LAUNCHES = {sums_of_part_of_it: 2, two_loops_of_one: 2, one_loop_after_another: 2, steps_behind_a_loop: 2}
 
 
 @pytest.mark.parametrize("cls", CASES, ids=lambda c: c.__name__)

@@ -208,12 +208,12 @@ def _stack(call: Call, xs: Sequence[Value], dim: int = 0) -> Result:
 @rule("constant_pad_nd")
 def _pad(call: Call, x: Value, pad: Sequence[Any], value: Any = 0) -> Result:
     """Negative amounts cut; another value than zero fills where a padded mask is false."""
-    amounts = {x.ndim - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2)}
-    if not all(isinstance(p, int) for p in pad):
+    if not all(isinstance(p, int) or p.is_nonnegative or p.is_nonpositive for p in pad):
         return None
+    amounts = {x.ndim - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2)}
     for axis, (lo, hi) in amounts.items():
-        x = cut(x, axis, max(-lo, 0), simplify_size(x.shape[axis] - max(-hi, 0)))
-    margins = [(max(lo, 0), max(hi, 0)) for lo, hi in (amounts.get(a, (0, 0)) for a in range(x.ndim))]
+        x = cut(x, axis, _above_zero(-lo), simplify_size(x.shape[axis] - _above_zero(-hi)))
+    margins = [(_above_zero(lo), _above_zero(hi)) for lo, hi in (amounts.get(a, (0, 0)) for a in range(x.ndim))]
     lows, highs = (tuple(pair[side] for pair in margins) for side in (0, 1))
     if not any(lows + highs):
         return x
@@ -222,6 +222,12 @@ def _pad(call: Call, x: Value, pad: Sequence[Any], value: Any = 0) -> Result:
         return padded
     inside = emit("pad", full(True, x.aval.with_dtype("b1")), lo=lows, hi=highs, inner=(0,) * x.ndim)
     return emit("where", inside, padded, full(value, padded.aval))
+
+
+def _above_zero(n: Size) -> Size:
+    """max(n, 0) of a number whose sign is known."""
+    is_above = n > 0 if isinstance(n, int) else n.is_nonnegative
+    return n if is_above else 0
 
 
 @rule("repeat")

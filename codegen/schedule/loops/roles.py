@@ -300,8 +300,9 @@ def _check_order(sinks: Sequence[Sink], time: Axis) -> None:
     """What a step reads is there before the loop or in it; what is summed is not the steps."""
     for sink in sinks:
         below = terms_below(sink.terms)
-        is_within = time in sink.axes
-        late = [t for t in below if t.op == "last" and (is_within or sink.ref.kind == INITIAL)]
+        is_within, is_step = time in sink.axes, any(a.turn for a in sink.axes)
+        # a step of any loop: one that carries nothing has no states, and is behind those that it reads the end of
+        late = [t for t in below if t.op == "last" and (is_step or sink.ref.kind == INITIAL)]
         summed = [t for t in below if t.op in (*REDUCTIONS, *SCANS) and any(a.turn for a in t.param)]
         early = [t for t in below if time in t.axes and not is_within]
         if nodes := [t.node for t in (*late, *summed, *early) if t.node is not None]:
