@@ -29,7 +29,7 @@ MISSES: dict[tuple[str, int], Figures] = {
     ("Retention", 100): {"backward": (2, 1.03)},
     ("Retention", 4096): {"backward": (2, 1.03)},
     # the sum of what neighbours carry needs memory within a step: steps are launches of their own
-    ("SoftDTW", 12): {"forward": (63, 10.56), "backward": (3, 2.76)},
+    ("SoftDTW", 12): {"forward": (62, 9.75), "backward": (2, 1.59)},
 }
 """What is not within these, by class and steps: launches and ratio of each direction that is not."""
 
