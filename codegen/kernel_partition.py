@@ -51,7 +51,7 @@ from .schedule.loops.division import divided_sums, too_many_late
 from .schedule.loops.look_back import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of, times_of
 from .schedule.loops.round_trips import Planning, go_together
-from .schedule.loops.together import times_of_states, together
+from .schedule.loops.together import time_of_registers, times_of_states, together
 from .schedule.loops.whole import whole_schedule_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
@@ -526,7 +526,7 @@ class _Group:
         own, other = (set[Axis]().union(*of) for of in walked)
         if own & other or any(len(of - {frozenset()}) != 1 for of in walked):
             return None
-        is_first = [s.goal < count if s.goal >= 0 else times[s.ref.index] in own for s in sinks]
+        is_first = [s.goal < count if s.goal >= 0 else time_of_registers(s, times) in own for s in sinks]
         sides = [[s for s, is_own in zip(sinks, is_first, strict=True) if is_own is side] for side in (True, False)]
         return terms, (program_of(terms, sides[0]), program_of(terms, sides[1]))
 

@@ -17,6 +17,8 @@ from .terms import AxisTable, Restart, TermTable
 Place: TypeAlias = tuple[Index, ...]
 Guards: TypeAlias = tuple[Term, ...]
 Rule: TypeAlias = "Callable[[Builder, Value, Place, Guards], Term]"
+Held: TypeAlias = dict[tuple[Value, Value], int]
+"""(a loop, a value of its body) -> the number of what steps hold: values that are asked for at several places."""
 
 MAX_PLACES = 9
 """A value that is asked for at more kinds of places than a small matrix has (x[i], x[i + 1], x[2 * i]) goes through
@@ -70,16 +72,16 @@ class Builder:
 
     goal: the number of the one whose values are built; loop: the one that gives it, moved about at most, if one does;
     path: the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
-    shared: whether reductions share axes.
+    held: by loop, what its steps hold, with its number. shared: whether reductions share axes.
     """
 
     def __init__(
         self, terms: TermTable, memory: Mapping[int, Memory], rule_of: Callable[[Value], Rule], unrolling: Unrolling,
-        shared: bool = False,
+        held: Held, shared: bool = False,
     ) -> None:  # fmt: skip
         self.terms, self.axes, self.memory = terms, terms.axes, memory
         self.rule_of, self.unrolling = rule_of, unrolling
-        self.shared = shared
+        self.held, self.shared = held, shared
         self.goal = -1
         self.loop: Value | None = None
         self.path: tuple[int, ...] = ()

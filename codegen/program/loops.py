@@ -5,7 +5,8 @@
 
 A state is a buffer to the table of terms: the body stores to it and loads from it, at places along axes like any other,
 so that axes are joined and merged as in memory. What it is at first and last is another buffer, along its own axes: in
-a step it may be read along others. Both are in registers all the same (`emit/loops`).
+a step it may be read along others. What a step makes and reads at another place than its own is a buffer as well, which
+is held for that step. All are in registers all the same (`emit/loops`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from ...ir import Value
 from ...ir.errors import Unfusible
@@ -25,10 +26,13 @@ from ..kernel import Ref
 from .axes import Axis, Index, Materialize, Memory, Part, Sink, Term, Turn
 from .builder import Builder, Guards, Place
 from .sizes import nonnegative, same, tidy
-from .terms import is_zero
+from .terms import Restart, is_zero
 
 STATE: Final = "state"
 INITIAL: Final = "initial"
+HELD: Final = "held"
+REGISTERS: Final = (STATE, INITIAL, HELD)
+"""Kinds of buffers that are in no memory."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,12 @@ class Loops:
         return step.guarded(step.graph.outputs[number], index[1:])
 
     def sinks(self) -> list[Sink]:
-        """How each state begins, and what every step makes of it; states that only these read included."""
-        found: list[Sink] = []
-        while 2 * len(self._builder.states) > len(found):
-            number = len(found) // 2
+        """How each state begins, what every step makes of it, and what it holds; states that only these read, too."""
+        found = [self._held_in(scan, value, number) for (scan, value), number in self._builder.held.items()]
+        number = 0
+        while number < len(self._builder.states):
             found += self._sinks_of(list(self._builder.states)[number], number)
+            number += 1
         return found
 
     # ------------------------------------------------------------------ steps
@@ -127,9 +132,7 @@ class Loops:
 
     def _sinks_of(self, state: Any, number: int) -> list[Sink]:
         axes, shape, dtype = self._builder.axes, state.initial.shape, state.initial.dtype
-        keys = (("state", state.scan.id, state.number, d) for d in range(len(shape)))
-        own = tuple(Index() if n == 1 else Index.over(axes.axis(k, n)) for k, n in zip(keys, shape, strict=True))
-        place, walked = axes.settled(Index.linear(own, contiguous_strides(shape))), axes.walked(own)
+        own, place, walked = self._walked(("state", state.scan.id, state.number), shape)
         time = axes.walked([Index.over(state.time)])
         initial = self._builder.at(state.initial, own)
         update = self._step(state.scan).guarded(state.update, own)
@@ -137,6 +140,21 @@ class Loops:
             Sink(Ref(INITIAL, number), initial, place, walked, dtype, "store", state.initial),
             Sink(Ref(STATE, number), update, place, (*time, *walked), dtype, "store", state.parameter),
         ]
+
+
+    def _held_in(self, scan: Value, value: Value, number: int) -> Sink:
+        """What a step holds, for all of its places."""
+        own, place, walked = self._walked(("held", scan.id, value.id), value.shape)
+        time = self._builder.axes.walked([Index.over(self._time(scan))])
+        term = self._step(scan).guarded(value, own, again=True)
+        return Sink(Ref(HELD, number), term, place, (*time, *walked), value.dtype, "store", value)
+
+    def _walked(self, key: tuple[Hashable, ...], shape: Sequence[Size]) -> tuple[Place, Index, tuple[Axis, ...]]:
+        """An index with axes of its own along all dimensions, the place in memory, and the axes."""
+        axes = self._builder.axes
+        keys = ((*key, d) for d in range(len(shape)))
+        own = tuple(Index() if n == 1 else Index.over(axes.axis(k, n)) for k, n in zip(keys, shape, strict=True))
+        return own, axes.settled(Index.linear(own, contiguous_strides(shape))), axes.walked(own)
 
 
 def _is_step_each(axis: Axis, time: Axis, offset: Size, sign: Size) -> bool:
@@ -152,7 +170,8 @@ class Step(Builder):
     """The values of a scan's body in one step, which is at `time`."""
 
     def __init__(self, loops: Loops, outer: Builder, scan: Value, time: Index) -> None:
-        super().__init__(outer.terms, {}, outer.rule_of, outer.unrolling)
+        held = {v.id: _registers(v, n) for (loop, v), n in outer.held.items() if loop == scan}
+        super().__init__(outer.terms, held, outer.rule_of, outer.unrolling, outer.held)
         self.graph: Graph = scan.params["body"].graph
         self.path = (*outer.path, scan.id)
         self._read: dict[int, dict[Hashable, Size]] = {}
@@ -163,15 +182,23 @@ class Step(Builder):
         """Each of what is carried has axes of its own, until they are unified."""
         return super().most_questions * max(1, int(self._scan.params["carries"]))
 
-    def guarded(self, node: Value | None, index: Place) -> Term:
-        """A value of the body; there is no memory between its nodes. Raises Unfusible."""
+    def guarded(self, node: Value | None, index: Place, again: bool = False) -> Term:
+        """A value of the body; there is no memory between its nodes, but a step may hold them. again: what is held,
+        made. Raises Unfusible, and Restart for what is to be held."""
         assert node is not None
         try:
-            return self.at(node, index)
+            return self.computed(node, index) if again else self.at(node, index)
         except Materialize as request:
-            if any(n.graph is self.graph for n in request.nodes):
-                raise Unfusible(self._scan, f"the loop would need memory for {request.nodes[0].prim}") from None
+            if own := [n for n in request.nodes if n.graph is self.graph]:
+                self._hold(own)
             raise
+
+    def _hold(self, nodes: Sequence[Value]) -> NoReturn:
+        for node in nodes:
+            if node.id in self.memory or not self._scan.params["carries"]:
+                raise Unfusible(self._scan, f"the loop would need memory for {node.prim}")
+            self.held[self._scan, node] = len(self.held)
+        raise Restart
 
     def _build(self, node: Value, place: Place, guards: Guards) -> Term:
         if node.prim == "dot" and (parts := _parts_of_sum(node)):
@@ -219,6 +246,10 @@ class Step(Builder):
             return None
         multiplied = self.terms.make("mul", *(self.terms.cast(f, wide) for f in factors), dtype=wide, node=node)
         return self.terms.make("sum", multiplied, dtype=wide, param=(axis,), node=node)
+
+
+def _registers(value: Value, number: int) -> Memory:
+    return Memory(Ref(HELD, number), contiguous_strides(value.shape), value.dtype)
 
 
 def _parts_of_sum(node: Value) -> list[Part]:

@@ -179,7 +179,8 @@ def _refine_for(b: Builder, place: Index, size: Size) -> None:
     """Split the axis that straddles a multiple of `size`, if it divides."""
     for axis, coefficient in (t for t in place.terms if not t[0].turn):
         per = divide(size, coefficient if nonnegative(coefficient) else tidy(-coefficient))
-        if per is None or per == 1 or not longer_than_one(per):
+        # of a coefficient whose sign no proof tells it may be negative, which is no size
+        if per is None or per == 1 or not longer_than_one(per) or nonnegative(-per):
             continue
         quotient = divide(axis.size, per)
         if quotient is not None and quotient != 1 and not same(axis.size, per):

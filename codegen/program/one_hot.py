@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...ir.prims import PRIMS
 from ...ir.types import Size
 from .axes import Access, Axis, Index, Term, terms_below
-from .loops import STATE
+from .loops import REGISTERS
 from .sizes import tidy
 from .terms import TermTable
 
@@ -61,7 +61,7 @@ def _at(terms: TermTable, value: Term, axis: Axis, place: Term, bounds: tuple[Te
         args = tuple(moved.get(a, a) for a in term.args)
         if axis not in term.axes:
             continue
-        if term.op == "load" and term.param.ref.kind == STATE:
+        if term.op == "load" and term.param.ref.kind in REGISTERS:
             return None  # what a loop carries is in no memory
         if term.op == "load":
             moved[term] = _load_at(terms, term, args, axis, place, bounds)

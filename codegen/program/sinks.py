@@ -9,7 +9,7 @@ from typing import Literal
 from ...ir import Value
 from ..kernel import Ref
 from .axes import Goal, Index, Materialize, Memory, Part, Sink, Term
-from .builder import Builder, Place, Unrolling
+from .builder import Builder, Held, Place, Unrolling
 from .concatenations import loop_behind, moved_dims
 from .loops import Loops
 from .lowering import indirect_index, rule_of
@@ -24,10 +24,10 @@ def build_sinks(
     terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[Goal], shared: bool = False
 ) -> list[Sink]:
     """All stores of the goals; starts again whenever an axis had to be refined. shared: reductions share axes."""
-    unrolling, numbers = Unrolling(terms.axes), _numbers(goals)
+    unrolling, numbers, held = Unrolling(terms.axes), _numbers(goals), Held()
     for _ in range(MAX_PASSES):
         terms.clear()
-        builder = Builder(terms, memory, rule_of, unrolling, shared)
+        builder = Builder(terms, memory, rule_of, unrolling, held, shared)
         try:
             sinks = [
                 replace(sink, goal=at)

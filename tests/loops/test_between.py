@@ -204,7 +204,8 @@ CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     first_two_changed: (WIDE, 1.05), sums_of_states: (WIDE, 1.05), sums_in_halves: (WIDE, 1.05),
     pairs_of_a_step: (WIDE, 1.05), there_and_back: (WIDE, 2.6), states_of_keys: ((40, 2, 4), 1.2),
     neighbours_there: (WIDE, 1.1), neighbours_back: (WIDE, 1.1), sums_of_what_is_read: (WIDE, 1.05),
-    sums_of_part_of_it: (WIDE, 1.6), two_loops_of_one: (WIDE, 1.4), one_loop_after_another: (WIDE, 1.4), steps_behind_a_loop: (WIDE, 2.2),
+    sums_of_part_of_it: (WIDE, 1.6), two_loops_of_one: (WIDE, 1.4), one_loop_after_another: (WIDE, 1.4),
+    steps_behind_a_loop: (WIDE, 2.2),
 }  # fmt: skip
 """The shape of the argument, and the bytes that forward moves, at most, over the least possible."""
 LAUNCHES = {sums_of_part_of_it: 2, two_loops_of_one: 2, one_loop_after_another: 2, steps_behind_a_loop: 2}

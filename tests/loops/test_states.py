@@ -41,7 +41,29 @@ def best_before(state: Tensor, x: Tensor) -> Tensor:
     return (state[:, None] + x[None].sin()).max(0).values
 
 
+def moved_sum(state: Tensor, x: Tensor) -> Tensor:
+    """A sum that a step makes, at its own places and at those beside them."""
+    soft = torch.stack([state, state * x, x.sin()]).logsumexp(0)
+    return soft - F.pad(soft, (1, 0), value=0.5)[..., :-1] * torch.roll(soft, 1, 0)
+
+
+def moved_test(state: Tensor, x: Tensor) -> Tensor:
+    """The same of a truth value."""
+    is_some = (torch.stack([state, x]) > 0.1).any(0)
+    return torch.where(is_some ^ torch.roll(is_some, 1, -1), state.cos(), x)
+
+
+def sum_of_moved_sums(state: Tensor, x: Tensor) -> Tensor:
+    """What a step holds is made of what it holds."""
+    first = torch.stack([state, x]).logsumexp(0)
+    second = torch.stack([first, torch.roll(first, 1, 0)]).logsumexp(0)
+    return second - torch.roll(second, -1, -1)
+
+
 STEPS: dict[Step, bool] = {
+    moved_sum: True,
+    moved_test: True,
+    sum_of_moved_sums: True,
     moved_by_cat: True,
     moved_along_two_axes: False,
     one_element: True,

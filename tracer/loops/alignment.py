@@ -42,7 +42,7 @@ def alignments(short: Sequence[Hashable], long: Sequence[Hashable]) -> Iterator[
     """The ways in which the lists differ by repetitions alone, the likeliest first.
 
     a b b c, a b b b c  ->  b twice, from 1 on
-    a a a a, a a a a a a  ->  (a a) twice; a four times, with two more; a twice, and again a twice
+    a a a a, a a a a a a  ->  a four times, with two more; (a a) twice; a twice, and again a twice
     """
     return _alignments(short, long, 0, 0, 0)
 
@@ -57,20 +57,23 @@ def _alignments(
         return
     excess = (len(long) - j) - (len(short) - i)
     periods = [p for p in range(1, min(excess, i - floor) + 1) if short[i - p : i] == long[j : j + p]]
-    runs = [(p, _begin_of_run(short, i, p, floor), _repetitions(short[i - p : i], long, j)) for p in periods]
-    for loops in range(1, max((more for *_, more in runs), default=0) + 1):
-        for period, start, more in runs:
-            for regions in _loops(Region(start, period, (i - start) // period), loops) if loops <= more else ():
-                rests = _alignments(short, long, i, j + loops * period, i)
-                yield from ([*regions, *rest] for rest in rests)
+    runs = []
+    for period in periods:
+        start, more = _begin_of_run(short, i, period, floor), _repetitions(short[i - period : i], long, j)
+        runs.append(Region(start, period, (i - start) // period, more))
+    for regions in _loops(runs):
+        added = sum(region.more * region.period for region in regions)
+        yield from ([*regions, *rest] for rest in _alignments(short, long, i, j + added, i))
 
 
-def _loops(run: Region, more: int) -> Iterator[list[Region]]:
-    """A run with so many repetitions more is one loop that has them, or so many loops."""
-    if more <= MOST and run.count >= LEAST:
-        yield [replace(run, more=more)]
-    if more > 1 and (count := run.count // more) >= LEAST:
-        yield [Region(run.start + n * count * run.period, run.period, count) for n in range(more)]
+def _loops(runs: Sequence[Region]) -> Iterator[list[Region]]:
+    """A run with so many repetitions more is one loop that has them, of as few entries a turn as can be, or so many
+    loops."""
+    added = [(run, more) for run in runs if run.count >= LEAST for more in range(1, run.more + 1)]
+    yield from ([replace(run, more=more)] for run, more in added if more <= MOST)
+    for run, more in added:
+        if more > 1 and (count := run.count // more) >= LEAST:
+            yield [Region(run.start + n * count * run.period, run.period, count) for n in range(more)]
 
 
 def _repetitions(entries: Sequence[Hashable], long: Sequence[Hashable], at: int) -> int:

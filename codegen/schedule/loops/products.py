@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...kernel import Ref
 from ...program.axes import Axis, Index, Sink, Term, terms_below
-from ...program.loops import STATE
+from ...program.loops import HELD, STATE
 from ...program.sizes import same
 from ...program.terms import TermTable
 
 
 def with_products(table: TermTable, sinks: Sequence[Sink]) -> list[Sink]:
     """The sinks with products of matrices in the place of sums that read a state along another axis than its own."""
-    places = {s.ref.index: s.place for s in sinks if s.ref.kind == STATE}
+    places = {s.ref: s.place for s in sinks if s.ref.kind in (STATE, HELD)}
     new: dict[Term, Term] = {}
     todo = [t for s in reversed(sinks) for t in s.terms]
     while todo:
@@ -35,7 +36,7 @@ def _rebuilt(table: TermTable, term: Term, new: Mapping[Term, Term]) -> Term:
     return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
 
 
-def _product(table: TermTable, term: Term, places: Mapping[int, Index]) -> Term | None:
+def _product(table: TermTable, term: Term, places: Mapping[Ref, Index]) -> Term | None:
     """The product that a sum is."""
     if term.op != "sum" or len(term.param) != 1 or term.args[0].op != "mul":
         return None
@@ -60,12 +61,12 @@ def _steps(term: Term) -> set[Axis]:
     return {a for a in term.axes if a.turn}
 
 
-def _other_axis(factor: Term, depth: Axis, places: Mapping[int, Index]) -> Axis | None:
+def _other_axis(factor: Term, depth: Axis, places: Mapping[Ref, Index]) -> Axis | None:
     """The axis that a state has where this factor reads it along `depth`."""
     found: set[Axis] = set()
-    for load in (t for t in terms_below([factor]) if t.op == "load" and t.param.ref.kind == STATE):
+    for load in (t for t in terms_below([factor]) if t.op == "load" and t.param.ref in places):
         strides = dict(load.param.place.terms)
-        own = places[load.param.ref.index]
+        own = places[load.param.ref]
         if depth in strides and depth not in own.walked:
             found |= {a for a, c in own.terms if same(c, strides[depth]) and same(a.size, depth.size)}
     return found.pop() if len(found) == 1 else None

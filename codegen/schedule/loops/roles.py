@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ....ir.errors import Unfusible
 from ....ir.types import Size
 from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Materialize, Program, Sink, Term, terms_below
-from ...program.loops import INITIAL, STATE
+from ...program.loops import HELD, INITIAL, REGISTERS, STATE
 from ...program.sizes import divide, nonnegative, positive, same, tidy
 from ...program.terms import TermTable
 from .products import with_products
@@ -149,12 +149,15 @@ def program_of(table: TermTable, sinks: Sequence[Sink]) -> LoopProgram:
     time = _time_of(updates, sinks)
     _check_order(sinks, time)
     sinks = with_products(table, sinks)
+    held = _of_kind(sinks, HELD)
     new: dict[Term, Term] = {}
-    for term in terms_below(t for s in sinks for t in s.terms):
-        new[term] = _with_states(table, term, new, updates, time)
+    for sink in (*_earlier_first(held), *sinks):
+        for term in terms_below(sink.terms, new):
+            if term not in new:
+                new[term] = _with_states(table, term, new, updates, held, time)
     updates, initial = _of_kind(sinks, STATE), _of_kind(sinks, INITIAL)
     states = [_state(table, n, initial[n].of_terms(new), updates[n].of_terms(new), time) for n in sorted(updates)]
-    return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in (STATE, INITIAL)], states, time)
+    return LoopProgram([s.of_terms(new) for s in sinks if s.ref.kind not in REGISTERS], states, time)
 
 
 def _time_of(updates: dict[int, Sink], sinks: Sequence[Sink]) -> Axis:
@@ -170,10 +173,24 @@ def _of_kind(sinks: Sequence[Sink], kind: str) -> dict[int, Sink]:
     return {s.ref.index: s for s in sinks if s.ref.kind == kind}
 
 
+def _earlier_first(held: dict[int, Sink]) -> list[Sink]:
+    """What a step holds, behind what it is made of."""
+    reads = {n: {t.param.ref.index for t in terms_below(s.terms) if is_held(t)} for n, s in held.items()}
+    order: dict[int, Sink] = {}
+    while len(order) < len(held):
+        order |= {n: held[n] for n, read in reads.items() if read <= order.keys()}
+    return list(order.values())
+
+
+def is_held(term: Term) -> bool:
+    """A load of what a step holds."""
+    return term.op == "load" and term.param.ref.kind == HELD
+
+
 def _with_states(
-    table: TermTable, term: Term, new: dict[Term, Term], updates: dict[int, Sink], time: Axis
+    table: TermTable, term: Term, new: dict[Term, Term], updates: dict[int, Sink], held: dict[int, Sink], time: Axis
 ) -> Term:
-    """The term with loads of states as what is carried."""
+    """The term with loads of states as what is carried, and of what is held as what it is."""
     if term.op == "last":
         return _last(table, term, updates[term.args[0].param.ref.index], time)
     if is_state(term) and term.param.ref.kind == INITIAL:
@@ -181,6 +198,9 @@ def _with_states(
     args = tuple(new[a] for a in term.args)
     if is_state(term):
         return _carried(table, term, args, updates[term.param.ref.index], time)
+    if is_held(term):
+        sink = held[term.param.ref.index]
+        return _elsewhere(table, term, args, sink, new[sink.value])
     return table.make(term.op, *args, dtype=term.dtype, param=term.param, node=term.node)
 
 
@@ -225,21 +245,36 @@ def _is_on(axis: Axis, number: Size) -> bool:
 
 
 def _carried(table: TermTable, load: Term, args: Sequence[Term], sink: Sink, time: Axis) -> Term:
-    """What is carried at the place of a load: at its own, as far along one axis as another element is, along another
-    axis, or at one element along it."""
+    """What is carried at the place of a load."""
     axes = tuple(a for a in sink.axes if a is not time)
     own = table.make("carried", dtype=load.dtype, param=Carried(sink.ref.index, (time, *axes)), node=load.node)
+    return _elsewhere(table, load, args, sink, own)
+
+
+def _elsewhere(table: TermTable, load: Term, args: Sequence[Term], sink: Sink, own: Term) -> Term:
+    """A tile at the place of a load: at its own, as far along one axis as another element is, along another axis, or
+    at one element along it."""
     if load.param.place == sink.place:
         return own
     ways = () if load.param.indirect else (("moved", _moved_along(load, sink)), ("crossed", _across(load, sink)))
     for op, param in ways:
         if param is not None:
-            return table.make(op, own, dtype=load.dtype, param=param, node=load.node)
+            return _in_other_lanes(table, op, own, param)
     if (picked := _picked(load, sink)) is not None:
         return _element(table, own, picked[0], table.const(picked[1], "i64"))
     if (axis := _looked_up(load, sink)) is not None:
         return _element(table, own, axis, args[0])
     raise Unfusible(sink.node, "a step reads what another element carries")
+
+
+def _in_other_lanes(table: TermTable, op: str, own: Term, param: tuple[Axis, Any]) -> Term:
+    """A tile moved or turned along an axis; lanes hold no single bits."""
+    if param[0] not in own.axes:
+        return own
+    if own.dtype == "b1":
+        bits = table.cast(own, "i32")
+        return table.test("ne", _in_other_lanes(table, op, bits, param), table.const(0, "i32"))
+    return table.make(op, own, dtype=own.dtype, param=param, node=own.node)
 
 
 def _across(load: Term, sink: Sink) -> tuple[Axis, Axis] | None:
@@ -273,7 +308,7 @@ def _moved_along(load: Term, sink: Sink) -> tuple[Axis, Index] | None:
     elsewhere = [a for a in own if dict(place.terms).get(a) != own[a]]
     if len(elsewhere) > 1 or set(place.walked) != set(own):
         return None
-    guarded = {a for guard in load.args for a in guard.axes if not a.turn}
+    guarded = {a for guard in load.args for a in guard.axes if a in own}
     sign = -1 if elsewhere else 1
     for axis in elsewhere or _outermost_first(own):
         steps = divide(place.offset, own[axis])

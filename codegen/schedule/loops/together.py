@@ -10,7 +10,7 @@ from itertools import combinations
 
 from ....ir.switches import is_on
 from ...program.axes import REDUCTIONS, SCANS, Axis, Index, Sink, terms_below
-from ...program.loops import INITIAL, STATE
+from ...program.loops import HELD, INITIAL, REGISTERS, STATE
 from ...program.sizes import same
 from ...program.terms import TermTable
 from .roles import is_state
@@ -22,6 +22,11 @@ MOST = 8
 def times_of_states(sinks: Sequence[Sink]) -> dict[int, Axis]:
     """The axis of its steps, by the number of a state."""
     return {s.ref.index: next(a for a in s.axes if a.turn) for s in sinks if s.ref.kind == STATE}
+
+
+def time_of_registers(sink: Sink, times: Mapping[int, Axis]) -> Axis:
+    """The axis of the steps of a loop, by what they carry or hold."""
+    return times[sink.ref.index] if sink.ref.kind == INITIAL else next(a for a in sink.axes if a.turn)
 
 
 def together(table: TermTable, sinks: list[Sink]) -> list[Sink]:
@@ -49,13 +54,13 @@ class _Loop:
         self.sinks = [s for s in sinks if (s.ref.kind in (STATE, INITIAL) and s.ref.index in own) or time in s.axes]
         self.terms = terms_below(t for s in self.sinks for t in s.terms)
         self.states, self.reads = len(own), {times[t.param.ref.index] for t in self.terms if is_state(t)}
-        self.stored = {s.ref for s in self.sinks if s.ref.kind not in (STATE, INITIAL)}
+        self.stored = {s.ref for s in self.sinks if s.ref.kind not in REGISTERS}
         self.loaded = {t.param.ref for t in self.terms if t.op == "load"}
 
     @property
     def is_aimless(self) -> bool:
         """Nothing is read or given step by step: it may run either way."""
-        given = any(s.ref.kind != STATE and self.time in s.axes for s in self.sinks)
+        given = any(s.ref.kind not in (STATE, HELD) and self.time in s.axes for s in self.sinks)
         return not given and not any(self.time in t.axes for t in self.terms)
 
     @property
