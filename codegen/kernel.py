@@ -14,7 +14,8 @@ from ..ir.types import Size
 class Ref(NamedTuple):
     """A buffer: input or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel.
 
-    States, and what they are at first, are carried by a loop of the kernel, in registers; what is held is so for a step.
+    States, and what they are at first, are carried by a loop of the kernel, in registers.
+    What is held is there for one step.
     """
 
     kind: Literal["input", "output", "temporary", "scratch", "state", "initial", "held"]

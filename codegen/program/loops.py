@@ -141,7 +141,6 @@ class Loops:
             Sink(Ref(STATE, number), update, place, (*time, *walked), dtype, "store", state.parameter),
         ]
 
-
     def _held_in(self, scan: Value, value: Value, number: int) -> Sink:
         """What a step holds, for all of its places."""
         own, place, walked = self._walked(("held", scan.id, value.id), value.shape)

@@ -174,11 +174,14 @@ def _of_kind(sinks: Sequence[Sink], kind: str) -> dict[int, Sink]:
 
 
 def _earlier_first(held: dict[int, Sink]) -> list[Sink]:
-    """What a step holds, behind what it is made of."""
+    """What a step holds, behind what it is made of. Raises Unfusible."""
     reads = {n: {t.param.ref.index for t in terms_below(s.terms) if is_held(t)} for n, s in held.items()}
     order: dict[int, Sink] = {}
-    while len(order) < len(held):
-        order |= {n: held[n] for n, read in reads.items() if read <= order.keys()}
+    while late := held.keys() - order.keys():
+        ready = {n: held[n] for n in sorted(late) if reads[n] <= order.keys()}
+        if not ready:
+            raise Unfusible(held[min(late)].node, "a step holds what is made elsewhere")
+        order |= ready
     return list(order.values())
 
 
