@@ -53,7 +53,7 @@ def round_to(value: Expr, dtype: str) -> Expr:
 
 
 def number(value: Any, dtype: str) -> str:
-    """A Python number as a literal of this dtype."""
+    """A Python number as a literal of this dtype; of integers an infinity is the farthest one."""
     if dtype == "b1":
         return str(bool(value))
     if dtype in FLOATING:
@@ -64,6 +64,8 @@ def number(value: Any, dtype: str) -> str:
     if dtype in FLOAT8:
         return "0.0" if value == 0 else _refuse_constant(value, dtype)
     bits = BITS[dtype]
+    if isinstance(value, float) and math.isinf(value):
+        value = lowest("amin" if value > 0 else "amax", dtype)
     wrapped = int(value) % (1 << bits)
     return str(wrapped if dtype in UNSIGNED or wrapped < 1 << (bits - 1) else wrapped - (1 << bits))
 

@@ -129,3 +129,55 @@ class Spread(Function):
 def test_extremes_beside_sums_at_the_end_of_a_stream(n: int) -> None:
     arguments = [torch.randn(2, n, 16).requires_grad_() for _ in range(2)]
     assert not differences(compiled(Spread).apply, Spread.apply, arguments)
+
+
+# ----------------------------------------------------------------------------------------------------- what is nearest
+class Codebook(Function):
+    """Vectors as the nearest ones of a codebook, and their distance, as VQ-VAE has them: the places are integers."""
+
+    @staticmethod
+    def forward(ctx, z, e):
+        d = z.pow(2).sum(1, keepdim=True) + e.pow(2).sum(1) - 2 * z @ e.t()
+        i = d.argmin(1)
+        q = e[i]
+        ctx.save_for_backward(z, q, i)
+        ctx.codes = e.shape[0]
+        ctx.mark_non_differentiable(i)
+        return q, ((q - z) ** 2).mean(), i
+
+    @staticmethod
+    def backward(ctx, gq, loss, _):
+        z, q, i = ctx.saved_tensors
+        c = 2 * (q - z) * loss / z.numel()
+        return gq - 0.25 * c, torch.zeros(ctx.codes, z.shape[1], dtype=z.dtype).index_add(0, i, c)
+
+
+@pytest.mark.parametrize("sizes", [(37, 29), (5, 131), (1, 1)])
+def test_the_nearest_of_a_codebook(sizes: tuple[int, int]) -> None:
+    """With kernels for all of it: an index that a row's extreme is at is read by the kernel that finds it."""
+    torch.manual_seed(0)
+    arguments = [torch.randn(n, 16).requires_grad_() for n in sizes]
+    fast = fusegrad.compile(Codebook, backend="interpret", fullgraph=True)
+    (q, loss, i), (right, other, at) = (cls.apply(*arguments) for cls in (fast, Codebook))
+    assert torch.equal(i, at) and torch.equal(q, right)
+    torch.testing.assert_close(loss, other)
+    for ours, eager in zip(*(torch.autograd.grad((r, x), arguments, (r.detach(), x.detach()))
+                             for r, x in ((q, loss), (right, other))), strict=True):  # fmt: skip
+        torch.testing.assert_close(ours, eager)
+
+
+def test_in_low_floats_nothing_is_much_nearer_than_what_is_chosen() -> None:
+    """Distances are rounded, and which of two that are nearly equal is the least is nobody's promise."""
+    torch.manual_seed(0)
+    z, e = (torch.randn(n, 16).to(torch.bfloat16) for n in (37, 29))
+    q, _, i = fusegrad.compile(Codebook, backend="interpret", fullgraph=True).apply(z, e)
+    d = torch.cdist(z.double(), e.double()) ** 2
+    assert torch.equal(q, e[i])
+    assert bool((d.gather(1, i[:, None])[:, 0] <= d.amin(1) + 0.02 * d.amax(1)).all())
+
+
+def test_distances_to_a_codebook_are_never_in_memory() -> None:
+    described = [torch.empty(n, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for n in (4096, 2051)]
+    forward = fusegrad.explain(fusegrad.compile(Codebook), *described, target="cuda:90").directions["forward"]
+    (line,) = (line for line in forward.products if line.startswith("stream "))
+    assert ": never in memory, " in line and not forward.reasons

@@ -63,6 +63,11 @@ def inline_helper(reader: Reader, name: str, operands: Sequence[Value], node: as
     return reader.result
 
 
+def reduction(reader: Reader, node: ast.Call) -> Value:
+    """Of numbers some number, whichever axes are reduced."""
+    return reader.unknown_result(reader.value(node.args[0]), node)
+
+
 # ------------------------------------------------------------------ conversions
 def convert(reader: Reader, x: Value, dtype: ast.expr, node: ast.expr) -> Value:
     # Of conditions and floats, an atom of its own; of integers the same value where its new width holds it.
@@ -187,10 +192,13 @@ CALLS: dict[str, Callable[[Reader, ast.Call], Value]] = {
     "tl.cast": lambda reader, node: convert(reader, reader.value(node.args[0]), node.args[1], node),
     "tl.cdiv": cdiv,
     "tl.full": full,
+    "tl.max": reduction,
     "tl.maximum": partial(extremum, "max"),
+    "tl.min": reduction,
     "tl.minimum": partial(extremum, "min"),
     "tl.multiple_of": multiple_of,
     "tl.program_id": program_id,
+    "tl.sum": reduction,
     "tl.where": where,
     "tl.zeros": zeros,
     "floor_quotient": partial(floor_division, 0),
