@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def outcomes(*options: str) -> tuple[dict[str, str], str]:
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
     done = subprocess.run(
         [*command, "-c", "/dev/null", "--rootdir", str(THIRD_PARTY.parent), *options, str(THIRD_PARTY)],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=280, env={**os.environ, "FUSEGRAD_TESTS": "all"},
     )  # fmt: skip
     return {test: status for status, test in _OUTCOME.findall(done.stdout)}, done.stdout + done.stderr
 

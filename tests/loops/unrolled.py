@@ -88,15 +88,15 @@ class Growing(Function):
         return None
 
 
-@stepwise(lambda t: (rand(t, 3),), "its steps are not the same ones each time")
-class EveryOther(Function):
-    """Even and odd steps do different things."""
+@stepwise(lambda t: (rand(t, 3),), "unrolled again at another length it is not the method")
+class EverySeventh(Function):
+    """Every seventh step does something else: turns are no longer than four steps."""
 
     @staticmethod
     def forward(ctx: ANY, x: Tensor) -> Tensor:
         h = torch.zeros_like(x[0])
         for t in range(x.shape[0]):
-            h = torch.sin(h) + x[t] if t % 2 else torch.cos(h) * x[t]
+            h = torch.sin(h) + x[t] if t % 7 else torch.cos(h) * x[t]
         return h
 
     @staticmethod

@@ -18,6 +18,7 @@ import dis
 import functools
 import inspect
 import textwrap
+import tokenize
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,7 +162,7 @@ def _tree_in(code: types.CodeType, filename: str) -> ast.FunctionDef:
     try:
         lines, first = inspect.getsourcelines(code)
         (definition,) = parse(textwrap.dedent("".join(lines))).body
-    except (OSError, TypeError, SyntaxError, ValueError, IndentationError) as error:
+    except (OSError, TypeError, SyntaxError, ValueError, tokenize.TokenError) as error:  # a file that changed since
         raise UnfitError("its source is not known") from error
     if not isinstance(definition, ast.FunctionDef):
         raise UnfitError("it is no plain function")
