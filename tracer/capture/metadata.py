@@ -63,6 +63,11 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
             self.in_kernel_invocation = False  # an interrupt between two lines of torch leaves it on
         return super().__enter__()
 
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if not self.enter_stack:
+            self.in_kernel_invocation = False  # what was captured is asked for its device without the mode, too
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASKS_DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
