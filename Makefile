@@ -2,6 +2,7 @@
 # make test           set up .venv, install, lint, type-check, test
 # make compose        every Function under every composition of transforms; `make test` takes some of each
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
+# make seconds        what the slower tests of the sample take: tests/seconds.txt, by which `make test` leaves most of them out
 # make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes build/bench, and the
 #                     repository's results and docs/benchmarks.md with ARGS=--write-docs alone
 # make pretended-gpu  every Function and kind of call on a pretended GPU: Triton's driver and launcher are real
@@ -85,6 +86,10 @@ types: $(STAMP)
 
 tests: $(STAMP)
 	FUSEGRAD_TESTS=$(FUSEGRAD_TESTS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
+
+.PHONY: seconds
+seconds: $(STAMP)
+	FUSEGRAD_TESTS=seconds OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300
 
 compose: $(STAMP)
 	FUSEGRAD_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=600 tests/compose

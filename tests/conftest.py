@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,7 +188,12 @@ LEFT = (
     "world/test_world.py::test_a_suite_is_compared_test_by_test",
 )
 """What takes ten seconds or more where others show nearly the same, and a sample leaves out altogether."""
+FEWER = ((1.0, 4), (0.3, 2))
+"""Of tests that take so many seconds, one in so many is taken."""
 HERE = Path(__file__).parent
+SECONDS = HERE / "seconds.txt"
+"""What the slower tests take, all their cases in the sample, in order; `make seconds` measures it again."""
+MEASURED = os.environ.get("FUSEGRAD_TESTS") == "seconds"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -205,12 +212,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Every so manieth case of each test, from one on that its name decides."""
+    left = {*LEFT, *(() if MEASURED else _slow_ones_left())}
     for test, cases in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         each = list(cases)
-        if _place(each[0]) in LEFT or f"{_place(each[0])}::{test.rpartition('::')[2]}" in LEFT:
+        if _place(each[0]) in left or f"{_place(each[0])}::{test.rpartition('::')[2]}" in left:
             continue
         share = min(_share(each[0]), len(each))
         yield from each[zlib.crc32(test.encode()) % share :: share]
+
+
+def _slow_ones_left() -> Iterator[str]:
+    """The slow tests but for every so manieth: in the order of the table, so that each folder keeps some."""
+    rows = [line.split() for line in SECONDS.read_text().splitlines() if not line.partition(" ")[2].startswith(WHOLE)]
+    most = float("inf")
+    for least, one_in in FEWER:
+        slow = [test for seconds, test in rows if least <= float(seconds) < most]
+        yield from (test for i, test in enumerate(slow) if i % one_in)
+        most = least
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Write down what the slower tests took, where that is what they were run for."""
+    if not MEASURED:
+        return
+    seconds = Counter[str]()
+    for report in terminalreporter.getreports(""):
+        seconds[report.nodeid.partition("[")[0].removeprefix(f"{HERE.name}/")] += report.duration
+    rows = sorted((test, s) for test, s in seconds.items() if s >= FEWER[-1][0])
+    SECONDS.write_text("".join(f"{s:.1f} {test}\n" for test, s in rows))
 
 
 def _share(item: pytest.Item) -> int:
