@@ -49,6 +49,9 @@ def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _vanishes(a: Size, b: Size) -> bool:
+    """True if two sizes do not differ. They are whole: where n/2 is one, n is even, and floor(n/2) is the same."""
+    if a == sympy.floor(b) or b == sympy.floor(a):
+        return True
     difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
     if difference.is_polynomial():  # expanded, so that it is zero only if it is written so
         return bool(difference == 0)

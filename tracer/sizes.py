@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -25,7 +25,7 @@ class Sizes:
 
     def __init__(self) -> None:
         self._expressions: dict[tuple[sympy.Basic, int, int], Any] = {}
-        self._equations: dict[int, dict[sympy.Basic, sympy.Basic]] = {}
+        self._equations: dict[int, tuple[set[sympy.Basic], dict[sympy.Basic, sympy.Basic]]] = {}
 
     def __call__(self, size: Any) -> Any:
         """int, float, bool or a symbolic number of torch -> the same as a number or a sympy expression."""
@@ -34,17 +34,21 @@ class Sizes:
         if free_unbacked_symbols(size):
             raise LoweringError(f"the size {size} depends on the values of a tensor")
         expr, env = size.node.expr, size.node.shape_env
-        facts = _divisible(env)
-        key = (expr, len(facts), len(env.guards))
+        divisible = getattr(env, "divisible", ())
+        key = (expr, len(divisible), len(env.guards))
         if key not in self._expressions:
-            self._expressions[key] = _number(_rounded(plain_sympy(_simplified(expr, facts, self._solved(env)))))
+            whole, solutions = self._solved(env)
+            known = _simplified(expr, whole.union(divisible), solutions)
+            self._expressions[key] = _number(_rounded(plain_sympy(known)))
         return self._expressions[key]
 
-    def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:
+    def _solved(self, env: Any) -> tuple[set[sympy.Basic], dict[sympy.Basic, sympy.Basic]]:
+        """What the guards say: remainders that are 0, and what equations determine."""
         if len(env.guards) not in self._equations:
-            exprs = (env.replace(g.expr) for g in env.guards)
-            age_of = getattr(env, "age_of", _ageless)
-            self._equations[len(env.guards)] = solve_equations([e for e in exprs if isinstance(e, sympy.Eq)], age_of)
+            exprs = [env.replace(g.expr) for g in env.guards]
+            equations = [e for e in exprs if isinstance(e, sympy.Eq)]
+            solved = solve_equations(equations, getattr(env, "age_of", _ageless))
+            self._equations[len(env.guards)] = {r for e in equations for r in _no_remainder(e)}, solved
         return self._equations[len(env.guards)]
 
     def tree(self, item: Any) -> Any:
@@ -72,6 +76,14 @@ def solve_equations(
         if unknown is not None:
             solutions = {k: _replaced(v, dict([unknown])) for k, v in solutions.items()} | dict([unknown])
     return solutions
+
+
+def _no_remainder(equation: sympy.Eq) -> Iterator[sympy.Basic]:
+    """(s0 + 2) // 3 == s0 // 3  ->  s0 % 3: rounded up it is what it is rounded down"""
+    for down, up in ((equation.lhs, equation.rhs), (equation.rhs, equation.lhs)):
+        divisions = isinstance(down, torch_sympy.FloorDiv) and isinstance(up, torch_sympy.FloorDiv)
+        if divisions and down.args[1] == up.args[1] and sympy.expand(up.args[0] - down.args[0] - up.args[1]) == -1:
+            yield torch_sympy.Mod(*down.args)
 
 
 def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Basic, sympy.Basic] | None:
@@ -130,10 +142,6 @@ def _of_args(expr: Any, args: tuple[Any, ...]) -> Any:
         if quotient.is_Rational or quotient.is_integer:
             return sympy.floor(quotient)
     return expr.func(*args)
-
-
-def _divisible(shape_env: Any) -> Any:
-    return getattr(shape_env, "divisible", ())
 
 
 def _exact(expr: Any, divisible: Any) -> Any:

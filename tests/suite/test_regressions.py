@@ -233,6 +233,48 @@ def test_equal_products_of_sizes_are_solved_for_a_factor() -> None:
     assert known == {share: q / k, v: k} or known == {share: q / v, k: v}
 
 
+class InPairs(Function):
+    """Rotary embedding of neighbours: as many even places as odd ones says that the width is even."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        rate = 10000 ** (-torch.arange(0, x.shape[-1], 2, dtype=torch.float32) / x.shape[-1])
+        angle = torch.outer(torch.arange(x.shape[-2], dtype=torch.float32), rate).to(x.dtype)
+        cos, sin = angle.cos(), angle.sin()
+        ctx.save_for_backward(cos, sin)
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        a, b = g.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((a * cos + b * sin, b * cos - a * sin), -1).flatten(-2)
+
+
+class FirstHalf(Function):
+    """Only backward learns that the width is even."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        half = x[..., : x.shape[-1] // 2].exp()
+        ctx.save_for_backward(half)
+        return half.sum(-1, keepdim=True) * x
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        (half,) = ctx.saved_tensors
+        return (g.unflatten(-1, (-1, 2)) * half[..., None]).flatten(-2)
+
+
+@BACKENDS
+@pytest.mark.parametrize("cls", [InPairs, FirstHalf])
+def test_half_of_a_width_is_known_as_such_however_it_was_learnt(cls: type, backend: str) -> None:
+    fast = fusegrad.compile(cls, backend=backend, fullgraph=True)
+    for shape in ((2, 3, 6), (2, 2, 3, 4)):
+        same(cls, fast, [torch.randn(shape)])
+
+
 class Shapes(Function):
     """backward needs sizes that none of what it reads tells."""
 
