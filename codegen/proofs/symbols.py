@@ -112,9 +112,18 @@ class Sizes:
         elif name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod"):
             quotients = self.arithmetic.divide(*map(self, size.args))
             poly = quotients and quotients["Mod" in name]
+            if poly is None and "Mod" in name:
+                poly = self._remainder(*map(self, size.args))
         if poly is None:
             raise NoSize(f"{size}")
         return poly
+
+    def _remainder(self, a: Poly, b: Poly) -> Poly | None:
+        """Of a remainder by a positive size nothing is known but that it is below it."""
+        if not self.world.holds(b - 1):
+            return None
+        name = f"({self.world.atoms.text(a)}) % ({self.world.atoms.text(b)})"
+        return self.world.atom(name, lambda s, _: int(value_at(a, s)) % int(value_at(b, s)), 0, b - 1)
 
     # ------------------------------------------------------------------ guards
     def assume(self, guard: sympy.Basic) -> None:

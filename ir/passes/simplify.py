@@ -21,6 +21,7 @@ from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .constants import constants
 from .index_checks import index_checks
 from .layout import layout
+from .regions import regions
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ numbers: Rules = {
 
 FAMILIES: dict[str, Rules] = {
     "constants": constants, "algebra": algebra, "numbers": numbers, "index_checks": index_checks, "layout": layout,
+    "regions": regions,
 }  # fmt: skip
 """The rules by the name under which they can be left out; those of an earlier family are tried first."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
+
 from ...ir import Size, Value, emit
 from ...ir.errors import LoweringError
 from ...ir.infer import drop_axes, same_shape, sizes_equal
@@ -68,21 +70,32 @@ def _flip(call: Call, x: Value, dims: Sequence[int]) -> Result:
 @rule("roll")
 def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Result:
     """cat(x[n-s:], x[:n-s]) along each axis; without dims, on the flat tensor."""
-    shifts, dims = _tuple(shifts), _tuple(dims)
+    given, shifts, dims, raw = _tuple(call.argument(1)), _tuple(shifts), _tuple(dims), call.args[0]
     if not dims:
         flat = reshape(x, (x.aval.numel,))
-        return reshape(_roll_axis(flat, 0, shifts[0]), x.shape)
-    for shift, dim in zip(shifts, dims, strict=True):
-        x = _roll_axis(x, dim % x.ndim, shift)
+        return reshape(_rolled(flat, 0, _rolled_from(flat.shape[0], shifts[0], raw.numel(), given[0])), x.shape)
+    for shift, dim, asked in zip(shifts, dims, given, strict=True):
+        x = _rolled(x, dim % x.ndim, _rolled_from(x.shape[dim], shift, raw.shape[dim], asked))
     return x
 
 
-def _roll_axis(x: Value, axis: int, shift: Any) -> Value:
-    size = x.shape[axis]
+def _rolled_from(size: Size, shift: Size, length: Any, asked: Any) -> Size:
+    """The place that comes first, (size - shift) % size.
+
+    length, asked: size and shift as torch gave them. A guard says that no remainder is needed, where none is.
+    """
     if size == 0:
-        return x
-    at = simplify_size((size - shift) % size)
-    return x if at == 0 else emit("cat", cut(x, axis, at, size), cut(x, axis, 0, at), axis=axis)
+        return 0
+    if bool(asked >= 0) and bool(asked <= length):
+        return simplify_size(sympy.sympify(size) - shift)
+    if bool(asked <= 0) and bool(-asked <= length):
+        return simplify_size(-sympy.sympify(shift))
+    return simplify_size((size - shift) % size)
+
+
+def _rolled(x: Value, axis: int, first: Size) -> Value:
+    size = x.shape[axis]
+    return x if first in (0, size) else emit("cat", cut(x, axis, first, size), cut(x, axis, 0, first), axis=axis)
 
 
 def _tuple(item: Any) -> tuple[Any, ...]:

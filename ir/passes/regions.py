@@ -1,0 +1,164 @@
+"""Parts of a tensor that are written: y[a:b] += v, in normal form on the whole of it.
+
+where(inside, pad(y[a:b] + v), y)      where(inside, y + pad(v), y)     each place of y is asked for once
+where(inside, pad(y[a:b]), y)          y                                 what was written is what is there
+where(inside, x, y)[a:b]               x[a:b]                            what was written is what is read
+where(inside, x, where(inside, y, z))  where(inside, x, z)               what was written over is not there
+where(rows, where(inside, x, y), y)    where(inside, x, y)               a part of a part: y[2:][:, :5] += v
+pad(pad(x, lo=(0, 2)), lo=(3, 0))      pad(x, lo=(3, 2))
+
+Without, a chain of such writes asks for y twice at each of them, under other guards each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import sympy
+
+from ..graph import Value
+from ..infer import same_shape, sizes_equal
+from ..prims import PRIMS
+from ..rewrite import Rules, make, number_of
+from ..types import Size, simplify_size
+from .layout import only_ones
+
+Region = tuple[tuple[Size, int], ...]
+"""Of each axis where a part begins, and its step."""
+Side = tuple[Size, Size, int]
+"""Of an axis the places before, behind, and between two elements."""
+
+
+def written(value: Value) -> Value | None:
+    """where(inside, pad(f(y[region], v)), y)  ->  where(inside, f(y, pad(v)), y); where f(y[region]) is y[region], y"""
+    inside, update, rest = value.args
+    if rest.prim == "where" and rest.args[0] == inside:
+        return make("where", inside, update, rest.args[2])
+    if not _is_mask(inside):
+        return None
+    if update.prim == "where" and update.args[2] == rest and _is_within(update.args[0], inside):
+        return update
+    if update.prim != "pad" or not _same_region(inside, update):
+        return None
+    whole = _Whole(update)
+    if not whole.reads(update.args[0]):
+        return None
+    made = whole.of(update.args[0])
+    return rest if made == rest else make("where", inside, made, rest)
+
+
+def read_back(value: Value) -> Value | None:
+    """where(inside, x, y)[region]  ->  x[region]   where the region is what is inside"""
+    (source,) = value.args
+    if source.prim != "where" or not _is_mask(source.args[0]):
+        return None
+    inside = source.args[0]
+    if not _is_slice_at(value, inside):
+        return None
+    return make("slice", source.args[1], **value.params)
+
+
+def pads(value: Value) -> Value | None:
+    """One pad of two; places between are made once for each axis."""
+    (source,) = value.args
+    if source.prim != "pad":
+        return None
+    axes = [_both(*sides) for sides in zip(_sides(source), _sides(value), strict=True)]
+    if None in axes:
+        return None
+    lo, hi, inner = zip(*(a for a in axes if a is not None), strict=True)
+    return make("pad", *source.args, lo=lo, hi=hi, inner=inner)
+
+
+def _sides(pad: Value) -> Iterator[Side]:
+    return zip(pad.params["lo"], pad.params["hi"], pad.params["inner"], strict=True)
+
+
+def _both(first: Side, second: Side) -> Side | None:
+    if second == (0, 0, 0):
+        return first
+    if first == (0, 0, 0):
+        return second
+    return None if second[2] else (first[0] + second[0], first[1] + second[1], first[2])
+
+
+regions: Rules = {"where": (written,), "slice": (read_back,), "pad": (pads,)}
+
+
+class _Whole:
+    """Values of a region as values of the whole tensor, which are the same within the region."""
+
+    def __init__(self, pad: Value) -> None:
+        self.pad = pad
+        self._reads: dict[int, bool] = {}
+
+    def reads(self, value: Value) -> bool:
+        """True if a value is made, element by element, of what a tensor has in the region."""
+        if value.id not in self._reads:
+            made = _below_reshape(value)
+            is_made = PRIMS[made.prim].family == "elementwise" and made.aval.is_float
+            parts = _reshaped(made.args, value) if is_made else ()
+            self._reads[value.id] = self._is_region(value) or any(map(self.reads, parts))
+        return self._reads[value.id]
+
+    def of(self, value: Value) -> Value:
+        if self._is_region(value):
+            return value.args[0]
+        if self.reads(value):
+            made = _below_reshape(value)
+            return make(made.prim, *map(self.of, _reshaped(made.args, value)), **made.params)
+        if (number := number_of(value)) is not None:
+            return make("full", value=number, shape=self.pad.shape, dtype=value.dtype)
+        return make("pad", value, **self.pad.params)
+
+    def _is_region(self, value: Value) -> bool:
+        is_part = value.prim == "slice" and same_shape(value.args[0].shape, self.pad.shape)
+        return is_part and _is_slice_at(value, self.pad)
+
+
+def _below_reshape(value: Value) -> Value:
+    """What has axes of size 1 elsewhere: y[:, 0] += v is a column whose sum is a vector."""
+    moves = value.prim == "reshape" and only_ones(value.args[0].shape, value.shape)
+    return value.args[0] if moves else value
+
+
+def _reshaped(args: Sequence[Value], value: Value) -> list[Value]:
+    return [a if same_shape(a.shape, value.shape) else make("reshape", a, shape=value.shape) for a in args]
+
+
+def _is_mask(value: Value) -> bool:
+    """True within a region."""
+    return value.prim == "pad" and value.dtype == "b1" and number_of(value.args[0]) == 1
+
+
+def _is_within(part: Value, whole: Value) -> bool:
+    """True if a mask is one of a part of another's region, which has no gaps."""
+    if not _is_mask(part) or any(whole.params["inner"]):
+        return False
+    sides = zip(_sides(part), _sides(whole), strict=True)
+    return all(_at_least(a[0], b[0]) and _at_least(a[1], b[1]) for a, b in sides)
+
+
+def _at_least(a: Size, b: Size) -> bool:
+    rest = simplify_size(sympy.sympify(a) - b)
+    return isinstance(rest, int) and rest >= 0
+
+
+def _region(pad: Value) -> Region:
+    return tuple((lo, inner + 1) for lo, inner in zip(pad.params["lo"], pad.params["inner"], strict=True))
+
+
+def _same_region(a: Value, b: Value) -> bool:
+    pairs = zip(_region(a), _region(b), strict=True)
+    alike = all(sizes_equal(x[0], y[0]) and x[1] == y[1] for x, y in pairs)
+    return alike and same_shape(a.args[0].shape, b.args[0].shape)
+
+
+def _is_slice_at(part: Value, pad: Value) -> bool:
+    """True if a slice is of the places that a pad leaves its operand."""
+    starts, steps = part.params["start"], part.params["step"]
+    begins = all(
+        sizes_equal(start, lo) and (step == own or sizes_equal(n, 1))
+        for start, step, (lo, own), n in zip(starts, steps, _region(pad), part.shape, strict=True)
+    )
+    return begins and same_shape(part.shape, pad.args[0].shape)
