@@ -375,23 +375,15 @@ class _Group:
     # ------------------------------------------------------------------ stages
     def _goals(self, memory: Mapping[int, Memory]) -> list[list[Goal]]:
         """The stores of each stage: a value's stage is above those of the cut values that it reads."""
-        ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
-        beside = dict(ready)  # the same, where what walks a stream may be made beside what it is relative to
+        stages, ready = self._stages()
         goals: defaultdict[int, list[Goal]] = defaultdict(list)
         for v in self.order:
-            stage = max((ready[a.id] for a in v.args), default=0)
-            beside[v.id] = max((beside[a.id] for a in v.args), default=0)
             if v.prim == "scatter":
                 # a scatter adds to a copy of its first operand, which an earlier kernel has to have written
-                base = ready[v.args[0].id]
-                goals[base].append(Goal(v.args[0], memory[v.id]))
-                stage = max(stage, base + 1)
-                goals[stage].append(Goal(v, memory[v.id], scatter=True))
+                goals[ready[v.args[0].id]].append(Goal(v.args[0], memory[v.id]))
+                goals[stages[v.id]].append(Goal(v, memory[v.id], scatter=True))
             elif v.id in self.cut:
-                stage = beside[v.id] if v.id in self.streamed else stage
-                _add_goals(goals, Goal(v, memory[v.id]), ready, stage)
-            ready[v.id] = stage + 1 if v.id in self.cut else stage
-            beside[v.id] = beside[v.id] if v.id in self.streamed else ready[v.id]
+                _add_goals(goals, Goal(v, memory[v.id]), ready, stages[v.id])
         late = max((ready[v.id] for v in self.graph.results if v.id in self.streamed), default=0)
         for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
             if value is None or strides is None:
@@ -404,6 +396,41 @@ class _Group:
                 _add_goals(goals, goal, {} if is_loaded else ready, stage)
         stages = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
         return [part for part in stages if part]
+
+    def _stages(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The stage of each value that is cut, and the one in which each value may be read.
+
+        What no virtual value is made of waits for the last of its kind, with which it may share a kernel.
+        """
+        stages, ready = self._stages_with({})
+        ends = [i for i in self._ends_of_walks() if i in self.cut]
+        late = max((stages[i] for i in ends), default=0)
+        return self._stages_with(dict.fromkeys(ends, late)) if late else (stages, ready)
+
+    def _stages_with(self, late: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+        """The same with some values in the stages that are given for them."""
+        stages: dict[int, int] = {}
+        ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
+        beside = dict(ready)  # the same, where what walks a stream may be made beside what it is relative to
+        for v in self.order:
+            stage = max((ready[a.id] for a in v.args), default=0)
+            near = max((beside[a.id] for a in v.args), default=0)
+            if v.prim == "scatter":
+                stage = max(stage, ready[v.args[0].id] + 1)
+            elif v.id in self.cut and v.id in self.streamed:
+                stage = near = late.get(v.id, near)
+            stages[v.id] = stage
+            ready[v.id] = stage + 1 if v.id in self.cut else stage
+            beside[v.id] = near if v.id in self.streamed else ready[v.id]
+        return stages, ready
+
+    def _ends_of_walks(self) -> list[int]:
+        """Ids of what walks virtual values, and of which none is made."""
+        needed = set(self.virtual)
+        for v in reversed(self.order):
+            if v.id in needed:
+                needed |= {a.id for a in v.args}
+        return [v.id for v in self.order if v.id not in needed and any(a.id in self.virtual for a in v.args)]
 
     def _is_empty(self, value: Value) -> bool:
         return any(_substitute_param(n, self.empty) == 0 for n in value.shape)
