@@ -265,7 +265,7 @@ class Part(NamedTuple):
 class Goal:
     """One thing that a kernel has to write: `node` into memory, a part of it, or the contributions of a scatter.
 
-    piece: of a concatenation, what is in that part.
+    piece: of a concatenation, what is in that part. whole: what the node is that part of, where all of it is made.
     """
 
     node: Value
@@ -273,6 +273,7 @@ class Goal:
     scatter: bool = False
     part: Part | None = None
     piece: Value | None = None
+    whole: Value | None = None
 
 
 class Traffic(NamedTuple):
