@@ -34,8 +34,9 @@ class Walks:
         for v in order:
             made = any(a.id in virtual or (a.id in found and a.id not in cut) for a in v.args)
             others = [a for a in v.args if a.id in above and a.id not in found]
-            is_sum = PRIMS[v.prim].family in ("reduce", "contract") and any(a.id in virtual for a in v.args)
-            is_made = PRIMS[v.prim].family == "elementwise" or v.prim in ("permute", "reshape")
+            family = PRIMS[v.prim].family
+            is_sum = family == "reduce" or (family == "contract" and any(a.id in virtual for a in v.args))
+            is_made = family == "elementwise" or v.prim in ("permute", "reshape")
             if made and not others and v.id not in needed and (is_sum or is_made):
                 found.add(v.id)
             elif v.id not in virtual and any(a.id in virtual or a.id in above for a in v.args):
