@@ -315,7 +315,7 @@ class Program:
             if t.op == "load":
                 yield Traffic(t.param.ref, t.param.place, t.axes, ITEMSIZE[t.dtype], not t.args)
         for s in self.sinks:
-            plain = not s.place.values and s.mode == "store"
+            plain = not s.place.values and not s.within and s.mode == "store"
             yield Traffic(s.ref, s.place, frozenset(s.axes), ITEMSIZE[s.dtype], plain, s)
 
 
