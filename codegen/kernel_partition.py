@@ -63,6 +63,7 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
+from .walks import Walks
 from .whole import is_lighter, may_be_whole, moved_by, without_loops
 
 FUSIBLE = frozenset(
@@ -335,7 +336,7 @@ class _Group:
         for node in (*request.nodes, *request.otherwise):
             if node.id in self.virtual:
                 raise Unfusible(node, "a product of it would have to be in memory")
-        for nodes in (request.nodes, request.otherwise):
+        for nodes in (self._in_parts(request.nodes), request.otherwise):
             new = [n.id for n in nodes if n.id not in self.cut and n.prim != "input"]
             if new:
                 self.cut.update(dict.fromkeys(new))
@@ -345,6 +346,11 @@ class _Group:
             node = request.nodes[0] if request.nodes else self.order[-1]
             raise Unfusible(node, "it cannot be computed by one kernel")
         self.alone |= isolated
+
+    def _in_parts(self, nodes: Sequence[Value]) -> list[Value]:
+        """Parts in the place of what only parts are read of."""
+        walks, results = Walks.of(self.order, self.virtual, self.cut), set(self.graph.results)
+        return [part for v in nodes for part in walks.parts_read(v, results) or [v]]
 
     # ------------------------------------------------------------------ memory
     def _memory(self) -> tuple[dict[int, Memory], list[Buffer]]:
@@ -375,23 +381,15 @@ class _Group:
     # ------------------------------------------------------------------ stages
     def _goals(self, memory: Mapping[int, Memory]) -> list[list[Goal]]:
         """The stores of each stage: a value's stage is above those of the cut values that it reads."""
-        ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
-        beside = dict(ready)  # the same, where what walks a stream may be made beside what it is relative to
+        walks, stages, ready = self._stages()
         goals: defaultdict[int, list[Goal]] = defaultdict(list)
         for v in self.order:
-            stage = max((ready[a.id] for a in v.args), default=0)
-            beside[v.id] = max((beside[a.id] for a in v.args), default=0)
             if v.prim == "scatter":
                 # a scatter adds to a copy of its first operand, which an earlier kernel has to have written
-                base = ready[v.args[0].id]
-                goals[base].append(Goal(v.args[0], memory[v.id]))
-                stage = max(stage, base + 1)
-                goals[stage].append(Goal(v, memory[v.id], scatter=True))
+                goals[ready[v.args[0].id]].append(Goal(v.args[0], memory[v.id]))
+                goals[stages[v.id]].append(Goal(v, memory[v.id], scatter=True))
             elif v.id in self.cut:
-                stage = beside[v.id] if v.id in self.streamed else stage
-                _add_goals(goals, Goal(v, memory[v.id]), ready, stage)
-            ready[v.id] = stage + 1 if v.id in self.cut else stage
-            beside[v.id] = beside[v.id] if v.id in self.streamed else ready[v.id]
+                _add_goals(goals, walks.in_whole(Goal(v, memory[v.id])), ready, stages[v.id])
         late = max((ready[v.id] for v in self.graph.results if v.id in self.streamed), default=0)
         for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
             if value is None or strides is None:
@@ -400,10 +398,41 @@ class _Group:
             if value.id not in memory or memory[value.id].ref != ref:
                 # what walks a stream waits for others that do: they may share a kernel
                 stage = late if value.id in self.streamed else ready[value.id]
+                stage = walks.stages.get(value.id, stage)
                 goal, is_loaded = Goal(value, Memory(ref, strides, value.dtype)), value.id in memory
+                goal = goal if is_loaded else walks.in_whole(goal)
                 _add_goals(goals, goal, {} if is_loaded else ready, stage)
-        stages = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
-        return [part for part in stages if part]
+        stages_of = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
+        return [part for part in stages_of if part]
+
+    def _stages(self) -> tuple[Walks, dict[int, int], dict[int, int]]:
+        """What ends walks; the stage of each value; and the one in which each value may be read.
+
+        What ends walks waits for the last of its kind, with which it may share a kernel.
+        """
+        walks = Walks.of(self.order, self.virtual, self.cut)
+        stages, ready = self._stages_with({})
+        stored = {*self.cut, *(v.id for v in self.graph.results)} & walks.ends
+        late = max((stages[i] for i in stored), default=0)
+        walks.stages = dict.fromkeys(stored, late)
+        return (walks, *(self._stages_with(walks.stages) if late else (stages, ready)))
+
+    def _stages_with(self, late: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+        """The same with some values in the stages that are given for them."""
+        stages: dict[int, int] = {}
+        ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
+        beside = dict(ready)  # the same, where what walks a stream may be made beside what it is relative to
+        for v in self.order:
+            stage = max((ready[a.id] for a in v.args), default=0)
+            near = max((beside[a.id] for a in v.args), default=0)
+            if v.prim == "scatter":
+                stage = max(stage, ready[v.args[0].id] + 1)
+            elif v.id in self.cut and v.id in self.streamed:
+                stage = near = late.get(v.id, near)
+            stages[v.id] = stage
+            ready[v.id] = stage + 1 if v.id in self.cut else stage
+            beside[v.id] = near if v.id in self.streamed else ready[v.id]
+        return stages, ready
 
     def _is_empty(self, value: Value) -> bool:
         return any(_substitute_param(n, self.empty) == 0 for n in value.shape)
@@ -589,7 +618,8 @@ class _Group:
         # axes and terms first: what cannot be indexed asks for a temporary before anything is decided
         own = [_pinned_goal(g, graph, pins) for g in goals]
         terms = TermTable()
-        mine = self.streamed & {g.node.id for g in goals}  # they are made here, also for one another
+        made = {g.node.id for g in goals} | {g.whole.id for g in goals if g.whole is not None}
+        mine = self.streamed & made  # also for one another
         read = {k: _pinned(m, pins) for k, m in memory.items() if k not in mine}
         sinks = unify(terms, build_sinks(terms, read, own, shared=self.whole is not None))
         if any(s.ref.kind == STATE for s in sinks):
@@ -795,7 +825,8 @@ def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:
 def _pinned_goal(goal: Goal, graph: Graph, pins: Mapping[sympy.Symbol, int]) -> Goal:
     part = goal.part and Part(*(_substitute_param(n, pins) for n in goal.part))
     piece = None if goal.piece is None else Value(graph, goal.piece.id)
-    return Goal(Value(graph, goal.node.id), _pinned(goal.memory, pins), goal.scatter, part, piece)
+    whole = None if goal.whole is None else Value(graph, goal.whole.id)
+    return Goal(Value(graph, goal.node.id), _pinned(goal.memory, pins), goal.scatter, part, piece, whole)
 
 
 def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:

@@ -46,7 +46,7 @@ class Stores:
     def _store_one(self, sink: Sink, scope: Scope) -> None:
         value = self.values.value_to_store(sink, scope)
         indices = self.values.indices(sink.place.values, scope)
-        groups = self.coords.groups_of(sink.place, sink.mode == "store")
+        groups = self.coords.groups_of(sink.place, sink.mode == "store" and not sink.within)
         pointer = self.addresses.pointer(sink.ref, sink.place, indices, scope, sink.axes, groups)
         is_atomic = sink.mode == "add"
         # Each lane adds its own, even where all have the same value

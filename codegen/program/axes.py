@@ -265,7 +265,7 @@ class Part(NamedTuple):
 class Goal:
     """One thing that a kernel has to write: `node` into memory, a part of it, or the contributions of a scatter.
 
-    piece: of a concatenation, what is in that part.
+    piece: of a concatenation, what is in that part. whole: what the node is that part of, where all of it is made.
     """
 
     node: Value
@@ -273,6 +273,7 @@ class Goal:
     scatter: bool = False
     part: Part | None = None
     piece: Value | None = None
+    whole: Value | None = None
 
 
 class Traffic(NamedTuple):
@@ -314,7 +315,7 @@ class Program:
             if t.op == "load":
                 yield Traffic(t.param.ref, t.param.place, t.axes, ITEMSIZE[t.dtype], not t.args)
         for s in self.sinks:
-            plain = not s.place.values and s.mode == "store"
+            plain = not s.place.values and not s.within and s.mode == "store"
             yield Traffic(s.ref, s.place, frozenset(s.axes), ITEMSIZE[s.dtype], plain, s)
 
 

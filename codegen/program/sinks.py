@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Literal
 
 from ...ir import Value
+from ...ir.types import Size
 from ..kernel import Ref
 from .axes import Goal, Index, Materialize, Memory, Part, Sink, Term
 from .builder import Builder, Held, Place, Unrolling
 from .concatenations import loop_behind, moved_dims
 from .loops import Loops
 from .lowering import indirect_index, rule_of
-from .sizes import nonnegative, tidy
+from .sizes import nonnegative, same, tidy
 from .terms import Restart, TermTable
 
 MAX_PASSES = 200
@@ -43,18 +44,20 @@ def build_sinks(
 
 def _numbers(goals: Sequence[Goal]) -> list[int]:
     """A number for each goal; parts of one value share it, and the axes that go with it."""
-    first: dict[tuple[int, Ref], int] = {}
-    return [first.setdefault((g.node.id, g.memory.ref), k) if g.part else k for k, g in enumerate(goals)]
+    first: dict[tuple[int, Ref | None], int] = {}
+    made = [(g.node.id, g.memory.ref) if g.whole is None else (g.whole.id, None) for g in goals]
+    return [first.setdefault(own, k) if g.part else k for k, (g, own) in enumerate(zip(goals, made, strict=True))]
 
 
 def _sinks_of(builder: Builder, number: int, goal: Goal) -> list[Sink]:
     builder.goal, builder.loop = number, loop_behind(_stored(goal))
-    return [_scatter(builder, goal)] if goal.scatter else [_store(builder, goal, p) for p in _parts(builder, goal)]
+    store = _store if goal.whole is None else _store_part
+    return [_scatter(builder, goal)] if goal.scatter else [store(builder, goal, p) for p in _parts(builder, goal)]
 
 
 def _parts(builder: Builder, goal: Goal) -> list[Place]:
     """The index of what is stored, or of its pieces where concatenations divide it."""
-    parts = [_index(builder, goal.node, goal.part)]
+    parts = [_index(builder, goal.node, goal.part) if goal.whole is None else _index(builder, goal.whole)]
     for axis in builder.unrolling.by_goal.get(builder.goal, ()):
         pieces = [{axis: Index(offset=k)} for k in range(int(axis.size))]
         renamed = [tuple(builder.axes.settled(i).renamed(piece) for i in part) for part in parts for piece in pieces]
@@ -99,6 +102,25 @@ def _store(builder: Builder, goal: Goal, index: Place) -> Sink:
     else:
         value = builder.computed(node, index, within) if is_own else builder.at(node, index, within)
     return Sink(memory.ref, value, builder.axes.settled(place), axes, memory.dtype, "store", node, within=within)
+
+
+def _store_part(builder: Builder, goal: Goal, index: Place) -> Sink:
+    """A part of what is made as a whole: under a mask, from the start of the part on."""
+    whole, part, memory = goal.whole, goal.part, goal.memory
+    assert whole is not None and part is not None
+    inside = [place + tidy(-part.start) if d == part.dim else place for d, place in enumerate(index)]
+    place, axes = builder.axes.settled(Index.linear(inside, memory.strides)), builder.axes.walked(index)
+    within = tuple(_bounds_of(builder.terms, index[part.dim], part, whole.shape[part.dim]))
+    return Sink(memory.ref, builder.at(whole, index), place, axes, memory.dtype, "store", goal.node, within=within)
+
+
+def _bounds_of(terms: TermTable, place: Index, part: Part, size: Size) -> Iterator[Term]:
+    """What says that a place along so many is one of the part."""
+    end = tidy(part.start + part.size)
+    if part.start != 0:
+        yield terms.test("ge", terms.index(place), terms.const(part.start, "i64"))
+    if not same(end, size):
+        yield terms.test("lt", terms.index(place), terms.const(end, "i64"))
 
 
 def _conditions(builder: Builder, goal: Goal, index: Place) -> Iterator[Term]:

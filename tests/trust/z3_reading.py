@@ -84,6 +84,7 @@ class Reading:
         self.data: set[int] = set()  # those of them that memory decides, by z3's numbers
         self.varying: dict[int, Callable[[], z3.ExprRef]] = {}  # of each lane another one, by z3's numbers
         self.twins: dict[tuple[int, str], z3.ExprRef] = {}
+        self.vectors: dict[tuple[str, str], z3.ArithRef] = {}  # of lanes, by the first and behind the last
         self.questions: list[Question] = []
         self.plain = 0
         self.assigned: dict[str, list[tuple[ast.expr, Value]]] = {}
@@ -234,8 +235,7 @@ class Reading:
                     raise Unreadable(f"line {node.lineno}: {name} is not defined")
                 return self.names[name]
             case ast.Subscript(value=value, slice=dims):  # lanes[None, :]
-                found = self.value(value)
-                return found if isinstance(value, ast.Call) else self.along(ast.unparse(dims), found)
+                return self.along(ast.unparse(dims), self.value(value))
             case ast.BinOp(left=left, op=op, right=right):
                 return self.binary(node, op, self.value(left), self.value(right))
             case ast.UnaryOp(op=op, operand=x):
@@ -460,10 +460,16 @@ class Reading:
         return self.chosen(test if isinstance(test, Truth) else self.condition(), a, b)
 
     def lanes(self, node: ast.Call) -> Number:
+        """Vectors of the same lanes are one: where they meet, they lie along the same dimension."""
         low, high = (self.number(a).term for a in node.args)
-        lane = self.unknown("lane", low, high)
-        self.varying[lane.get_id()] = lambda: self.lanes(node).term
-        return Number(lane, 32)
+        if (str(low), str(high)) not in self.vectors:
+            self.vectors[str(low), str(high)] = self.lane(low, high)
+        return Number(self.vectors[str(low), str(high)], 32)
+
+    def lane(self, low: Term, high: Term) -> z3.ArithRef:
+        made = self.unknown("lane", low, high)
+        self.varying[made.get_id()] = lambda: self.lane(low, high)
+        return made
 
 
 COMPARISONS: dict[type[ast.cmpop], Callable[[Term, Term], Any]] = {

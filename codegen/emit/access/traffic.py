@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ....ir.types import ITEMSIZE, Size, product
@@ -39,7 +39,7 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
             add_bytes(traffic.cached, label, tidy(again * moved))
     _keep_tables(traffic, context, buffers)
     for sink in context.program.sinks:
-        moved = tidy(product(a.size for a in sink.axes) * ITEMSIZE[sink.dtype])
+        moved = tidy(_places_between(sink.axes, sink.within) * ITEMSIZE[sink.dtype])
         add_bytes(traffic.writes, buffers.labels[sink.ref], moved)
     for buffer in buffers.scratch:
         if not buffer.zeroed:
@@ -85,7 +85,7 @@ class _Reach:
 
     @classmethod
     def of(cls, load: Term, held: frozenset[Axis]) -> _Reach:
-        place, (low, high) = load.param.place, _bounds(load)
+        place, (low, high) = load.param.place, _bounds(_guards(load))
         along = {c: (low.get(a, 0), high.get(a, a.size)) for a, c in place.terms if a in held}
         beside = frozenset(t for t in place.terms if t[0] not in held)
         return cls(load.param.ref, beside, along, place.offset, bool(load.args))
@@ -138,16 +138,24 @@ def _is_of_row(load: Term, context: Context) -> bool:
 
 
 def _places_read(load: Term) -> Size:
-    """The number of places that a load reads: along an axis that its guards bound, those between the bounds."""
-    low, high = _bounds(load)
-    return tidy(product(high.get(a, a.size) - low.get(a, 0) for a in load.axes))
+    return _places_between(load.axes, _guards(load))
 
 
-def _bounds(load: Term) -> tuple[dict[Axis, Size], dict[Axis, Size]]:
-    """By axis that the guards of a load bound the first place, and the one behind the last."""
+def _places_between(axes: Iterable[Axis], guards: Iterable[Term]) -> Size:
+    """The number of places along axes: of one that guards bound, those between the bounds."""
+    low, high = _bounds(guards)
+    return tidy(product(high.get(a, a.size) - low.get(a, 0) for a in axes))
+
+
+def _guards(load: Term) -> tuple[Term, ...]:
+    return load.args[len(load.param.indirect) :]
+
+
+def _bounds(guards: Iterable[Term]) -> tuple[dict[Axis, Size], dict[Axis, Size]]:
+    """By axis that guards bound the first place, and the one behind the last."""
     low: dict[Axis, Size] = {}
     high: dict[Axis, Size] = {}
-    for guard in load.args[len(load.param.indirect) :]:
+    for guard in guards:
         if guard.op in ("ge", "lt", "le") and (bound := _bound_of_guard(guard)) is not None:
             axis, limit = bound
             (low if guard.op == "ge" else high)[axis] = limit + int(guard.op == "le")

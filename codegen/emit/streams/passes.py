@@ -107,7 +107,7 @@ class StreamPass:
         self._fix_known()
         bodies = [a.body for a in self.accumulators]
         changed = bodies if part.masked else self._whole(bodies)
-        self.values.silenced = self._silenced(scope) if part.ragged or part.over is None else {}
+        self.values.silenced = self._silenced() if part.ragged or part.over is None else {}
         self.values.uses = uses_of(changed, self.stream.labels)
         self._take_in(changed, scope)
         self.values.silenced = {}
@@ -118,9 +118,10 @@ class StreamPass:
     def _whole(self, bodies: Sequence[Term]) -> list[Term]:
         return whole_bodies(self.stream.algebra, bodies, self.span.implied, self.stream.labels)
 
-    def _silenced(self, scope: Scope) -> dict[Term, tuple[Expr, str]]:
-        mask = self.stream.shapes.mask_of_stream()
-        return {} if mask is None else {t: (mask, number(v, t.dtype)) for t, v in self.span.silenced.items()}
+    def _silenced(self) -> dict[Term, tuple[Expr, str]]:
+        """Behind the mask of the stream, along the dimensions that each term has."""
+        masks = ((t, v, self.stream.shapes.mask_of_stream(t)) for t, v in self.span.silenced.items())
+        return {t: (mask, number(v, t.dtype)) for t, v, mask in masks if mask is not None}
 
     # ------------------------------------------------------------------ one turn
     def _take_in(self, bodies: Sequence[Term], scope: Scope) -> None:

@@ -110,9 +110,9 @@ class Shapes:
             self._made[axis, at, count] = Coord(place.base, lane, mask, place.level)
         return self._made[axis, at, count]
 
-    def mask_of_stream(self) -> Expr | None:
-        """The mask of a tile's columns."""
-        with self.of(self.roles.row, self.roles.stream):
+    def mask_of_stream(self, term: Term | None = None) -> Expr | None:
+        """The mask of a tile's columns; or, along the dimensions of a term, of what it has along the stream."""
+        with self.of(*(self.dims(term) if term is not None else (self.roles.row, self.roles.stream))):
             return self.coords[self.roles.stream].mask
 
     def spread(self, value: Expr, have: tuple[Axis, ...]) -> Expr:

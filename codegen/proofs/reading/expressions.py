@@ -24,9 +24,9 @@ def variable(reader: Reader, node: ast.Name) -> Value:
 
 
 def subscript(reader: Reader, node: ast.Subscript) -> Value:
-    """lanes[None, :]: the same lanes along another dimension are other lanes, but for those that have no other name."""
+    """lanes[None, :]: the same lanes along another dimension are other lanes, wherever they are named again."""
     value = reader.value(node.value)
-    if isinstance(value, Opaque) or (isinstance(value, Int) and isinstance(node.value, ast.Call)):
+    if isinstance(value, Opaque):
         return value
     dims = ast.unparse(node.slice)
     if isinstance(value, Truth):

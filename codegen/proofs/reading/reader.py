@@ -71,6 +71,7 @@ class Reader:
         self.tickets: tuple[Ticket, ...] = ()
         self.assertions: tuple[Assertion, ...] = ()  # that have passed before the text at hand
         self.blocks: dict[int, tuple[Poly, Poly]] = {}  # lanes: the first, and behind the last
+        self._lanes: dict[tuple[Poly, Poly], Poly] = {}  # vectors of lanes, by the first and behind the last
         self._along: dict[tuple[int, str], Poly] = {}  # lanes, and what was loaded at them, along other dimensions
         self.result: Value = Opaque()
         self.read = Read()
@@ -155,6 +156,12 @@ class Reader:
 
     # ------------------------------------------------------------------ lanes
     def lanes(self, low: Poly, high: Poly) -> Poly:
+        """Lanes low .. high - 1 of a vector: all vectors of these are the same, wherever they meet in one tile."""
+        if (low, high) not in self._lanes:
+            self._lanes[low, high] = self._block(low, high)
+        return self._lanes[low, high]
+
+    def _block(self, low: Poly, high: Poly) -> Poly:
         """A block of its own, so that what is known of one dimension is not believed of another."""
         last, name = high - 1, f"lane{len(self.blocks)}"
         lane = self.world.atom(name, lambda s, r: draw_up_to(int(value_at(last, s)), r), None, last, LANES)
@@ -176,7 +183,7 @@ class Reader:
     def _twin(self, dims: str, atom: int) -> Poly:
         if (atom, dims) not in self._along:
             block = self.blocks.get(atom)
-            self._along[atom, dims] = self.lanes(*block) if block else self.datum(self.world.atoms.data[atom])
+            self._along[atom, dims] = self._block(*block) if block else self.datum(self.world.atoms.data[atom])
         return self._along[atom, dims]
 
     # ------------------------------------------------------------------ 32 bits

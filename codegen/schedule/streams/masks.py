@@ -16,8 +16,8 @@ from ....ir.errors import Unfusible
 from ....ir.types import FLOATS, Size
 from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
-from ..separation.algebra import Algebra, Test, is_number, is_tile_product
-from .accumulators import Accumulator
+from ..separation.algebra import Algebra, Test, is_number, is_tile_product, source_of
+from .accumulators import Accumulator, operands_of
 from .roles import Roles
 
 NOTHING = {"product": 0.0, "sum": 0.0, "amax": float("-inf"), "amin": float("inf")}
@@ -230,16 +230,19 @@ def _is_of_rows(term: Term, roles: Roles) -> bool:
 
 
 def silenced(accumulators: Sequence[Accumulator], roles: Roles) -> tuple[dict[Term, float], frozenset[Term]]:
-    """Tiles to silence beyond the end of the stream: as few as serve all bodies, as deep as they can be.
+    """Tiles to silence beyond the end of the stream: as few as serve all bodies, as deep as they can be; and operands
+    of products that are not finite there.
 
     And the accumulators that something else's silence would reach, by a value that is not nothing to them: each of
     these is silenced where it is folded.
     """
     tile, sums = {roles.row, roles.stream}, frozenset(a.term for a in accumulators)
+    tame = partial(is_tame, roles=roles, sums=sums)
+    beside = _wild_operands(accumulators, roles, tame)
     served: dict[Term, dict[Term, float]] = {}
     choices: list[dict[Term, float]] = []
     for a in accumulators:
-        body = silencers(a.body, NOTHING[a.kind], partial(is_tame, roles=roles, sums=sums), sums)
+        body = silencers(a.body, NOTHING[a.kind], lambda t: source_of(t) in beside or tame(t), sums)
         mine = {t: v for t, v in body.items() if tile <= t.axes and not t.axes & set(roles.depth) and t.op != "load"}
         served[a.term] = mine or {a.body: NOTHING[a.kind]}
         _join_choice(choices, served[a.term])
@@ -253,7 +256,14 @@ def silenced(accumulators: Sequence[Accumulator], roles: Roles) -> tuple[dict[Te
     for a in apart:
         if a.kind == "product" and not _is_silent(a, served[a.term], found):
             raise Unfusible(_node(a), "what is nothing beyond the end of its rows is something to another sum")
-    return found, frozenset(a.term for a in apart if a.kind != "product")
+    return found | beside, frozenset(a.term for a in apart if a.kind != "product")
+
+
+def _wild_operands(accumulators: Sequence[Accumulator], roles: Roles, tame: Test) -> dict[Term, float]:
+    """What a sum of products has beside its tiles where that is no zero beyond the end: a row behind the last piece of
+    a concatenation, or what divides by zeros."""
+    pairs = (operands_of(a.body, roles) for a in accumulators if a.kind == "product")
+    return {source_of(y): 0.0 for _, y in filter(None, pairs) if source_of(y).op != "load" and not tame(y)}
 
 
 def _is_served(

@@ -121,16 +121,17 @@ class Region:
     def outputs(self) -> list[Value]:
         """The values that it makes and that a step outside reads, or the graph returns."""
         outside = [s for at, s in enumerate(self.flow.work) if at not in self.places]
-        wanted = self.flow.sources([*(v for s in outside for v in s.reads), *self.flow.graph.results])
-        made = [v for v in wanted if self.flow.maker(v) in self.places]
-        return sorted({*made, *self._second_views(made)}, key=lambda v: v.id)
+        read = {v for s in outside for v in self.flow.sources(s.reads)}
+        returned = self.flow.sources(self.flow.graph.results)
+        made = [v for v in dict.fromkeys([*read, *returned]) if self.flow.maker(v) in self.places]
+        views = {v: found for v in made if len(found := self._views_returned(v)) > 1}
+        seen = {v for v, found in views.items() if v not in read and v not in found}
+        return sorted({*made, *(r for found in views.values() for r in found)} - seen, key=lambda v: v.id)
 
-    def _second_views(self, made: Sequence[Value]) -> Iterator[Value]:
-        """Results that look at one value: each has memory of its own, and is written here rather than copied."""
-        results = dict.fromkeys(self.flow.graph.results)
-        for value in made:
-            several = [r for r in results if self.flow.source(r) == value]
-            yield from several if len(several) > 1 else ()
+    def _views_returned(self, value: Value) -> list[Value]:
+        """Results that look at one value: of several each has memory of its own, and is written here rather than
+        copied."""
+        return [r for r in dict.fromkeys(self.flow.graph.results) if self.flow.source(r) == value]
 
     def crossing_virtual(self) -> list[Value]:
         """The virtual values that its steps hand to each other in memory."""

@@ -27,6 +27,7 @@ from ..fuse import Group, Step, View
 from ..products import SHARE, Machine
 from ..virtual import directions, large_values, virtual_values
 from .alive import alive_share
+from .copies import copies_apart
 from .in_place import steps_of_slab
 from .pairs import pairs_in_memory
 from .regions import Flow, Region
@@ -199,7 +200,7 @@ class Streams:
         self, graph: Graph, steps: Sequence[Step], virtual: frozenset[int], decided: set[int]
     ) -> Region | None:
         """The first region of which nothing is decided yet."""
-        flow = Flow(graph, steps)
+        flow = Flow(graph, copies_apart(graph, steps, virtual))
         for members in flow.touching(virtual) if virtual else ():
             region = Region(flow, frozenset(members), virtual, self.hints)
             if region.products and not decided.intersection(v.id for v in region.products):
