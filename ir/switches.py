@@ -19,6 +19,7 @@ GRAPHS: dict[str, str] = {
     "algebra": "exact identities: x * 1, -(-x), where(c, y, y)",
     "numbers": "powers, quotients and casts that have a cheaper exact form",
     "layout": "permutes, reshapes and broadcasts in normal form; computing on the small shape",
+    "regions": "parts of a tensor that are written, y[a:b] += v: each place is asked for once",
     "contract": "the sum of a broadcast product is a matmul",
     "motion": "products and sums that no step of a loop waits for are taken for all steps at once",
     "pieces_of_loops": "what is made of concatenated steps of a loop is made of its pieces",

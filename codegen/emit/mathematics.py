@@ -440,7 +440,8 @@ def of_sizes(value: sympy.Expr, symbol: Callable[[sympy.Symbol], Expr]) -> Expr:
 
 def is_whole_number(value: sympy.Expr, dtype: str) -> bool:
     """True where an expression has only functions that sizes have, and is an integer: c * h / 3, if an index has it."""
-    counted = all(f.func in (sympy.floor, sympy.ceiling, sympy.Max, sympy.Min, sympy.Mod) for f in value.atoms(sympy.Function))
+    counts = (sympy.floor, sympy.ceiling, sympy.Max, sympy.Min, sympy.Mod)
+    counted = all(f.func in counts for f in value.atoms(sympy.Function))
     is_index = dtype[0] in "iu" and not value.atoms(sympy.Float) and value.is_polynomial()
     return counted and bool(value.is_integer or is_index)
 

@@ -18,10 +18,10 @@ from ..loops.tidy import in_bodies
 from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, join_rules, make, number_of, rebuild, rules
 from ..switches import switch_state
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
-from .constants import constants
+from .identities.constants import constants
+from .identities.regions import regions
 from .index_checks import index_checks
 from .layout import layout
-from .regions import regions
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Parts of a tensor that are written, y[a:b] += v, and rolled tensors: one kernel, whose reads are each at one place."""
+"""Parts of a tensor that are written, y[a:b] += v, and rolled tensors: one kernel, which asks for each place once."""
 
 from __future__ import annotations
 
@@ -92,6 +92,12 @@ def test_beside_eager(write: Write, dtype: torch.dtype) -> None:
 def test_in_one_kernel(write: Write) -> None:
     report = fusegrad.explain(fusegrad.compile(write), torch.empty(16, 512, 512, device="meta"), target="cuda:90")
     assert report.directions["forward"].launch_count == 1 and not report.directions["forward"].reasons
+
+
+def test_steps_that_do_not_fit_each_other_are_taken_one_by_one() -> None:
+    """The derivative looks like a loop, of whose steps the types do not agree."""
+    report = fusegrad.explain(fusegrad.compile(rows_and_columns), torch.empty(16, 512, 512, device="meta"))
+    assert not report.directions["backward"].reasons
 
 
 def test_a_roll_by_more_than_there_is_is_one_by_the_remainder() -> None:

@@ -12,8 +12,8 @@ import sympy
 
 from fusegrad.ir import Graph, TensorType, Value, building, emit
 from fusegrad.ir.evaluate import evaluate
-from fusegrad.ir.passes.constants import rounded
 from fusegrad.ir.passes.fuse import Group, Step
+from fusegrad.ir.passes.identities.constants import rounded
 from fusegrad.ir.rewrite import extract
 
 M = sympy.Symbol("M", integer=True, positive=True)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusegrad.ir import Graph, TensorType, Value, building, emit, show, verify
-from fusegrad.ir.passes.constants import rounded
+from fusegrad.ir.passes.identities.constants import rounded
 from fusegrad.ir.passes.layout import segments
 from fusegrad.ir.passes.simplify import HOLDERS, Simplify
 

@@ -41,7 +41,7 @@ from ..sizes import Sizes, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .boolean_masks import rewrite_masks
-from .loops import LoweredLoop, is_loop, lower_loop, operands_of
+from .loops import LoweredLoop, has_fixed_steps, is_loop, lower_loop, operands_of
 from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
@@ -446,8 +446,8 @@ class _Replay(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(target, "fusegrad_call"):
             return self._call(target, args, kwargs)
-        if self.node is not None and self.node in self.loops:
-            return self._loop(self.loops[self.node], *operands_of(self.node, args))
+        if self.node is not None and self.node in self.loops and (results := self._loop(args)) is not None:
+            return results
         if isinstance(target, HigherOrderOperator):
             raise LoweringError(f"`{target}` holds graphs of its own")
         packet = target._schema.name.split("::")[1] if isinstance(target, OpOverload) else ""
@@ -475,12 +475,22 @@ class _Replay(fx.Interpreter):
         self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, from_functional, fresh))
         return fresh
 
-    def _loop(self, loop: LoweredLoop, carries: Any, wholes: Any) -> Any:
-        """The node of a loop: one `scan`, and fresh fakes like the ones that were recorded."""
+    def _loop(self, args: Any) -> Any:
+        """The node of a loop: one `scan`, and fresh fakes like the ones that were recorded.
+
+        None where its steps do not fit each other, and can be taken one by one.
+        """
         assert self.node is not None
-        operands = pytree.tree_map_only(torch.Tensor, from_functional, (list(carries), list(wholes)))
+        operands = pytree.tree_map_only(torch.Tensor, from_functional, tuple(map(list, operands_of(self.node, args))))
         fresh = pytree.tree_map_only(torch.Tensor, empty_like_fake, self.node.meta["val"])
-        self.lowering.loop(loop, operands, pytree.tree_map_only(torch.Tensor, from_functional, fresh))
+        try:
+            self.lowering.loop(
+                self.loops[self.node], operands, pytree.tree_map_only(torch.Tensor, from_functional, fresh)
+            )
+        except LoweringError:
+            if not has_fixed_steps(self.node):
+                raise
+            return None
         return fresh
 
     def _is_read(self, op: OpOverload, index: int) -> bool:

@@ -95,6 +95,11 @@ def is_loop(node: fx.Node) -> bool:
     return hasattr(node.target, "fusegrad_loop") or _higher_order(node) in HIGHER_ORDER
 
 
+def has_fixed_steps(node: fx.Node) -> bool:
+    """True for a loop of our own whose steps can be taken one by one, since it is known how many there are."""
+    return hasattr(node.target, "fusegrad_loop") and isinstance(node.args[0], int)
+
+
 def operands_of(node: fx.Node, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """What it carries at first, and what its steps read, of these arguments."""
     name = _higher_order(node)

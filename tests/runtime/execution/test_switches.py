@@ -203,6 +203,20 @@ class BothWays(Function):
         return 2 * g
 
 
+class Written(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.clone()
+        out[1:] += x[:-1]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        out = g.clone()
+        out[:-1] += g[1:]
+        return out
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
@@ -211,6 +225,7 @@ SQUARE, TALL = ((6, 6),), ((16, 8), (8, 48))
 HEADS = ((2, 40, 16),) * 3
 WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     **dict.fromkeys(("cse", "constants", "algebra", "numbers", "layout", "fuse"), (Scaled, SQUARE)),
+    "regions": (Written, SQUARE),
     "contract": (Outer, ((5, 4), (3, 4))),
     "motion": (Recurrent, ((12, 3, 4), (4, 4))),
     "handover": (BothWays, ((12, 4),)),

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 
 import sympy
 
-from ..graph import Value
-from ..infer import same_shape, sizes_equal
-from ..prims import PRIMS
-from ..rewrite import Rules, make, number_of
-from ..types import Size, simplify_size
-from .layout import only_ones
+from ...graph import Value
+from ...infer import same_shape, sizes_equal
+from ...prims import PRIMS
+from ...rewrite import Rules, make, number_of
+from ...types import Size, simplify_size
+from ..layout import only_ones
 
 Region = tuple[tuple[Size, int], ...]
 """Of each axis where a part begins, and its step."""

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import sympy
 
-from ..graph import Value
-from ..rewrite import Rules, make, number_of
-from ..types import FLOATS, INTEGERS, LOW_FLOATS
+from ...graph import Value
+from ...rewrite import Rules, make, number_of
+from ...types import FLOATS, INTEGERS, LOW_FLOATS
 
 Scalar = bool | int | float
 

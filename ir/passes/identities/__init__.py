@@ -1,0 +1,1 @@
+"""Identities that hold bit for bit: what `simplify` rewrites by."""
