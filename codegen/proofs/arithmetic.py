@@ -63,11 +63,14 @@ class Arithmetic:
 
     def _floor(self, x: Poly, d: Poly) -> tuple[Poly, Poly]:
         world, texts = self.world, (self.atoms.text(x), self.atoms.text(d))
-        quotient = world.atom("({})//({})".format(*texts), lambda s, _: int(value_at(x, s) // value_at(d, s)))
         remainder = world.atom("({})%({})".format(*texts), lambda s, _: int(value_at(x, s) % value_at(d, s)), 0, d - 1)
+        quotient = world.atom("({})//({})".format(*texts), lambda s, _: int(value_at(x, s) // value_at(d, s)))
         (q,), (r,) = quotient.atoms, remainder.atoms
         world.bound_above(q, d, x)
         world.bound_below(q, d, x - d + 1)
+        # by the remainder, too, of which a mask may say that it is 0
+        world.bound_above(q, d, x - remainder)
+        world.bound_below(q, d, x - remainder)
         self.atoms.divisions |= {q: Division("/", x, d, q), r: Division("%", x, d, q)}
         return quotient, remainder
 

@@ -50,6 +50,14 @@ def every_other(x: Tensor) -> Tensor:
     return out
 
 
+def shifted_between(x: Tensor) -> Tensor:
+    """Read at quotients of places that begin below 0, where a mask says that they do not."""
+    out = x.clone()
+    out[..., 1::2] = x[..., : out[..., 1::2].shape[-1]].exp()
+    out[::2, ..., 1::3] += x[: out[::2].shape[0], ..., : out[..., 1::3].shape[-1]]
+    return out
+
+
 def over_what_was_written(x: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     out[1:] = x[1:]
@@ -73,7 +81,9 @@ def window(x: Tensor) -> Tensor:
     return x.roll((-2, -3), (-2, -1)) * 2 - x.roll(x.shape[-1] // 2, -1) + x.roll(3)
 
 
-WRITES = (variation, parts_of_parts, rows_and_columns, every_other, over_what_was_written, masked, rolled, window)
+WRITES = (
+    variation, parts_of_parts, rows_and_columns, every_other, shifted_between, over_what_was_written, masked, rolled, window,
+)  # fmt: skip
 SHAPES = ((2, 6, 7), (3, 8, 8), (4, 5))
 
 

@@ -181,7 +181,8 @@ def floor_division(part: int, reader: Reader, node: ast.Call) -> Value:
     if not (isinstance(a, Int) and isinstance(b, Int)):
         return reader.unknown_result(a, node, a, b)
     of_data = reader.is_data(a.poly) or reader.is_data(b.poly)
-    results = (reader.arithmetic.floor if of_data else reader.arithmetic.divide)(a.poly, b.poly)
+    exact = None if of_data else reader.arithmetic.divide(a.poly, b.poly)
+    results = exact or reader.arithmetic.floor(a.poly, b.poly)
     return integer_result(a, b, results[part] if results else reader.datum(ast.unparse(node)))
 
 
