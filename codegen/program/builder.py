@@ -11,7 +11,7 @@ from ...ir.prims import PRIMS
 from ...ir.types import Size, product
 from .axes import Axis, Index, Materialize, Memory, Part, Term
 from .concatenations import MAX_PIECES, pieces
-from .sizes import same, tidy
+from .sizes import divide, same, tidy
 from .terms import AxisTable, Restart, TermTable
 
 Place: TypeAlias = tuple[Index, ...]
@@ -46,7 +46,7 @@ class Unrolling:
         if not alike or len(self.by_goal.get(goal, ())) == MAX_UNROLLED:
             return
         # first an axis of its own for the number of the piece, in one pass; then that axis is unrolled, in the next
-        if (axis := self._stored_axis(goal, index)) is not None and not same(sizes[0], 1):
+        if (axis := self._stored_axis(goal, index)) is not None and self._is_parted(axis, sizes[0]):
             self.axes.refine(axis, sizes[0])
         exact = index.divmod(sizes[0])
         if exact is not None and (piece := self._stored_axis(goal, exact[0])) is not None and piece.size == len(sizes):
@@ -57,8 +57,12 @@ class Unrolling:
         """A product that sums along a concatenation of equal pieces sums along each; ends the pass then."""
         if len(sizes) <= MAX_SUMMED and all(same(n, sizes[0]) for n in sizes[1:]) and len(index.terms) == 1:
             ((axis, _),) = index.terms
-            if index == Index.over(axis) and not same(sizes[0], 1):
+            if index == Index.over(axis) and self._is_parted(axis, sizes[0]):
                 self.axes.refine(axis, sizes[0])
+
+    def _is_parted(self, axis: Axis, size: Size) -> bool:
+        """True if an axis has whole pieces of that size, which a slice of a concatenation may not have."""
+        return not same(size, 1) and divide(axis.size, size) is not None
 
     def _stored_axis(self, goal: int, index: Index) -> Axis | None:
         """The axis that an index is, if it is one of what the goal stores."""

@@ -200,9 +200,14 @@ def test_library_calls_and_kernels(loaded: Any) -> None:
         out = c.apply(x)
         return [out, *gradients([out], [x])]
 
+    def norm(c: Any) -> list[Any]:
+        args = [leaf(5, 8), leaf(8, seed=1)]
+        out = c.apply(*args, 1e-6)
+        return [out, *gradients([out], args)]
+
     seen(loaded("Drawn"), "Drawn", story)
     with fusegrad.config.patch(backend="interpret"):
-        seen(loaded("Norm"), "Norm", lambda c: [c.apply(leaf(5, 8), leaf(8, seed=1), 1e-6)])
+        seen(loaded("Norm"), "Norm", norm)
     records = loaded("Norm")._fusegrad.ledger.records
     assert {m: r.status for m, r in records.items()} == {"forward": "compiled", "backward": "compiled"}
 
