@@ -122,10 +122,10 @@ class Builder:
         """The value computed here, though its memory is known."""
         return self.terms.const(0, node.dtype) if 0 in node.shape else self.rule_of(node)(self, node, index, guards)
 
-    def operand(self, node: Value, index: Sequence[Index]) -> Term:
+    def operand(self, node: Value, index: Sequence[Index], guards: Guards = ()) -> Term:
         """The argument of a reduction or scan: it is never looked at piece by piece."""
         outer, self.in_reduction = self.in_reduction, True
-        term = self.at(node, index)
+        term = self.at(node, index, guards)
         self.in_reduction = outer
         return term
 

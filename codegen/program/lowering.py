@@ -192,11 +192,13 @@ def _reduce(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     axes = node.params["axes"]
     if not b.is_made_again(node, index, [x.shape[d] for d in axes]):
         b.check_complete(node, index)
+    is_there = all(b.axes.settled(i).is_within(n) for i, n in zip(index, node.shape, strict=True))
     outer = iter(index)
     own: dict[int, Index] = {}
     for d in axes:
         own[d] = b.summed(("over", *b.path, node.id, d), x.shape[d], (*index, *own.values()))
-    arg = b.operand(x, [own[d] if d in own else next(outer) for d in range(x.ndim)])
+    place = [own[d] if d in own else next(outer) for d in range(x.ndim)]
+    arg = b.operand(x, place, () if is_there else guards)
     over = [a for d in axes for a in b.axes.settled(own[d]).walked]
     return _folded(b, node, arg, over)
 

@@ -110,6 +110,30 @@ def test_steps_that_do_not_fit_each_other_are_taken_one_by_one() -> None:
     assert not report.directions["backward"].reasons
 
 
+def test_small_sums_are_read_where_they_are() -> None:
+    """Their elements under the masks of the places at which they are asked for."""
+
+    def repeated(x: Tensor) -> Tensor:
+        return torch.cat([x[..., 1:], x[..., :1] * 2], -1).repeat_interleave(2, -2)
+
+    fast = fusegrad.compile(repeated)
+    x = torch.randn(2, 4, 7, requires_grad=True)
+    assert not fusegrad.explain(fast, x).directions["backward"].reasons
+    with config.patch(backend="interpret"):
+        found, expected = (torch.autograd.grad(f(x).sin().sum(), x) for f in (fast, repeated))
+    torch.testing.assert_close(found, expected)
+
+
+def test_pieces_that_an_axis_has_no_whole_number_of() -> None:
+    def between(x: Tensor) -> Tensor:
+        y = torch.cat([x.sin(), x.cos()], -2)
+        return y[..., 2:, :] - y[..., :-2, :]
+
+    x = torch.randn(2, 5, 4)
+    with config.patch(backend="interpret"):
+        torch.testing.assert_close(fusegrad.compile(between)(x), between(x))
+
+
 def test_a_roll_by_more_than_there_is_is_one_by_the_remainder() -> None:
     fast = fusegrad.compile(lambda x: x.roll(-5, -1) * 2 + x.roll(9, 0))
     with config.patch(backend="interpret"):
