@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...ir import TensorType, Value, emit
+from ...ir import Graph, TensorType, Value, building, emit
+from ...ir.loops.body import Body
+from ...ir.loops.loop import results_of
 from .rules import (
     Call,
     Result,
@@ -16,6 +18,7 @@ from .rules import (
     fit,
     full,
     is_at_index,
+    permute,
     positions,
     reshape,
     rule,
@@ -105,6 +108,27 @@ def at_one_index(x: Value, index: Value, axis: int) -> Value:
 def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Result:
     x = cast(x, call.out.dtype)
     return emit("cumsum", x, axis=dim % x.ndim, reverse=False) if x.ndim else x
+
+
+@rule("cumprod")
+def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Result:
+    """A loop along the axis, which kernels walk in blocks: c = c * x[t], in float32 at least, as in torch's kernels."""
+    if not call.out.is_float:
+        return None
+    x = cast(x, call.out.dtype)
+    if not x.ndim:
+        return x
+    axis = dim % x.ndim
+    order = (axis, *(a for a in range(x.ndim) if a != axis))
+    wide = cast(permute(x, order), "f64" if x.dtype == "f64" else "f32")
+    one = TensorType(wide.shape[1:], wide.dtype)
+    step = Graph("cumprod_step")
+    with building(step):
+        product_so_far = emit("mul", step.input(one, "c"), step.input(one, "x"))
+    body = Body(step.returning([product_so_far, product_so_far]))
+    loop = emit("scan", full(1, one), wide, body=body, carries=1, steps=1, length=wide.shape[0], reverse=False)
+    back = tuple(order.index(a) for a in range(x.ndim))
+    return permute(cast(results_of(loop)[1], x.dtype), back)
 
 
 # ---------------------------------------------------------------------------------------------- products

@@ -15,6 +15,8 @@ import torch
 
 from ....ir import Graph, Value
 from ....ir.errors import FusegradError
+from ....ir.loops.body import Body
+from ....ir.loops.unroll import at_sizes
 from ....ir.transforms.extern import Batched, no_rule_error
 from ....ir.types import Size, TensorType
 from ....tracer.capture.capture import Session
@@ -185,4 +187,6 @@ def _said(param: Any, meaning: dict[sympy.Symbol, Any]) -> Any:
         return int(size) if size.is_Integer else size
     if isinstance(param, TensorType):
         return param.with_shape(tuple(_said(n, meaning) for n in param.shape))
+    if isinstance(param, Body):
+        return Body(at_sizes(param.graph, meaning))
     return tuple(_said(p, meaning) for p in param) if type(param) is tuple else param
