@@ -82,7 +82,8 @@ def window(x: Tensor) -> Tensor:
 
 
 WRITES = (
-    variation, parts_of_parts, rows_and_columns, every_other, shifted_between, over_what_was_written, masked, rolled, window,
+    variation, parts_of_parts, rows_and_columns, every_other, shifted_between, over_what_was_written, masked, rolled,
+    window,
 )  # fmt: skip
 SHAPES = ((2, 6, 7), (3, 8, 8), (4, 5))
 
