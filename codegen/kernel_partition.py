@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -59,6 +59,7 @@ from .schedule.schedule import schedule_of
 from .schedule.streams.accumulators import accumulation_of
 from .schedule.streams.bins import Binned, with_found, with_tiles
 from .schedule.streams.lone_rows import with_lone_rows
+from .schedule.streams.places import few_places, with_own_places
 from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
@@ -76,16 +77,17 @@ ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 def generate(
     graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str, bounded: bool = False,
-    small: bool = False,
+    small: bool = False, pairs: bool = False,
 ) -> Kernels:  # fmt: skip
     """The kernels that compute the outputs of `graph`, in launch order, and the temporaries between them.
 
     `hints`: the current value of every symbol; they choose blocks, never meaning. `bounded`: a row that stays in
     registers may have any length up to its block, by a guard, where else its length is compiled in. `small`: one kernel
-    may hold all that is summed, where that is little; those for all sizes are beside it. Raises Unfusible.
+    may hold all that is summed, where that is little; those for all sizes are beside it. `pairs`: sums over pairs are
+    made tile by tile, as matmuls are that are never in memory. Raises Unfusible.
     """
     # argmax as simpler primitives: what may be fused is asked of those
-    plain = given_by_steps(_expanded(graph, virtual_values(graph, hints)))
+    plain = given_by_steps(_expanded(graph, virtual_values(graph, hints, pairs)))
     for value in plain.order():
         _check_fusible(value)
     # sizes like C / 32 become integers before any arithmetic on indices
@@ -94,10 +96,11 @@ def generate(
         plain, hints = _substituted(plain, quotients.whole), quotients.hints(hints)
     # a product of matrices is one kernel or none; everything else is divided into as many as it takes
     label = identifier(name) or "kernel"
-    if any(v.prim == "dot" for v in plain.order()) and not is_streamed(plain):
+    walks = pairs or is_streamed(plain)
+    if any(v.prim == "dot" for v in plain.order()) and not walks:
         return quotients.restored(products.kernels_of(with_selected_sums(plain), target, hints, label))
     plain = with_bins(plain, virtual_values(plain, hints), hints)
-    divided = quotients.restored(_Group(plain, target, hints, label, bounded).kernels())
+    divided = quotients.restored(_Group(plain, target, hints, label, bounded, pairs=pairs).kernels())
     whole = _whole(plain, divided, target, hints, label) if small else None
     return divided if whole is None else replace(quotients.restored(whole), divided=divided)
 
@@ -149,9 +152,9 @@ def _check_steps(scan: Value) -> None:
             raise Unfusible(scan, error.reason) from None
 
 
-def _above_products(graph: Graph) -> set[int]:
-    """What a matrix product is below, products themselves included."""
-    above: set[int] = set()
+def _above_products(graph: Graph, virtual: frozenset[int] = frozenset()) -> set[int]:
+    """What a matrix product is below, or a virtual value, these themselves included."""
+    above = set(virtual)
     for value in graph.order():
         if value.prim == "dot" or any(a.id in above for a in value.args):
             above.add(value.id)
@@ -290,14 +293,14 @@ class _Group:
 
     def __init__(
         self, graph: Graph, target: Target, hints: Hints, name: str, bounded: bool,
-        whole: dict[sympy.Symbol, int] | None = None,
+        whole: dict[sympy.Symbol, int] | None = None, pairs: bool = False,
     ) -> None:  # fmt: skip
         self.graph, self.target, self.hints, self.name, self.bounded = graph, target, hints, name, bounded
         self.whole = whole
         self.order = graph.order()
         self.empty = self._empty()
-        self.streamed = _above_products(graph)
-        self.virtual = virtual_values(graph, hints)
+        self.virtual = virtual_values(graph, hints, pairs)
+        self.streamed = _above_products(graph, self.virtual)
         self.cut: dict[int, None] = {}
         self.alone: set[int] = set()
         self.loops: set[str] = set()
@@ -396,7 +399,7 @@ class _Group:
                 continue
             ref = Ref("output", position)
             if value.id not in memory or memory[value.id].ref != ref:
-                # what walks a stream waits for others that do: they may share a kernel
+                # what walks a stream waits for others that do: they may share a kernel, above all with what it reads
                 stage = late if value.id in self.streamed else ready[value.id]
                 stage = walks.stages.get(value.id, stage)
                 goal, is_loaded = Goal(value, Memory(ref, strides, value.dtype)), value.id in memory
@@ -411,14 +414,16 @@ class _Group:
         What ends walks waits for the last of its kind, with which it may share a kernel.
         """
         walks = Walks.of(self.order, self.virtual, self.cut)
-        stages, ready = self._stages_with({})
+        stages, ready = self._stages_with({}, walks.ends)
         stored = {*self.cut, *(v.id for v in self.graph.results)} & walks.ends
         late = max((stages[i] for i in stored), default=0)
         walks.stages = dict.fromkeys(stored, late)
-        return (walks, *(self._stages_with(walks.stages) if late else (stages, ready)))
+        return (walks, *(self._stages_with(walks.stages, walks.ends) if late else (stages, ready)))
 
-    def _stages_with(self, late: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-        """The same with some values in the stages that are given for them."""
+    def _stages_with(
+        self, late: Mapping[int, int], ends: Container[int]
+    ) -> tuple[dict[int, int], dict[int, int]]:  # fmt: skip
+        """The same with some values in stages that are given; the place of an extreme is made beside the extreme."""
         stages: dict[int, int] = {}
         ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
         beside = dict(ready)  # the same, where what walks a stream may be made beside what it is relative to
@@ -427,12 +432,18 @@ class _Group:
             near = max((beside[a.id] for a in v.args), default=0)
             if v.prim == "scatter":
                 stage = max(stage, ready[v.args[0].id] + 1)
-            elif v.id in self.cut and v.id in self.streamed:
+            is_late_sum = v.id not in ends and self._sums_rows(v)
+            if v.id in self.cut and v.id in self.streamed and not is_late_sum and v.prim != "scatter":
                 stage = near = late.get(v.id, near)
-            stages[v.id] = stage
+            stages[v.id] = near if v.id in ends and not v.aval.is_float else stage
             ready[v.id] = stage + 1 if v.id in self.cut else stage
-            beside[v.id] = near if v.id in self.streamed else ready[v.id]
+            beside[v.id] = near if v.id in self.streamed and not is_late_sum else ready[v.id]
         return stages, ready
+
+    def _sums_rows(self, value: Value) -> bool:
+        """A reduction of what walks have summed: no walk makes it beside these."""
+        is_sum = PRIMS[value.prim].family in ("reduce", "contract")
+        return is_sum and bool(self.virtual) and not any(a.id in self.virtual for a in value.args)
 
     def _is_empty(self, value: Value) -> bool:
         return any(_substitute_param(n, self.empty) == 0 for n in value.shape)
@@ -722,7 +733,7 @@ class _Group:
     ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
         """The kernels that walk a stream, or the goals in parts: those of one walk share a kernel."""
         walks: defaultdict[Any, list[tuple[Sink, Roles | None]]] = defaultdict(list)
-        sinks, binned = with_tiles(terms, sinks, self.virtual)
+        sinks, binned = with_tiles(terms, with_own_places(terms, sinks, self.virtual), self.virtual)
         for sink in sinks:
             products = virtual_products(terms_below(sink.terms), self.virtual)
             roles = roles_of(sink, products, self.hints) if products else None
@@ -733,7 +744,7 @@ class _Group:
         (members,) = walks.values()
         roles = joined_roles(r for _, r in members if r is not None)
         # tiles hold depths from end to end: build again with the values of their symbols
-        if free := symbols(a.size for a in roles.depth):
+        if free := symbols(a.size for a in (*roles.depth, *few_places(roles, self.hints))):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
         sums = accumulation_of(terms, sinks, roles, self.target.fast)

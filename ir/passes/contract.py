@@ -39,7 +39,7 @@ from ..loops.tidy import in_bodies
 from ..prims import PRIMS
 from ..rewrite import make, rebuild
 from ..types import FLOATS, LOW_FLOATS, Size, product
-from .layout import only_ones, squeezed, wide
+from .layout import only_ones, segments, squeezed, wide
 from .node_kinds import VIEWS
 from .simplify import HOLDERS
 
@@ -344,8 +344,38 @@ def _matrix(value: Value) -> Value | None:
 
 def _summed(value: Value, env: Mapping[int, Value]) -> Value:
     """A product as a sum; low floats are added in float32, as by a product."""
+    if (unmerged := _sum_of_unmerged(value, env)) is not None:
+        return _of_dtype(unmerged, value)
     x, y, outer, shape = _as_broadcast(value, env)
     return _of_dtype(make("sum", make("mul", x, y), axes=tuple(range(outer, len(shape)))), value)
+
+
+def _sum_of_unmerged(value: Value, env: Mapping[int, Value]) -> Value | None:
+    """The sum along what an elementwise matrix was made along, whose rows were merged for the product; None of others.
+
+    reshape(tanh(q[:, None] + k), (n * m, d)) @ w   ->   reshape(sum(tanh(q[:, None] + k) * w), (n * m,))
+    """
+    vector, matrix = sorted(_labelled(value), key=lambda f: len(f.axes))
+    merged, kept = env[matrix.value.id], [a for a in value.params["out_axes"] if a in matrix.axes]
+    if merged.prim != "reshape" or PRIMS[merged.args[0].prim].family != "elementwise" or None in matrix.labels:
+        return None
+    (x,) = merged.args
+    runs = segments(x.shape, merged.shape)
+    alone = {label for label, (own, _) in zip(matrix.labels, runs, strict=False) if len(own) == 1}
+    is_row = all(len(joined) == 1 for _, joined in runs) and len(runs) == len(matrix.labels)
+    if not is_row or not {*vector.axes, *matrix.axes - set(kept)} <= alone or alone >= matrix.axes:
+        return None
+    if [label for label in matrix.labels if label in kept] != kept:
+        return None
+    places = {label: own for label, (own, _) in zip(matrix.labels, runs, strict=True)}
+    wide_dtype = "f32" if value.dtype in LOW_FLOATS else value.dtype
+    along = tuple(places[label][0] for label in vector.labels if label is not None)
+    if sorted(along) != list(along):
+        return None
+    small = make("broadcast", _plain(env[vector.value.id], wide_dtype), shape=x.shape, axes=along)
+    large = make("cast", x, dtype=wide_dtype) if x.dtype != wide_dtype else x
+    summed = tuple(at for label in matrix.labels if label not in kept for at in places[label])
+    return make("sum", make("mul", large, small), axes=summed)
 
 
 def _as_broadcast(value: Value, env: Mapping[int, Value]) -> tuple[Value, Value, int, tuple[Size, ...]]:

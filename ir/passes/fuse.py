@@ -29,11 +29,15 @@ MOST_RECOMPUTED = 32
 
 @dataclass(frozen=True)
 class Group:
-    """Fusible nodes that run together. `graph` stands alone; `inputs` and `outputs` are its ends in the whole graph."""
+    """Fusible nodes that run together. `graph` stands alone; `inputs` and `outputs` are its ends in the whole graph.
+
+    pairs: its kernels make sums over pairs tile by tile, as they make matmuls that are never in memory.
+    """
 
     graph: Graph
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    pairs: bool = False
 
     @property
     def reads(self) -> tuple[Value, ...]:

@@ -1,6 +1,7 @@
 """Values that are never to be in memory: products larger than what they are made of, and what is made of these.
 
     s = q [n, d] @ k [m, d].T      [n, m] is larger than both: virtual; or than q, and what it is summed along is m
+    s = (q[:, None] - k).abs().sum(-1)    virtual as well, where sums over pairs are asked for (`streaming/pairs`)
     p = exp(s - max)               virtual
     p @ v                          it sums over a virtual value, and is none
 
@@ -21,6 +22,7 @@ from ..graph import Graph, Value
 from ..prims import PRIMS
 from .cost import Hints, estimate
 from .layout import segments
+from .streaming.pairs import pair_sums, sides_of_pairs
 
 FOLLOWS = ("elementwise", "layout")
 """Families whose result is virtual where an operand is."""
@@ -30,11 +32,12 @@ Axis = tuple[int, int]
 """The id of a virtual value, and the place of an axis of it."""
 
 
-def virtual_values(graph: Graph, hints: Hints) -> frozenset[int]:
-    """Ids of the live values that are virtual at these sizes."""
+def virtual_values(graph: Graph, hints: Hints, pairs: bool = False) -> frozenset[int]:
+    """Ids of the live values that are virtual at these sizes. pairs: sums over pairs count as products."""
     nodes = graph.order()
     products = [v for v in nodes if v.prim == "dot"]
     large, few = ({v.id for v in products if is_one(v, hints)} for is_one in (_outgrows, _has_few_rows))
+    large |= {v.id for v in pair_sums(nodes, hints)} if pairs else set()
     virtual = _made_of(nodes, _without_outgrown(nodes, large, few, hints) | few)
     if not few & virtual:
         return virtual
@@ -50,6 +53,11 @@ def large_values(graph: Graph, hints: Hints, limit: int) -> frozenset[int]:
     nodes = graph.order()
     large = (v for v in nodes if v.prim == "dot" and estimate(v.aval.nbytes, hints) > limit)
     return _made_of(nodes, {v.id for v in large if _outgrows(v, hints, min)})
+
+
+def is_source(value: Value, virtual: Collection[int]) -> bool:
+    """A virtual value that is made of no other: a product, or a sum over pairs."""
+    return value.id in virtual and (value.prim == "dot" or PRIMS[value.prim].family == "reduce")
 
 
 def _made_of(nodes: Sequence[Value], products: Collection[int]) -> frozenset[int]:
@@ -77,7 +85,7 @@ def _without_outgrown(nodes: Sequence[Value], large: Collection[int], few: Colle
     left, sizes = set(large), {v.id: estimate(v.aval.numel, hints) for v in nodes if v.id in large}
     while True:
         above = _products_above(nodes, _made_of(nodes, left | {*few}))
-        fed = {v.id: _fed_to_larger(v, above, sizes) for v in nodes if v.prim == "dot"}
+        fed = {v.id: _fed_to_larger(v, above, sizes) for v in nodes if v.prim == "dot" or v.id in sizes}
         summed = _summed_products(nodes, _made_of(nodes, left.difference(*fed.values()) | {*few}))
         outgrown = [inner for outer, inner in fed.items() if outer in summed]
         outgrown += [_met_by_larger(v, above, sizes) for v in nodes if v.prim == "dot"]
@@ -91,7 +99,7 @@ def _products_above(nodes: Sequence[Value], virtual: Collection[int]) -> dict[in
     found: dict[int, frozenset[int]] = {}
     for value in nodes:
         above = frozenset[int]().union(*(found[a.id] for a in value.args if a.id in virtual))
-        found[value.id] = above | {value.id} if value.prim == "dot" and value.id in virtual else above
+        found[value.id] = above | {value.id} if is_source(value, virtual) else above
     return found
 
 
@@ -215,7 +223,7 @@ class _Axes:
                 ((a.id, i), (value.id, j)) for a in value.args if a.id in virtual for i, j in _kept(a, value)
             )
         self.names = {axis: min(found) for found in nx.connected_components(same) for axis in found}
-        products = [v for v in nodes if v.id in virtual and v.prim == "dot"]
+        products = [v for v in nodes if is_source(v, virtual)]
         self.sides = {self.names[axis]: right for v in reversed(products) for axis, right in _sides(v)}
 
     def summed(self, value: Value) -> frozenset[Axis]:
@@ -226,9 +234,20 @@ class _Axes:
 
 def _sides(dot: Value) -> Iterator[tuple[Axis, bool]]:
     """The axes of a product that one operand alone has, and whether it is the right one."""
+    if dot.prim != "dot":
+        yield from _sides_of_pairs(dot)
+        return
     x, y = set(dot.params["x_axes"]), set(dot.params["y_axes"])
     places = enumerate(dot.params["out_axes"])
-    return (((dot.id, at), label in y) for at, label in places if (label in x) != (label in y))
+    yield from (((dot.id, at), label in y) for at, label in places if (label in x) != (label in y))
+
+
+def _sides_of_pairs(value: Value) -> Iterator[tuple[Axis, bool]]:
+    sides, summed = sides_of_pairs(value), value.params["axes"]
+    assert sides is not None
+    places = [a for a in range(value.args[0].ndim) if a not in summed]
+    for right, axes in enumerate(sides):
+        yield from (((value.id, places.index(a)), bool(right)) for a in axes)
 
 
 def _gone(value: Value, operand: int) -> list[int]:

@@ -26,6 +26,7 @@ from ...ir.loops.parts import CarriedPieces
 from ...ir.loops.tidy import TidyLoops
 from ...ir.passes.clusters import Bound
 from ...ir.passes.contract import Contract
+from ...ir.passes.cost import estimate
 from ...ir.passes.fuse import Extern, Fuse, Group, Step
 from ...ir.passes.node_kinds import is_view
 from ...ir.passes.pieces import Pieces
@@ -152,7 +153,7 @@ def generate(
             called |= {product.value.id: product.refused(reason) for product, reason in left_out}
             if (stream := stream_of.get(id(first.group))) is not None:
                 # without what it adds into tables, first
-                unstreamed |= dict.fromkeys(stream.added or stream.products, first.error.reason)
+                unstreamed |= dict.fromkeys(stream.added or stream.pairs or stream.products, first.error.reason)
             elif not left_out:
                 alike = sorted(_refused_alike(graph, first.error.value, frozenset(refused)))
                 refused |= dict.fromkeys(alike, str(first.error))
@@ -220,7 +221,7 @@ class Division:
         if self.streams or self.limit is not None:
             held = held_by_nodes if self.products == "torch" else held_by_steps
             regions = Streams(
-                self.machine, self.hints, self.streams, unstreamed, self.limit, self.price, held
+                self.machine, self.hints, self.streams, unstreamed, self.limit, self.price, held, self._moved
             )  # fmt: skip
             steps, streamed = regions(self.graph, steps)
         if self.in_place:
@@ -229,6 +230,16 @@ class Division:
             fused = Products(self.machine, self.hints, called | frozenset(places), self.products == "clock")
             steps, decisions = fused(self.graph, steps)
         return steps, places, streamed, decisions
+
+    def _moved(self, group: Group) -> tuple[int, int] | None:
+        """Bytes that the kernels of a group read and write, as they are without walks; None where it has none."""
+        try:
+            made = codegen.generate(group.graph, target=self.target, hints=self.hints, name=group.graph.name)
+        except Unfusible:
+            return None
+        sides = zip(*((k.reads, k.writes) for k in made.kernels), strict=True)
+        read, written = (sum(estimate(n, self.hints) for side in kernels for n in side.values()) for kernels in sides)
+        return read, written
 
 
 def _in_one_group(
@@ -338,7 +349,9 @@ def kernels_of(
     small: bool = False,
 ) -> Kernels:  # fmt: skip
     """schedule -> lower to loops -> emit Triton text. bounded, small: as for `codegen.generate`."""
-    kernels = codegen.generate(group.graph, target=target, hints=hints, name=name, bounded=bounded, small=small)
+    kernels = codegen.generate(
+        group.graph, target=target, hints=hints, name=name, bounded=bounded, small=small, pairs=group.pairs
+    )  # fmt: skip
     count("compiles", len(kernels.kernels))
     log_kernels(kernels, target)
     if settings().debug:

@@ -189,6 +189,7 @@ def _step(
         "graph": _graph(step.graph),
         "inputs": [number[v.id] for v in step.inputs],
         "outputs": [number[v.id] for v in step.outputs],
+        "pairs": step.pairs,
     }
     if isinstance(runner, SlabRunner):
         return {"kind": "Slabs", **group, **_slabs(runner)}
@@ -257,7 +258,7 @@ def _step_of(data: Any, nodes: Sequence[Value]) -> Step:
         value = nodes[data["value"]]
         return Extern(value) if data["kind"] == "Extern" else View(value)
     inputs, outputs = (tuple(nodes[i] for i in data[end]) for end in ("inputs", "outputs"))
-    return Group(graph_from(data["graph"]), inputs, outputs)
+    return Group(graph_from(data["graph"]), inputs, outputs, data.get("pairs") is True)
 
 
 def _runner_of(data: Any, kernel_plan: KernelPlan, step: Any, symbols: Symbols) -> GroupRunner:

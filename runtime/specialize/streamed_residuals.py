@@ -38,7 +38,7 @@ def streamed_program(
     usual: with what is saved otherwise. Where that would take more than a slab may hold, memory decides.
     """
     limit = _limit()
-    streamed = Streamed(sizes, limit)(captured)
+    streamed = Streamed(sizes, limit, is_on("streams"))(captured)
     if streamed is captured or _keeps_more(streamed, captured, sizes):
         return None
     target = target_of_kernels()
@@ -62,7 +62,7 @@ def sums_virtual_values(captured: CapturedFunction, sizes: Hints) -> bool:
     except LoweringError:
         return False
     large = frozenset[int]() if limit is None else large_values(graph, sizes, limit)
-    virtual = virtual_values(graph, sizes) if is_on("streams") else frozenset[int]()
+    virtual = virtual_values(graph, sizes, pairs=True) if is_on("streams") else frozenset[int]()
     return bool(sums_of(graph.order(), virtual | large))
 
 
@@ -73,7 +73,7 @@ def _limit() -> int | None:
 
 def _saved_bytes(program: Program, sizes: Hints, limit: int) -> int:
     """Bytes of what forward hands over that is virtual: no kernel, and no slab, has it as a whole."""
-    virtual = virtual_values(program.forward, sizes) | large_values(program.forward, sizes, limit)
+    virtual = virtual_values(program.forward, sizes, pairs=True) | large_values(program.forward, sizes, limit)
     return sum(estimate(v.aval.nbytes, sizes) for v in hidden_values(program) if v.id in virtual)
 
 
@@ -99,8 +99,8 @@ def _generated_seconds(graph: Graph, sizes: Hints, target: Target, limit: int | 
     None where something virtual is in memory as a whole.
     """
     generated = generate(graph, target, sizes, graph.name)
-    decisions = [d for d in generated.products if isinstance(d, StreamDecision) and d.products]
-    if not all(d.streamed or d.slabs is not None for d in decisions):
+    decisions = [d for d in generated.products if isinstance(d, StreamDecision) and (d.products or d.pairs)]
+    if any(d.fills_memory for d in decisions):
         return None
     seconds = Streams(machine_of(target), sizes, limit=limit).seconds(generated.steps, decisions)
     return seconds, any(d.slabs is not None for d in decisions)

@@ -100,11 +100,10 @@ class Smoothed(Function):
         return ds @ y - ds.sum(1, keepdim=True) * x, ds.T @ x - ds.sum(0)[:, None] * y, w.T @ g
 
 
-def test_sums_over_pairs_stay_exact_and_say_why_they_are_in_memory() -> None:
+def test_sums_over_pairs_are_made_as_they_are_spelled() -> None:
+    """What is saved of them is made again in backward, where matmuls sum it."""
     x, y, v = (torch.randn(n, 16).requires_grad_() for n in (37, 42, 42))
     assert not differences(compiled(Smoothed).apply, Smoothed.apply, [x, y, v])
-    explanation = fusegrad.explain(fusegrad.compile(Smoothed), x, y, v)
-    assert any("a sum over pairs, not a matmul" in line for line in explanation.directions["forward"].products)
 
 
 # ------------------------------------------------------------------------------------------------------- what is NaN

@@ -40,7 +40,7 @@ def name_axes(roles: Roles, _plan: Schedule, names: Names) -> Mapping[Axis, str]
     words = {roles.row: ("row", "M"), roles.stream: ("col", "N"), roles.split: ("split", "SPLITS")}
     words |= dict.fromkeys(roles.bins[:1], ("bin", "BINS"))
     letters: dict[Axis, str] = {}
-    for axis in (roles.row, roles.stream, *roles.depth, *roles.bins, *roles.outer, *roles.grid):
+    for axis in (roles.row, roles.stream, *roles.depth, *roles.places, *roles.bins, *roles.outer, *roles.grid):
         word, letter = words.get(axis) or ("", next(spare))
         letters[axis], axis.name = letter, word or letter.lower()
         names.fresh(letter), names.fresh(axis.name)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
+from ....ir.types import FLOATS
 from ...program.axes import REDUCTIONS, Term, terms_below
 from ...schedule.separation.algebra import is_tile_product
 from ...schedule.streams.accumulators import Accumulator, operands_of
@@ -142,7 +143,11 @@ class StreamPass:
         for term in terms_below([body]):
             if term in made or term in self.labels:
                 continue
-            if is_tile_product(term) and self._is_tile(term):
+            if self.roles.is_of_pairs(term):
+                self.stream.pairs.emit(term, scope)
+                self._fix_sums(scope)
+                made.add(term)
+            elif is_tile_product(term) and self._is_tile(term):
                 self.stream.products.emit(term, scope)
                 made.add(term)
             elif term.op in REDUCTIONS and set(term.param) <= set(self.roles.depth):
@@ -163,12 +168,27 @@ class StreamPass:
     def _extreme(self, a: Accumulator, body: Term, scope: Scope) -> tuple[str, Expr]:
         """The extreme so far; what is relative to it reads it without an infinity of nothing."""
         label, context = self.labels[a.term], self.context
-        taken = take_in(a.term, label, self._folded(a, body, scope))
+        value = self._folded(a, body, scope)
+        taken = take_in(a.term, label if a.beside is None else self._begun_again(a, a.beside, scope), value)
         highest = context.let(scope, "highest" if a.kind == "amax" else "lowest", taken.value)
+        for now in {b.now: None for b in self.accumulators if b.beside is a.term and b.now is not None}:
+            self.values.accumulated[now] = highest
+            self.levels.clear()
+            self._fix_sums(scope)
         if a.term not in self.followed:
             return label, highest
         self._set(a.term, self._base(a.term, highest, "base", scope), scope)
         return label, highest
+
+    def _begun_again(self, a: Accumulator, extreme: Term, scope: Scope) -> str:
+        """The place so far, and none where the extreme that it is of has moved: to what is no NaN, or from none."""
+        assert a.now is not None
+        now, before = self.values.accumulated[a.now], name(self.labels[extreme])
+        stays = binary("==", now, before)
+        if extreme.dtype in FLOATS:
+            stays = binary("|", stays, binary("!=", before, before))
+        nothing = literal(number(NOTHING[a.kind], a.term.dtype))
+        return self.context.let(scope, "so_far", call("tl.where", stays, name(self.labels[a.term]), nothing)).text
 
     def _base(self, term: Term, extreme: Expr, wish: str, scope: Scope) -> Expr:
         """What sums are relative to: the extreme so far, and 0 where there is none."""
@@ -180,8 +200,12 @@ class StreamPass:
         """A running value, as the rest of the turn reads it."""
         self.values.accumulated[term] = value
         self.levels.clear()
+        self._fix_sums(scope)
+
+    def _fix_sums(self, scope: Scope) -> None:
+        """Those of earlier passes are complete, those of this one change in each turn."""
         self._fix_known()
-        for known in self.labels:
+        for known in (*self.labels, *(a.now for a in self.accumulators if a.now is not None)):
             if known in self.values.accumulated:
                 self.levels.fix(known, scope.level)
 

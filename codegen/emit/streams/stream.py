@@ -11,6 +11,7 @@ from ..context import name_of
 from ..emit import Emitter
 from ..reductions.folds import as_result, fold_function
 from ..statements import Scope, call, literal
+from .pairs import PairSums
 from .products import TileProducts
 from .shapes import Shapes
 from .values import StreamValues
@@ -27,6 +28,7 @@ class Stream:
         self.values = StreamValues(emitter, self.shapes)
         emitter.stores.values = self.values
         self.products = TileProducts(self.context, self.values, roles)
+        self.pairs = PairSums(emitter, self.values, self.shapes, roles)
 
     def set_coordinates(self, longest_last: bool) -> None:
         """The program's number as a block of rows, and the coordinates of the grid.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ....ir.passes.streaming.streams import EXPONENTIAL
+from ....ir.passes.streaming.pairs import EXPONENTIAL
 from ....ir.text.source_names import source_name
 from ....ir.types import Size, product
 from ...kernel import Walk
@@ -13,7 +13,7 @@ from ...program.sizes import Hints, evaluate_size, tidy
 from ...schedule.separation.algebra import source_of
 from ...schedule.streams.masks import Bound, Span
 from ...schedule.streams.roles import Roles
-from ...schedule.streams.tiles import StreamTile, tile_products
+from ...schedule.streams.tiles import StreamTile, pair_tiles, tile_products
 from .passes import uses_of
 from .stream import Stream
 
@@ -25,12 +25,13 @@ def walk_of(stream: Stream, spans: Sequence[Span], tile: StreamTile) -> Walk:
     roles, sums = stream.roles, stream.sums
     axes = (*roles.grid, *roles.outer, roles.row, roles.stream)
     tiles = tile_products(sums)
+    made = [*tiles, *pair_tiles(sums, roles)]
     running = {t for a in sums.accumulators if a.scale is not None for t in a.running}
     return Walk(
         roles.row.size, roles.stream.size, tidy(product(a.size for a in axes)),
         (tile.blocks[roles.row], tile.blocks[roles.stream]), ("M", "N"),
         tuple(a.size for a in roles.outer), roles.keeps_stream, sums.passes,
-        tuple(dict.fromkeys(source_name(t.node) for t in tiles if t.node is not None)),
+        tuple(dict.fromkeys(source_name(t.node) for t in made if t.node is not None)),
         tuple(dict.fromkeys(EXTREMES.get(t.op, f"the {t.op}") for t in sorted(running, key=lambda t: t.op))),
         tuple(dict.fromkeys(word for span in spans for word in _skips(span, stream, _rows_are_left(tiles, roles)))),
         sum(_alive(span, stream, tile) for span in spans) / len(spans), *_arithmetic(stream, tiles),

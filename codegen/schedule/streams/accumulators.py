@@ -10,7 +10,8 @@ from typing import Literal
 from ....ir import Value
 from ....ir.errors import Unfusible
 from ....ir.types import FLOATS
-from ...program.axes import REDUCTIONS, Axis, Materialize, Sink, Term, terms_below
+from ...program.axes import REDUCTIONS, Axis, Index, Materialize, Sink, Term, terms_below
+from ...program.sizes import same
 from ...program.terms import TermTable
 from ..separation.algebra import Algebra, Factor, Shift, depends, is_number, is_tile_product
 from ..separation.exponents import Exponents
@@ -25,7 +26,8 @@ LARGE = 1e30
 class Accumulator:
     """term: a reduction along the stream of `body`, found in pass `turn`.
 
-    scale: exp(G) that it is relative to, of the `running` values of its own pass.
+    scale: exp(G) that it is relative to, of the `running` values of its own pass. beside: the extreme of which it is
+    the first place; its body reads that as `now`, as far as it is known, and it begins again where that moves.
     """
 
     term: Term
@@ -35,6 +37,8 @@ class Accumulator:
     running: frozenset[Term] = frozenset()
     scale: Term | None = None
     base: str = "exp"
+    beside: Term | None = None
+    now: Term | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,10 @@ class _Accumulators:
         running = frozenset(a.term for a in read if a.turn == turn)
         if not running:
             return Accumulator(term, body, kind, turn)
+        if (extreme := self._place_of(term, body, running)) is not None:
+            now = self.table.make("carried", dtype=extreme.dtype, param=extreme)
+            body = self.algebra.replaced(body, {extreme: now})
+            return Accumulator(term, body, kind, turn, beside=extreme, now=now)
         found = self.algebra.factor(body, running) if term.op == "sum" else self.algebra.shift(body, running)
         if not _is_online(found):
             return Accumulator(term, body, kind, turn + 1)
@@ -198,6 +206,22 @@ class _Accumulators:
         if not Exponents.of(body, running, self.roles.is_fixed).are_bounded(body) or _overflows(found, body, running):
             return Accumulator(term, body, kind, turn + 1)
         return Accumulator(term, body, kind, turn, running, found.shift, found.base)
+
+    def _place_of(self, term: Term, body: Term, running: frozenset[Term]) -> Term | None:
+        """The extreme r, if the term is the least j with x == r, or where x is NaN, and their number elsewhere."""
+        if term.op != "amin" or body.op != "where" or body.dtype in FLOATS or len(running) != 1:
+            return None
+        ((extreme,), (condition, place, nothing)), hits = (tuple(running), body.args), body.args[0].args
+        hits = hits if condition.op == "or" else (condition,)
+        stream = self.roles.stream
+        is_place = place.op == "index" and place.param == Index.over(stream) and not self.roles.keeps_stream
+        if not is_place or nothing.op != "const" or not same(nothing.param, stream.size):
+            return None
+        x = self.found[extreme].body
+        is_extreme = self.found[extreme].kind in ("amax", "amin")
+        is_found = is_extreme and any(_meets(h, x, extreme) for h in hits)
+        others = all(_meets(h, x, extreme) or (h.op == "isnan" and h.args[0] == x) for h in hits)
+        return extreme if is_found and others else None
 
     def _kind(self, term: Term, body: Term) -> Kind:
         if term.op != "sum":
@@ -209,6 +233,14 @@ class _Accumulators:
         if body.axes & set(self.roles.depth):
             raise Unfusible(_node(term), "a tile of three axes")
         return "sum"
+
+
+def _meets(hit: Term, x: Term, extreme: Term) -> bool:
+    """x == r; the extreme of low floats is one of them, in float32."""
+    if hit.op != "eq":
+        return False
+    sides = [a.args[0] if a.op == "cast" and a.args[0] == extreme else a for a in hit.args]
+    return sides in ([x, extreme], [extreme, x])
 
 
 def operands_of(body: Term, roles: Roles) -> tuple[Term, Term] | None:

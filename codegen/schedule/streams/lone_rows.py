@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...program.axes import Axis, Sink, Term, axes_mentioned, terms_below
 from ...program.terms import TermTable
-from ..separation.algebra import source_of
+from ..separation.algebra import is_tile_product, source_of
 from .roles import virtual_products
 
 
@@ -21,7 +21,7 @@ def with_lone_rows(table: TermTable, sinks: Sequence[Sink], virtual: frozenset[i
 
 def _of_one_row(sink: Sink, virtual: frozenset[int]) -> Iterator[tuple[Term, int]]:
     """The products, each with the side of its row, whose columns the sink sums."""
-    for product in virtual_products(terms_below(sink.terms), virtual):
+    for product in filter(is_tile_product, virtual_products(terms_below(sink.terms), virtual)):
         left, right = (a.axes - set(product.param) for a in product.args[0].args)
         for side, (mine, other) in enumerate(((left, right), (right, left))):
             if product.param and mine < other and not (other - mine) & set(sink.axes):

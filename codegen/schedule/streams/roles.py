@@ -4,6 +4,7 @@ row      the longest axis of what the sink keeps, on one side of the products th
 stream   the longest of the other side; or, where the sink keeps both sides, a second axis of its tiles
 outer    further axes that are summed over, one place at a time: the heads of a group
 depth    contracted axes, and the columns of what is accumulated: whole in a tile
+places   what sums over pairs are summed along, one place after the other
 grid     the rest
 """
 
@@ -36,6 +37,7 @@ class Roles:
     split: Axis | None = None
     bins: tuple[Axis, ...] = ()
     blocks: Mapping[Axis, Axis] = field(default_factory=dict)
+    places: tuple[Axis, ...] = ()
 
     @property
     def over(self) -> frozenset[Axis]:
@@ -51,10 +53,20 @@ class Roles:
         """The same at every place of the streamed axes."""
         return not term.axes & self.over
 
+    def is_of_pairs(self, term: Term) -> bool:
+        """A sum over pairs: a tile that is made one place of what it sums after the other."""
+        return term.op in REDUCTIONS and bool(term.param) and set(term.param) <= set(self.places)
+
 
 def virtual_products(terms: Sequence[Term], virtual: frozenset[int]) -> list[Term]:
-    """The matrix products among these terms that are never in memory."""
-    return [t for t in terms if is_tile_product(t) and t.node is not None and t.node.id in virtual]
+    """The matrix products and sums over pairs among these terms that are never in memory."""
+    made = [t for t in terms if t.node is not None and t.node.id in virtual]
+    return [t for t in made if is_tile_product(t) or is_of_pairs(t)]
+
+
+def is_of_pairs(term: Term) -> bool:
+    """Of virtual values only those are reductions that are made of none."""
+    return term.op in REDUCTIONS and term.node is not None and term.node.prim == term.op
 
 
 def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
@@ -66,6 +78,8 @@ def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
     if not any(kept & p.axes for p in products):
         raise Materialize(_row_values(terms, set(products), sink))
     rows, others, common, depth = _sides(sink, products, kept)
+    places = {a for p in products if is_of_pairs(p) for a in p.param}
+    depth -= places
     if rows & others:  # of a sum of two that walk in different directions each is complete before
         raise Materialize(_row_values(terms, set(products), sink))
     row = _longest(rows & kept, hints)
@@ -78,19 +92,23 @@ def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
     outer = {a for a in reduced if a in others | common or a.size == 1} - {stream} - kept
     roles = Roles(row, stream, _ordered(outer), (), (), not streamed)
     _require_rows(sink, terms, roles, set(products))
-    depth |= _columns(terms, roles) | _small(terms, roles, depth)
-    used = {row, stream, *outer, *depth}
+    depth |= _columns(terms, roles) | _small(terms, roles, depth, places)
+    used = {row, stream, *outer, *depth, *places}
     every = set(sink.axes).union(*(axes_mentioned(t) for t in terms))
     grid = every - used
     if not grid <= kept or depth & {row, stream}:
         raise Unfusible(sink.node, "an axis of it is neither kept nor summed in one way")
-    return Roles(row, stream, _ordered(outer), _ordered(depth), _ordered(grid), not streamed)
+    return Roles(
+        row, stream, _ordered(outer), _ordered(depth), _ordered(grid), not streamed, places=_ordered(places)
+    )  # fmt: skip
 
 
 def joined_roles(several: Iterable[Roles]) -> Roles:
     """The roles of sinks that share a walk."""
     first, *others = several
-    return replace(first, depth=_ordered({*first.depth, *(a for r in others for a in r.depth)}))
+    depth = {*first.depth, *(a for r in others for a in r.depth)}
+    places = {*first.places, *(a for r in others for a in r.places)}
+    return replace(first, depth=_ordered(depth), places=_ordered(places))
 
 
 def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[Axis], set[Axis], set[Axis], set[Axis]]:
@@ -99,7 +117,7 @@ def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[A
     for product in products:
         if not product.param:
             raise Unfusible(sink.node, "a product along an axis of length one")
-        left, right = (a.axes for a in product.args[0].args)
+        left, right = (a.axes for a in product.args[0].args) if is_tile_product(product) else _pair(product, sink)
         mine, other = left - right, right - left
         if not mine & kept or (other & kept and len(other & kept) > len(mine & kept)):
             mine, other = other, mine
@@ -109,6 +127,17 @@ def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[A
         common |= (left & right) - contracted
         depth |= contracted
     return rows, others, common, depth
+
+
+def _pair(product: Term, sink: Sink) -> tuple[frozenset[Axis], frozenset[Axis]]:
+    """The axes of what has the rows of a sum over pairs, and of what has its columns."""
+    over = set(product.param)
+    found = {frozenset(t.axes - over) for t in terms_below([product.args[0]]) if t.op in ("load", "index", *REDUCTIONS)}
+    widest = [s for s in found if not any(s < other for other in found)]
+    if len(widest) != 2:
+        raise Unfusible(sink.node, "a sum over more than two sides")
+    first, second = sorted(widest, key=lambda s: sorted(a.order for a in s))
+    return first, second
 
 
 def _longest(axes: Iterable[Axis], hints: Hints) -> Axis | None:
@@ -157,11 +186,11 @@ def _columns(terms: Sequence[Term], roles: Roles) -> set[Axis]:
     return found
 
 
-def _small(terms: Sequence[Term], roles: Roles, contracted: set[Axis]) -> set[Axis]:
+def _small(terms: Sequence[Term], roles: Roles, contracted: set[Axis], places: set[Axis]) -> set[Axis]:
     """Axes of reductions along what a tile holds whole, sum(g * out) of rows; of the stream they are made before."""
     found: set[Axis] = set()
     for term in terms:
-        if term.op not in REDUCTIONS or set(term.param) & roles.over or is_tile_product(term):
+        if term.op not in REDUCTIONS or set(term.param) & (roles.over | places) or is_tile_product(term):
             continue
         if term.args[0].axes & roles.over and term.node is not None:
             raise Materialize([term.node])

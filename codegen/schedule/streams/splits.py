@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from ....ir.switches import is_on
-from ....ir.types import Size
+from ....ir.types import FLOATS, Size
 from ...kernel import WORTH, Buffer, Target
 from ...program.axes import Axis, Sink, Term
 from ...program.sizes import Hints, cdiv, evaluate_size, whole_times
@@ -29,6 +29,8 @@ MOST = 64
 """Parts of a stream, at most."""
 LEAST = 2
 """Blocks that a part has to have, at least: a program begins and ends, whatever it walks."""
+MOST_PLACES = (1 << 31) - 1
+"""No place is as far along a stream, which 32 bits count."""
 LARGEST = 3.4028234663852886e38
 """The largest finite float32."""
 
@@ -100,7 +102,10 @@ class _Merge:
     def __init__(self, table: TermTable, roles: Roles, split: Axis, partials: Mapping[Term, _Partial]) -> None:
         self.table, self.split, self.partials = table, split, partials
         self.algebra = Algebra(table, roles.is_fixed)
-        self.whole = {term: self._extreme(p) for term, p in partials.items() if p.of_all.kind in ("amax", "amin")}
+        self.whole: dict[Term, Term] = {}
+        for term, partial in partials.items():
+            if partial.of_all.kind in ("amax", "amin"):
+                self.whole[term] = self._extreme(partial)
         self.whole |= {term: self._sum(p) for term, p in partials.items() if term not in self.whole}
 
     def sinks(self, sinks: Iterable[Sink]) -> list[Sink]:
@@ -110,7 +115,19 @@ class _Merge:
         return [s.of_terms(new) for s in sinks]
 
     def _extreme(self, partial: _Partial) -> Term:
-        return self._over_parts(partial, partial.load)
+        return self._over_parts(partial, self._of_best(partial, partial.of_all.beside))
+
+    def _of_best(self, partial: _Partial, extreme: Term | None) -> Term:
+        """What a part has found; of the place of an extreme nothing, where another part has a better one."""
+        if extreme is None:
+            return partial.load
+        of_part, load = self.partials[extreme].load, partial.load
+        is_best = self.table.test("eq", of_part, self.whole[extreme])
+        if of_part.dtype in FLOATS:
+            is_nan = self.table.make("isnan", of_part, dtype="b1")
+            is_best = self.table.test("or", is_best, is_nan)
+        nothing = self.table.const(MOST_PLACES, load.dtype)
+        return self.table.make("where", is_best, load, nothing, dtype=load.dtype)
 
     def _sum(self, partial: _Partial) -> Term:
         accumulator, value = partial.of_all, partial.load

@@ -35,6 +35,10 @@ More elements, warps or depth are spilled, by kilobytes (triton 3.7.1)."""
 DEEP = 256
 """Above it fewer rows would fit than a group of warps multiplies, and wait for L2: each block of them reads all."""
 
+PAIRS = 2
+"""Tiles beside what is made of it that a sum over pairs needs: the sum so far, and what it takes in."""
+PAIRS_OF_THREAD = 16
+"""Elements of such a tile that a thread has, at most: of more it spills what it takes in (triton 3.7.1)."""
 OPEN = 64
 """The fewest rows of a tile along a size that is no constant."""
 
@@ -73,16 +77,17 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
     if target.kind == "interpret":
         rows, stream = (_for_interpreter(evaluate_size(a.size, hints)) for a in (roles.row, roles.stream))
         return StreamTile({roles.row: rows, roles.stream: stream, **depths}, 4, 1)
-    taken = _taken(target, masked or bool(roles.outer))
+    taken, pairs = _taken(target, masked or bool(roles.outer)), pair_tiles(sums, roles)
     shapes = FEW if isinstance(roles.row.size, int) and roles.row.size <= LEAST else SHAPES
 
     def fits(shape: Shape) -> bool:
         is_one = shape.rows <= shapes[0].rows and _suits(shape, sums, depths, target)
-        return is_one and _fits(shape, roles, sums, depths, target, taken)
+        is_thin = not pairs or shape.rows * shape.stream <= PAIRS_OF_THREAD * 32 * shape.warps
+        return is_one and is_thin and _fits(shape, roles, sums, depths, target, taken)
 
     fitting = list(filter(fits, shapes))
     if not fitting:
-        deepest = max(evaluate_size(a.size, hints) for a in roles.depth)
+        deepest = max((evaluate_size(a.size, hints) for a in roles.depth), default=0)
         raise Unfusible(sums.sinks[0].node, f"no tile of it fits into the registers, with rows of {deepest}")
     shape = _leaning(fitting, _chosen(fitting, roles, target, hints), target, fits)
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
@@ -100,7 +105,10 @@ def _chosen(fitting: Sequence[Shape], roles: Roles, target: Target, hints: Hints
 def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
     """Roles as a schedule; its `tile` is that of row and stream."""
     grid = (*roles.grid, *((roles.stream,) if roles.keeps_stream else ()), roles.row)
-    order = (*roles.grid, *roles.outer, *roles.blocks.values(), roles.row, roles.stream, *roles.depth, *roles.bins)
+    blocks = roles.blocks.values()
+    order = (
+        *roles.grid, *roles.outer, *blocks, roles.row, roles.stream, *roles.depth, *roles.places, *roles.bins
+    )  # fmt: skip
     return Schedule(
         row=(), chunked=False, walk=(), grid=grid, tile={a: tile.blocks[a] for a in (roles.row, roles.stream)},
         inner=frozenset(), final=(), after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps,
@@ -163,7 +171,7 @@ def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis
     columns = sum(_columns(a.term, depths) for a in sums.accumulators if a.kind == "product")
     if roles.keeps_stream:
         columns = shape.stream * sum(a.kind == "sum" for a in sums.accumulators)
-    tiles = 1 + len(tile_products(sums))
+    tiles = 1 + len(tile_products(sums)) + PAIRS * len(pair_tiles(sums, roles))
     return shape.rows * (columns + tiles * shape.stream) // threads
 
 
@@ -183,6 +191,11 @@ def tile_products(sums: Accumulation) -> list[Term]:
     terms = terms_below(t for s in sums.sinks for t in s.terms)
     found = {a.term for a in sums.accumulators}
     return [t for t in terms if is_tile_product(t) and t not in found]
+
+
+def pair_tiles(sums: Accumulation, roles: Roles) -> list[Term]:
+    """The tiles that are sums over pairs."""
+    return [t for t in terms_below(t for s in sums.sinks for t in s.terms) if roles.is_of_pairs(t)]
 
 
 def _bytes(shape: Shape, sums: Accumulation, roles: Roles, depths: dict[Axis, int]) -> int:

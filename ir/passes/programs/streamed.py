@@ -25,14 +25,16 @@ from .recompute import Choice, cheapest, hidden_values, made_in_forward, rebased
 class Streamed:
     """Program -> the same program without virtual residuals; itself, where that changes nothing.
 
-    limit: bytes from which on a product counts as one that is made in slabs, though no kernel would stream it.
+    limit: bytes from which on a product counts as one that is made in slabs, though no kernel would stream it. pairs:
+    sums over pairs count as products.
     """
 
     hints: Hints = field(default_factory=dict, hash=False)
     limit: int | None = None
+    pairs: bool = False
 
     def __call__(self, program: Program) -> Program:
-        virtual = virtual_values(program.forward, self.hints)
+        virtual = virtual_values(program.forward, self.hints, self.pairs)
         if self.limit is not None:
             virtual |= large_values(program.forward, self.hints, self.limit)
         if not virtual or not program.backward:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import networkx as nx
 
 from ...graph import Graph, Value
 from ...prims import COMPARE, PRIMS
-from ...rewrite import NOTHING, Replacements, extract
+from ...rewrite import NOTHING, Replacements, extract, nodes_between
 from ...text.source_names import source_name
 from ...types import ITEMSIZE, Size, contiguous_strides
 from ..cost import Hints, estimate
 from ..fuse import Extern, Group, Step, View
 from ..node_kinds import SOURCES, is_view
 from ..products import DTYPES
-from ..virtual import sums_of, virtual_values
+from ..virtual import is_source, sums_of, virtual_values
+from .pairs import REDUCES, inside_of_pairs
 from .spellings.bins import binned
 from .spellings.concatenations import without_concatenations
 from .spellings.dot_axes import plain_dots
+from .spellings.extremes import without_picked_extremes
 from .spellings.mirrored import without_mirrors
 from .spellings.picked import without_picks
 from .spellings.row_sums import wide_row_sums
@@ -68,11 +71,20 @@ class Flow:
     def touching(self, virtual: frozenset[int]) -> list[list[int]]:
         """Steps that read or make virtual values, by what these connect."""
         touched = nx.Graph()
+        pairs = {v.id for v in self.graph.order() if v.prim in REDUCES and v.id in virtual}
         for at, step in enumerate(self.work):
-            if any(v.id in virtual for v in (*step.reads, *step.results)):
+            if any(v.id in virtual for v in (*step.reads, *step.results)) or (pairs and self._makes(step, pairs)):
                 touched.add_node(at)
                 touched.add_edges_from((m, at) for m in self._makers(v for v in step.reads if v.id in virtual))
         return sorted(sorted(found) for found in nx.connected_components(touched))
+
+
+    def _makes(self, step: Step, pairs: Container[int]) -> bool:
+        """A group that makes sums over pairs, of which no other step may hear."""
+        if not isinstance(step, Group):
+            return False
+        known = {v.id for v in (*step.reads, *self.sources(step.reads))}
+        return any(v.id in pairs for v in nodes_between(step.results, known))
 
 
 # ------------------------------------------------------------------ regions
@@ -90,11 +102,15 @@ class Region:
     def members(self) -> list[Step]:
         return [self.flow.work[at] for at in sorted(self.places)]
 
-    @property
+    @cached_property
     def products(self) -> list[Value]:
-        """The products that are virtual."""
-        made = [v for s in self.members for v in s.results]
-        return [v for v in made if v.prim == "dot" and v.id in self.virtual]
+        """The products that are virtual, and the sums over pairs."""
+        return [v for v in self.nodes() if is_source(v, self.virtual)]
+
+    @property
+    def pairs(self) -> list[Value]:
+        """The sums over pairs that are virtual."""
+        return [v for v in self.products if v.prim != "dot"]
 
     @property
     def is_summed(self) -> bool:
@@ -135,7 +151,8 @@ class Region:
 
     def crossing_virtual(self) -> list[Value]:
         """The virtual values that its steps hand to each other in memory."""
-        return [v for s in self.members for v in s.results if v.id in self.virtual]
+        crossing = [v for s in self.members for v in s.results if v.id in self.virtual]
+        return crossing or self.pairs
 
     # -------------------------------------------------------------- what joins it
     def with_neighbours(self) -> Region:
@@ -234,7 +251,7 @@ class Region:
     def names(self) -> list[str]:
         """The user's names of its virtual values, and of its products those of their lines."""
         inside = [v for v in self.nodes() if v.id in self.virtual]
-        known = [source_name(v) if v.prim == "dot" else v.origin.name for v in inside]
+        known = [source_name(v) if is_source(v, self.virtual) else v.origin.name for v in inside]
         return list(dict.fromkeys(name for name in known if name))
 
     # -------------------------------------------------------------- whether it may be one
@@ -248,6 +265,9 @@ class Region:
         """The reason why what is virtual has to be in memory as a whole; "" where it has not."""
         if (result := next((v for v in self.outputs() if v.id in self.virtual), None)) is not None:
             return f"{_name(result)} is returned or saved"
+        inside = set[int]().union(*map(inside_of_pairs, self.pairs))
+        if (written := next((v for v in self.outputs() if v.id in inside), None)) is not None:
+            return f"{_name(written)}, which it sums, is in memory"
         calls = (s.value for s in self.members if isinstance(s, Extern) and s.value.prim != "dot")
         if called := [v for v in calls if v.id not in self.added]:
             return f"{_name(called[0])} reads it from memory"
@@ -278,9 +298,9 @@ class Region:
         """All of it in one graph."""
         inputs, outputs = self.inputs(), self.outputs()
         graph = self.part(outputs, inputs).graph
-        for spelled in (without_picks, without_concatenations, without_mirrors, _plain, split_sums, wide_row_sums):
-            graph = spelled(graph, virtual_values(graph, self.hints))
-        return Group(graph, tuple(inputs), tuple(outputs))
+        for spelled in SPELLINGS:
+            graph = spelled(graph, virtual_values(graph, self.hints, bool(self.pairs)))
+        return Group(graph, tuple(inputs), tuple(outputs), bool(self.pairs))
 
     def part(self, outputs: Sequence[Value], inputs: Sequence[Value], replacing: Replacements = NOTHING) -> Group:
         """What is between some values of it, as it stands; but for nodes that are replaced, by id."""
@@ -308,6 +328,12 @@ class Region:
 
 def _plain(graph: Graph, _: frozenset[int]) -> Graph:
     return plain_dots(graph)
+
+
+SPELLINGS: tuple[Callable[[Graph, frozenset[int]], Graph], ...] = (
+    without_picks, without_picked_extremes, without_concatenations, without_mirrors, _plain, split_sums, wide_row_sums,
+)  # fmt: skip
+"""What a region is read as, one after the other."""
 
 
 def _views_in_order(graph: Graph, steps: Sequence[Step]) -> list[Step]:

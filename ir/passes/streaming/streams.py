@@ -19,26 +19,27 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from ...graph import Graph, Value
+from ...rewrite import nodes_between
 from ...text.source_names import source_name, source_place
 from ...text.text import symbols_of
 from ...types import LOW_FLOATS, Size
 from ..cost import TYPICAL, Hints, estimate, minimal_bytes
 from ..fuse import Group, Step, View
 from ..products import SHARE, Machine
-from ..virtual import directions, large_values, virtual_values
+from ..virtual import directions, is_source, large_values, virtual_values
 from .alive import alive_share
 from .copies import copies_apart
 from .in_place import steps_of_slab
-from .pairs import pairs_in_memory
+from .pairs import EXPONENTIAL, REDUCES, operations_of_pairs, powers_of_pairs
 from .regions import Flow, Region
 from .slabs import Slabs, Walked, extra_bytes, held_by_steps, summed_products, walked
 
 LIBRARY_SHARE = 0.75
 """Of the machine's arithmetic that a product of the library is taken to reach."""
-EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "sin", "cos", "erf")
-"""Primitives that are left to the unit for special functions."""
-OF_PAIRS = "it is a sum over pairs, not a matmul; as `x @ y.mT` with sums of squares it could be, in other digits"
-"""Of a sum over pairs that stays in memory."""
+OF_PAIRS = "it is a sum over pairs, not a matmul, "
+"""Of a sum over pairs that stays as it is."""
+READ_FROM_MEMORY = "which is in memory"
+"""Of the operands of a sum over pairs, where one is as large as that."""
 LAUNCH = 2e-6
 """Seconds that one launch more takes, where two ways differ in nothing else."""
 PRICE = 1.1
@@ -66,10 +67,18 @@ class StreamDecision:
     names: tuple[str, ...] = ()  # of its virtual values, in the user's source
     unwalked: str = ""  # the reason why it is not, though it would fill memory
     added: frozenset[int] = frozenset()  # ids of scatters whose sums are in its kernels
+    pairs: frozenset[int] = frozenset()  # ids of the sums over pairs among its products
 
     @property
     def streamed(self) -> bool:
         return self.group is not None
+
+    @property
+    def fills_memory(self) -> bool:
+        """Something virtual is in memory as a whole: of sums over pairs that stay, where row kernels write them."""
+        if self.pairs and not self.products:
+            return self.costs is None or self.costs.virtual > 0
+        return bool(self.products) and not self.streamed and self.slabs is None
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -87,8 +96,10 @@ class StreamDecision:
         names, place = ", ".join(self.names or (source_name(self.value),)), source_place(self.value)
         where = f" ({place})" if place else ""
         figures = self.costs is not None and not self.streamed and self.slabs is None
-        left = ": the products stay with the library" if figures else ""
-        kept = "in slabs" if self.slabs is not None else "never in memory" if self.streamed else "in memory"
+        of_pairs = self.costs is not None and self.costs.pairs > 0
+        left = ": the products stay with the library" if figures and not of_pairs else ""
+        in_memory = "as it is" if of_pairs and self.costs and not self.costs.virtual else "in memory"
+        kept = "in slabs" if self.slabs is not None else "never in memory" if self.streamed else in_memory
         divided = f", the stream in {self.splits} splits, merged" if self.splits > 1 else ""
         return f"stream {names}{where}: {kept}{divided}, {self.reason}{left}"
 
@@ -107,13 +118,14 @@ class StreamEstimate:
     special_rate: float
     bandwidth: float
     alive: float = 1.0  # the share of virtual elements that masks leave
+    pairs: float = 0.0  # seconds of sums over pairs, at the machine's peak
 
     @property
     def own(self) -> float:
         """Seconds of the kernels."""
         limits = (
-            self.alive * self.operations / (SHARE * self.rate), self.alive * self.exponentials / self.special_rate,
-            self.moved / self.bandwidth,
+            self.alive * (self.operations / self.rate + self.pairs) / SHARE,
+            self.alive * self.exponentials / self.special_rate, self.moved / self.bandwidth,
         )  # fmt: skip
         return max(limits)
 
@@ -125,7 +137,7 @@ class StreamEstimate:
         masked = f", {self.alive:.0%} of it not masked" if self.alive < 1 else ""
         return (
             f"{_size(self.virtual)}{masked}; modelled, {_time(self.own)} in kernels "
-            f"and {_time(self.library)} by the library and kernels between"
+            f"and {_time(self.library)} by {'row kernels' if self.pairs else 'the library and kernels between'}"
         )
 
 
@@ -158,13 +170,24 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.2f} us"
 
 
+def _nothing_known(_: Group) -> None:
+    return None
+
+
+def _has_pairs(group: Group, hints: Hints) -> bool:
+    """What it sums is made of its inputs, and is none."""
+    virtual = virtual_values(group.graph, hints, pairs=True)
+    return any(v.prim in REDUCES and is_source(v, virtual) for v in group.graph.order())
+
+
 @dataclass(frozen=True)
 class Streams:
     """Steps -> steps.
 
     kernels: whether there are any; refused: by ids of products, why their region has none; or of a scatter, why it has.
     limit: bytes that a region without kernels may hold, None: any number; what holds more is walked in slabs where that
-    takes at most `price` times as long. held: what a slab holds, by its graph.
+    takes at most `price` times as long. held: what a slab holds, by its graph. moved: bytes that a group reads and
+    writes where no kernel walks its sums over pairs.
     """
 
     machine: Machine
@@ -174,21 +197,54 @@ class Streams:
     limit: int | None = None
     price: float = math.inf
     held: Callable[[Graph], tuple[Size, ...]] = held_by_steps
+    moved: Callable[[Group], tuple[int, int] | None] = _nothing_known
 
     def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[StreamDecision]]:
-        found, decisions = list(steps), list[StreamDecision]()
-        decided = set[int]()
+        found, decisions = self._with_pairs(graph, list(steps))
+        decided = {i for d in decisions if d.streamed for i in d.products}
         for virtual, made in self._virtual(graph):
             while (region := self._undecided(graph, found, virtual, decided)) is not None:
                 decided |= {v.id for v in region.products}
                 if region.is_summed:
                     decision = self._decide(region, made)
-                    if decision.groups:
-                        replaced = region.with_bins(self.refused) if decision.added else region
-                        found = replaced.replaced_by(*decision.groups)
+                    found = self._replaced(found, region, decision)
                     decisions += [decision] if made or decision.walked or decision.unwalked else []
-        told = [StreamDecision(v, frozenset(), None, OF_PAIRS) for v in pairs_in_memory(graph, self.hints)]
-        return found, [*decisions, *(told if self.kernels else [])]
+        return found, decisions
+
+    def _replaced(self, steps: list[Step], region: Region, decision: StreamDecision) -> list[Step]:
+        if not decision.groups:
+            return steps
+        replaced = region.with_bins(self.refused) if decision.added else region
+        return replaced.replaced_by(*decision.groups)
+
+    def _with_pairs(self, graph: Graph, steps: list[Step]) -> tuple[list[Step], list[StreamDecision]]:
+        """Regions of sums over pairs first, with the matmuls that are in them; these alone where that is no good."""
+        decisions, decided = list[StreamDecision](), set[int]()
+        virtual = virtual_values(graph, self.hints, pairs=True) if self.kernels else frozenset[int]()
+        if not any(v.prim in REDUCES and is_source(v, virtual) for v in graph.order()):
+            return steps, decisions
+        while (region := self._undecided(graph, steps, virtual, decided)) is not None:
+            decided |= {v.id for v in region.products}
+            if region.pairs and region.is_summed:
+                decisions.append(self._decide_pairs(region))
+                steps = self._replaced(steps, region, decisions[-1])
+        return steps, decisions
+
+    def _decide_pairs(self, region: Region) -> StreamDecision:
+        """A region with sums over pairs as one group, or as it is; what is added by an index stays outside."""
+        first, names = region.pairs[0], tuple(region.names())
+        products, pairs = (frozenset(v.id for v in found) for found in (region.products, region.pairs))
+        why = next((self.refused[i] for i in pairs if i in self.refused), "") or region.obstacle()
+        if why:
+            return StreamDecision(first, frozenset(), None, OF_PAIRS + why, names=names, pairs=pairs)
+        group = region.group()
+        if not _has_pairs(group, self.hints):
+            return StreamDecision(first, frozenset(), None, OF_PAIRS + READ_FROM_MEMORY, names=names, pairs=pairs)
+        costs = self.estimate(region, group)
+        decision = StreamDecision(first, products, group, str(costs), costs, names=names, pairs=pairs)
+        if costs.virtual and (costs.pays or self._saves_memory(region, decision)):
+            return decision
+        return StreamDecision(first, frozenset(), None, str(costs), costs, names=names, pairs=pairs)
 
     def _virtual(self, graph: Graph) -> Iterator[tuple[frozenset[int], bool]]:
         """Virtual values of which kernels may be made; then those of which they are not, and that fill memory."""
@@ -229,8 +285,9 @@ class Streams:
     def _saves_memory(self, region: Region, streamed: StreamDecision) -> bool:
         """It would hold more than a slab may, and kernels on tensor cores hardly take longer, by the model."""
         costs = streamed.costs
-        assert costs is not None and self.limit is not None
-        is_fast = all(v.dtype in LOW_FLOATS for v in region.products)
+        if costs is None or self.limit is None:
+            return False
+        is_fast = all(v.dtype in LOW_FLOATS for v in region.products if v.prim == "dot")
         return is_fast and costs.virtual > self.limit and costs.own <= MEMORY_PRICE * costs.library
 
     def _why_no_kernels(self, products: frozenset[int], made: bool) -> str:
@@ -276,17 +333,46 @@ class Streams:
         nodes = region.nodes()
         walks = directions(nodes, region.virtual)
         made = [v for nodes in walks for v in nodes]
-        rate = self.machine.flops[region.products[0].dtype]
+        dots = [v for v in made if v.prim == "dot"]
+        moved = [self.moved(s) if region.pairs and isinstance(s, Group) else None for s in region.members]
+        seconds = [self._as_it_is(s, region, n) for s, n in zip(region.members, moved, strict=True)]
         return StreamEstimate(
-            sum(self._number(operations(v)) for v in made if v.prim == "dot"),
+            sum(self._number(operations(v)) for v in dots),
             sum(self._number(v.aval.numel) for v in made if v.prim in EXPONENTIAL),
             self._number(minimal_bytes(group.graph)),
-            sum(self._number(v.aval.nbytes) for v in region.crossing_virtual()),
+            self._in_memory(region, moved),
             len(walks),
-            sum(self._seconds(s) for s in region.members),
-            rate, self.machine.flops["f32"] / SPECIAL, self.machine.bandwidth,
+            sum(seconds),
+            self.machine.flops[next((v.dtype for v in (*region.products, *dots) if v.prim == "dot"), "f32")],
+            self.machine.flops["f32"] / SPECIAL, self.machine.bandwidth,
             alive_share(nodes, region.virtual, self.hints),
+            sum(operations_of_pairs(v, self.hints) for v in made if v in region.pairs) / self.machine.flops["f32"],
         )  # fmt: skip
+
+    def _in_memory(self, region: Region, moved: Sequence[tuple[int, int] | None]) -> int:
+        """Bytes of what kernels that walk leave out of memory: of sums over pairs none, where nothing writes them."""
+        virtual = sum(self._number(v.aval.nbytes) for v in region.crossing_virtual())
+        known = [n for n, s in zip(moved, region.members, strict=True) if isinstance(s, Group)]
+        if any(v.prim == "dot" for v in region.products) or None in known:
+            return virtual
+        written = sum(n[1] for n in known if n is not None)
+        return min(virtual, written) if written >= min(self._number(v.aval.nbytes) for v in region.pairs) else 0
+
+    def _as_it_is(self, step: Step, region: Region, moved: tuple[int, int] | None) -> float:
+        """Seconds of a step; a row kernel that makes sums over pairs takes as long as these, and reads them again."""
+        inside = {v.id for v in region.pairs}
+        if not isinstance(step, Group) or not inside:
+            return self._seconds(step)
+        known = {v.id for v in (*step.reads, *region.flow.sources(step.reads))}
+        pairs = [v for v in nodes_between(step.results, known) if v.id in inside]
+        if not pairs:
+            return self._seconds(step)
+        peak = self.machine.flops["f32"]
+        counts = (sum(count(v, self.hints) for v in pairs) for count in (operations_of_pairs, powers_of_pairs))
+        made = max(n / rate for n, rate in zip(counts, (SHARE * peak, peak / SPECIAL), strict=True))
+        size = sum(self._number(v.aval.nbytes) for v in pairs)
+        read, written = moved or (size, size)
+        return max(made, written / self.machine.bandwidth) + read / self.machine.bandwidth
 
     def seconds(self, steps: Sequence[Step], decisions: Sequence[StreamDecision]) -> float:
         """The model of a whole division, its launches as well."""
