@@ -34,6 +34,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from ..graph import Graph, Value
+from ..infer import same_shape
 from ..loops.loop import below, loop_of, rebuild_scans
 from ..loops.tidy import in_bodies
 from ..prims import PRIMS
@@ -94,6 +95,9 @@ def _outer_product(dot: Value) -> Value | None:
     kept = [tuple(a for a in axes if a in out) for axes in _axes_of_operands(dot)]
     sides = zip(dot.args, _axes_of_operands(dot), kept, strict=True)
     lean = [_without_ones(x, [n for n, a in zip(x.shape, axes, strict=True) if a in own]) for x, axes, own in sides]
+    sizes = dict(zip(out, dot.shape, strict=True))
+    if not all(same_shape(x.shape, [sizes[a] for a in own]) for x, own in zip(lean, kept, strict=True)):
+        return None  # s0 * s1 and s2 * s3 are equal by a guard: elementwise operations do not know it
     return make("mul", *(_spread(x, own, out, dot.shape) for x, own in zip(lean, kept, strict=True)))
 
 
