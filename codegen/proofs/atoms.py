@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from math import gcd
 from random import Random
 from typing import TypeAlias
 
-from .polynomials import Coefficient, Monomial, Poly, Sample, text, value_at
+from .polynomials import ONE, Coefficient, Monomial, Poly, Sample, text, value_at
 
 SAMPLES = 64
 """A goal that is false for one of so many assignments is not worth a search for its proof."""
@@ -159,7 +160,28 @@ class Atoms:
         added = Bounds(parent, (*parent.facts, *facts), samples=samples)
         for fact in facts:
             self._add_fact(added, fact)
+            if (whole := self._in_whole(added, fact)) is not None:
+                self._add_fact(added, whole)
         return added
+
+    def _in_whole(self, layer: Bounds, fact: Poly) -> Poly | None:
+        """2 * x + lane - 2 >= 0 where lane <= 1  ->  x - 1 >= 0: what comes in twos, of what is more than 1/2."""
+        if not all(isinstance(c, int) for c in fact.terms.values()):
+            return None
+        single = {m: int(c) for m, c in fact.terms.items() if len(m) == 1 and abs(c) == 1}
+        rest = {m: int(c) for m, c in fact.terms.items() if m and m not in single}
+        by = gcd(*rest.values())
+        ends = [self._largest(layer, m[0], c) for m, c in single.items()]
+        if by <= 1 or not ends or None in ends:
+            return None
+        most = int(fact.terms.get((), 0)) + sum(e for e in ends if e is not None)
+        return Poly({m: c // by for m, c in rest.items()}) + most // by
+
+    def _largest(self, layer: Bounds, atom: int, sign: int) -> int | None:
+        """The most that an atom is, or what is least of it, negative; None where no number bounds it."""
+        bounds = layer.uppers(atom) if sign > 0 else layer.lowers(atom)
+        numbers = [sign * n for b in bounds if b.factor == ONE and isinstance(n := b.value.number, int)]
+        return min(numbers, default=None)
 
     def _add_fact(self, layer: Bounds, fact: Poly) -> None:
         """As a bound of each of its atoms that it bounds; with a minimum, of both that it is the minimum of."""

@@ -464,5 +464,19 @@ def test_a_turn_leaves_room_for_a_block_below_what_its_length_never_exceeds() ->
     assert not world.holds(heads * n * 64 - 2 - last, [rest - 1 - turn * 16])
 
 
+def test_what_comes_in_twos_is_whole() -> None:
+    """Two pieces by turns, of which a mask says that the place is beyond the first row: then so is the row."""
+    world = World()
+    size = world.atom("n", lambda sample, random: random.randint(1, 9), 1)
+    most = {"piece": 1, "row": 9}
+    piece, row = (world.atom(name, lambda sample, random: random.randint(0, 1), 0, n) for name, n in most.items())
+    beyond = row * 2 + piece - 2
+    assert world.holds(row * size * 5 - size * 5 + piece, [beyond])
+    assert not world.holds(row * size * 5 - size * 5 + piece, [beyond + 1])
+    assert not world.holds(row * size * 5 - size * 6 + piece, [beyond])
+    below = Poly.of(6) - row * 2 - piece
+    assert world.holds(size * 3 - size * row, [below]) and not world.holds(size * 2 - size * row, [below])
+
+
 def test_coefficients_that_grow_end_a_search() -> None:
     assert has_readable_coefficients(Poly.of(2**255)) and not has_readable_coefficients(Poly.of(-(2**257)))
