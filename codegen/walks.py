@@ -9,6 +9,7 @@ from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir import Value
+from ..ir.passes.virtual import needed_for
 from ..ir.prims import PRIMS
 from .program.axes import Goal, Part
 from .program.sizes import same
@@ -29,7 +30,7 @@ class Walks:
     @staticmethod
     def of(order: Sequence[Value], virtual: Container[int], cut: Container[int]) -> Walks:
         """Those among some nodes in order; what is cut is read from memory."""
-        needed = _needed(order, virtual)
+        needed = {v.id for v in needed_for(order, [v for v in order if v.id in virtual])}
         found, above = set[int](), set[int]()
         for v in order:
             made = any(a.id in virtual or (a.id in found and a.id not in cut) for a in v.args)
@@ -64,15 +65,6 @@ class Walks:
             return self.parts_read(readers[0], results)
         read = {a.id for v in self.order for a in v.args}
         return [v for v in readers if v.id in read] if all(v.id in self.parts for v in readers) else []
-
-
-def _needed(order: Sequence[Value], virtual: Container[int]) -> set[int]:
-    """Ids of virtual values, and of all that they are made of."""
-    needed = {v.id for v in order if v.id in virtual}
-    for v in reversed(order):
-        if v.id in needed:
-            needed |= {a.id for a in v.args}
-    return needed
 
 
 def _part(value: Value, wholes: Container[int]) -> tuple[Value, Part] | None:

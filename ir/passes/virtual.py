@@ -166,7 +166,7 @@ def directions(nodes: Sequence[Value], virtual: Collection[int]) -> list[list[Va
     """
     walks = _without_both(_by_direction(nodes, virtual))
     every = {v.id for ends in walks for v in ends}
-    needed = [_needed(nodes, ends, every - {v.id for v in ends}) for ends in walks]
+    needed = [needed_for(nodes, ends, every - {v.id for v in ends}) for ends in walks]
     # what another direction reads has to be complete before it begins
     read = [{a.id for other in needed if other is not own for v in other for a in v.args} for own in needed]
     parts = [
@@ -175,7 +175,7 @@ def directions(nodes: Sequence[Value], virtual: Collection[int]) -> list[list[Va
         for part in ([v for v in ends if v.id in others], [v for v in ends if v.id not in others])
         if part
     ]
-    return [_needed(nodes, ends, every - {v.id for v in ends}) for ends in parts]
+    return [needed_for(nodes, ends, every - {v.id for v in ends}) for ends in parts]
 
 
 def _by_direction(nodes: Sequence[Value], virtual: Collection[int]) -> dict[frozenset[Axis], list[Value]]:
@@ -203,7 +203,8 @@ def sides_of(nodes: Sequence[Value], virtual: Collection[int]) -> dict[Axis, boo
     return {axis: axes.sides[name] for axis, name in axes.names.items() if name in axes.sides}
 
 
-def _needed(nodes: Sequence[Value], ends: Sequence[Value], at_hand: Collection[int]) -> list[Value]:
+def needed_for(nodes: Sequence[Value], ends: Sequence[Value], at_hand: Collection[int] = ()) -> list[Value]:
+    """Those of some nodes in order that ends are made of, and these; nothing that only what is at hand needs."""
     needed = {v.id for v in ends}
     for value in reversed(nodes):
         if value.id in needed:

@@ -23,8 +23,6 @@ from ...rewrite import Rules, make, number_of
 from ...types import Size, simplify_size
 from ..layout import only_ones
 
-Region = tuple[tuple[Size, int], ...]
-"""Of each axis where a part begins, and its step."""
 Side = tuple[Size, Size, int]
 """Of an axis the places before, behind, and between two elements."""
 
@@ -144,13 +142,9 @@ def _at_least(a: Size, b: Size) -> bool:
     return isinstance(rest, int) and rest >= 0
 
 
-def _region(pad: Value) -> Region:
-    return tuple((lo, inner + 1) for lo, inner in zip(pad.params["lo"], pad.params["inner"], strict=True))
-
-
 def _same_region(a: Value, b: Value) -> bool:
-    pairs = zip(_region(a), _region(b), strict=True)
-    alike = all(sizes_equal(x[0], y[0]) and x[1] == y[1] for x, y in pairs)
+    """True if two pads leave their operands the same places."""
+    alike = all(sizes_equal(x[0], y[0]) and x[2] == y[2] for x, y in zip(_sides(a), _sides(b), strict=True))
     return alike and same_shape(a.args[0].shape, b.args[0].shape)
 
 
@@ -158,7 +152,7 @@ def _is_slice_at(part: Value, pad: Value) -> bool:
     """True if a slice is of the places that a pad leaves its operand."""
     starts, steps = part.params["start"], part.params["step"]
     begins = all(
-        sizes_equal(start, lo) and (step == own or sizes_equal(n, 1))
-        for start, step, (lo, own), n in zip(starts, steps, _region(pad), part.shape, strict=True)
+        sizes_equal(start, lo) and (step == inner + 1 or sizes_equal(n, 1))
+        for start, step, (lo, _, inner), n in zip(starts, steps, _sides(pad), part.shape, strict=True)
     )
     return begins and same_shape(part.shape, pad.args[0].shape)
