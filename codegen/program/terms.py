@@ -187,8 +187,15 @@ class TermTable:
 
     def moved_of(self, term: Term, args: tuple[Term, ...], to: Mapping[Axis, Index]) -> Term:
         """The same operation at another place, of other arguments."""
-        param = _param(term, to, lambda place: place.renamed(to))
-        return self.make(term.op, *args, dtype=term.dtype, param=param, node=term.node)
+        return self._placed(term, args, to, lambda place: place.renamed(to))
+
+    def _placed(
+        self, term: Term, args: tuple[Term, ...], to: Mapping[Axis, Index], place_of: Callable[[Index], Index]
+    ) -> Term:
+        """The same operation at another place; an index along no axis is a constant."""
+        if term.op == "index":
+            return self.index(place_of(term.param), term.dtype)
+        return self.make(term.op, *args, dtype=term.dtype, param=_param(term, to, place_of), node=term.node)
 
     def renamed(self, sinks: Sequence[Sink], to: Mapping[Axis, Index]) -> list[Sink]:
         """The sinks with axes replaced, every term interned again."""
@@ -206,16 +213,13 @@ class TermTable:
         new: dict[Term, Term] = {}
         terms, self._terms = terms_below(t for s in sinks for t in s.terms), {}
         for term in terms:
-            args = tuple(new[a] for a in term.args)
-            new[term] = self.make(term.op, *args, dtype=term.dtype, param=_param(term, to, place_of), node=term.node)
+            new[term] = self._placed(term, tuple(new[a] for a in term.args), to, place_of)
         return [replace(s, place=place_of(s.place), axes=_axes(s.axes, to)).of_terms(new) for s in sinks]
 
 
 def _param(term: Term, to: Mapping[Axis, Index], place_of: Callable[[Index], Index]) -> Any:
     if term.op == "load":
         return replace(term.param, place=place_of(term.param.place))
-    if term.op == "index":
-        return place_of(term.param)
     if term.op == "moved":
         return term.param[0], place_of(term.param[1])
     return _axes(term.param, to) if term.op in (*REDUCTIONS, *SCANS, "spread") else term.param

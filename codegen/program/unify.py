@@ -42,10 +42,10 @@ def with_nested_sums(table: TermTable, sinks: Sequence[Sink], inside: Mapping[Te
 
 
 def _refinement(axes: AxisTable, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
-    """An axis to divide, because another load walks the same memory with the same stride in shorter runs."""
+    """An axis to divide, because the same memory is walked with the same stride in shorter runs elsewhere."""
     terms = terms_below(t for s in sinks for t in s.terms)
     scanned = {a for t in terms if t.op in SCANS for a in t.param}
-    for long, short in _places_of_one_buffer(terms, scanned):
+    for long, short in _places_of_one_buffer(_walked(terms, sinks), scanned):
         for axis, stride in long.terms:
             inner = next((a.size for a, c in short.terms if same(c, stride)), axis.size)
             is_divisible = axis not in scanned and not axis.turn and longer_than_one(inner)
@@ -54,12 +54,20 @@ def _refinement(axes: AxisTable, sinks: Sequence[Sink]) -> dict[Axis, Index] | N
     return None
 
 
-def _places_of_one_buffer(terms: Iterable[Term], scanned: set[Axis]) -> Iterator[tuple[Index, Index]]:
-    """Pairs of places of which a buffer is read, in order; of places alike in sizes and strides, one says all."""
+def _walked(terms: Iterable[Term], sinks: Iterable[Sink]) -> Iterator[tuple[Ref, Index]]:
+    """What is read, where; what a loop carries also where it is stored: what is left of it is read along other axes."""
+    yield from ((t.param.ref, t.param.place) for t in terms if t.op == "load")
+    yield from ((s.ref, s.place) for s in sinks if s.ref.kind in ("state", "initial"))
+
+
+def _places_of_one_buffer(
+    walked: Iterable[tuple[Ref, Index]], scanned: set[Axis]
+) -> Iterator[tuple[Index, Index]]:
+    """Pairs of places of one buffer, in order; of places alike in sizes and strides, one says all."""
     kinds: dict[Ref, dict[Hashable, list[tuple[int, Index]]]] = {}
-    for number, access in enumerate(t.param for t in terms if t.op == "load"):
-        kind = tuple((a.size, stride, a in scanned) for a, stride in access.place.terms)
-        kinds.setdefault(access.ref, {}).setdefault(kind, []).append((number, access.place))
+    for number, (ref, place) in enumerate(walked):
+        kind = tuple((a.size, stride, a in scanned) for a, stride in place.terms)
+        kinds.setdefault(ref, {}).setdefault(kind, []).append((number, place))
     read = [(places[0], places[1:2], alike) for alike in kinds.values() for places in alike.values()]
     for first, second, alike in sorted(read, key=lambda r: r[0][0]):
         others = [places[0] for places in alike.values() if places[0] is not first]

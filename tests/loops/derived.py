@@ -54,6 +54,28 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, T
     return out, state
 
 
+def with_bonus(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> Tensor:
+    """A square matrix for each head is carried, and multiplied as one of many."""
+    state, out = r.new_zeros(r.shape[0], *u.shape, u.shape[1]), []
+    for t in range(r.shape[1]):
+        outer = k[:, t, :, :, None] * v[:, t, :, None, :]
+        out.append((r[:, t, :, None, :] @ (state + u[:, :, None] * outer)).squeeze(-2))
+        state = torch.exp(-torch.exp(w[:, t]))[..., None] * state + outer
+    return torch.stack(out, 1)
+
+
+def window_by_taps(x: Tensor, w: Tensor) -> Tensor:
+    """A loop over taps in each step, of which the first steps have fewer."""
+    out = []
+    for t in range(x.shape[1]):
+        total = torch.zeros_like(x[:, 0])
+        for tap in range(w.shape[1]):
+            if t >= tap:
+                total = total + x[:, t - tap] * w[:, tap]
+        out.append(torch.tanh(total))
+    return torch.stack(out, 1)
+
+
 def filtered(z: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     mean, variance, likelihood, means = torch.zeros_like(z[:, 0]), torch.ones_like(z[:, 0]), z.new_zeros(()), []
     for t in range(z.shape[1]):
@@ -112,4 +134,6 @@ DERIVED = (
     Derived(both_ways, lambda t: (rand(2, t, 4), rand(4, 4)), 14),
     Derived(first_row_in_each_step, lambda t: (rand(t, 3, 4), rand(2, 3, 4)), 4),
     Derived(matrix_states, lambda t: (*(rand(2, 2, t, 3) for _ in range(4)), rand(2, 3)), 3),
+    Derived(with_bonus, lambda t: (*(rand(2, t, 2, 3) for _ in range(4)), rand(2, 3)), 10),
+    Derived(window_by_taps, lambda t: (rand(2, t, 3), rand(3, 3)), 4),
 )

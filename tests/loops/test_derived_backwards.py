@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops.derived import DERIVED, Derived
+from loops.derived import DERIVED, Derived, window_by_taps
 from torch import Tensor
 
 import fusegrad
@@ -59,6 +59,14 @@ def test_launches_do_not_grow_with_time(case: Derived) -> None:
     explanation = fusegrad.explain(fusegrad.compile(case.function), *args, target="cuda:90")
     assert {explanation.methods[m].reason for m in ("forward", "backward")} == {None}
     assert explanation.directions["backward"].launch_count <= case.launches, explanation
+
+
+def test_a_last_turn_with_a_loop_of_its_own_in_it() -> None:
+    """Taps are alike, too: where the last turn was completed they were written twice, and read before they were made."""
+    args = [torch.empty(*shape, device="meta").requires_grad_() for shape in ((8, 100, 4), (4, 4))]
+    explanation = fusegrad.explain(fusegrad.compile(window_by_taps), *args, target="cuda:90")
+    assert explanation.methods["backward"].reason is None
+    assert explanation.directions["backward"].launch_count <= 3
 
 
 def shifted(x: Tensor, w: Tensor) -> Tensor:

@@ -33,6 +33,11 @@ class Region:
         """The rest where some repetitions stand apart."""
         return replace(self, start=self.start + first * self.period, count=self.count - first - last)
 
+    def behind(self, start: int) -> Region:
+        """What is left of it from an entry on."""
+        left = max(self.start, start)
+        return replace(self, start=left, count=max(0, (self.stop - left) // self.period))
+
 
 MOST = 4
 """Steps that a loop has more where its length is one more."""

@@ -12,7 +12,6 @@ of the other loop was given by the one before, p[t] = h[t - 1], is kept as it wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from ..alignment import repetitions
 from ..program import Program
@@ -29,10 +28,14 @@ def completed(program: Program) -> Program:
     regions = repetitions([s.token for s in program.steps], SMALLEST, TURNS)
     nodes = linked(program.steps)
     results = [linked_leaf(leaf, nodes) for leaf in program.results]
-    runs = [run for region in regions if (run := run_of(nodes, region, program)) is not None]
-    for before, run in pairwise([None, *runs]):
-        assert run is not None
-        run.complete(0 if before is None else before.turns.stop)
+    runs: list[Run] = []
+    for region in regions:
+        # the run before may have taken some of these steps to complete its last turn
+        stop = runs[-1].turns.stop if runs else 0
+        run = run_of(nodes, region.behind(stop), program)
+        if run is not None:
+            run.complete(stop)
+            runs.append(run)
     keep_what_was_given([run.turns for run in runs])
     if not any(run.turns.is_changed for run in runs):
         return program
