@@ -47,7 +47,7 @@ from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
-from .schedule.loops.division import divided_sums, too_many_late
+from .schedule.loops.division import divided_sums, sums_beside, too_many_late
 from .schedule.loops.look_back import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of, times_of
 from .schedule.loops.round_trips import Planning, go_together
@@ -712,6 +712,8 @@ class _Group:
         program, merging = self._with_divided_sums(terms, program, label)
         if not merging and too_many_late(Workload(program, self.target, self.hints), program):
             self._apart(ends_of(program.after))
+            if beside := sums_beside(program):
+                return [[g for at, g in enumerate(goals) if (at in beside) is side] for side in (False, True)]
         first = len(self.temporaries)
         made = kernels_of_loop(terms, program, self.target, self.hints, label, first)
         totals = self._merged(terms, made.merged, f"{label}{TOTALS}")

@@ -149,6 +149,18 @@ def too_many_late(w: Workload, program: LoopProgram) -> bool:
     return math.prod(w.size[a] for a in late) > KEPT
 
 
+def sums_beside(program: LoopProgram) -> set[int]:
+    """The goals that are sums along more than steps reduce along, and read nothing of the loop: any kernel has them."""
+    late = program.whole - program.whole_in_steps
+
+    def is_beside(sink: Sink) -> bool:
+        below = terms_below(sink.terms)
+        summed = {a for t in below if t.op in (*REDUCTIONS, *SCANS) for a in t.param}
+        return bool(summed & late) and not any(t.op in ("last", "carried") for t in below)
+
+    return {s.goal for s in program.after if is_beside(s)} - {s.goal for s in program.sinks if not is_beside(s)}
+
+
 def _most_kept(w: Workload, program: LoopProgram, axis: Axis) -> int:
     """Elements along this axis, and those before it, that stay in one program."""
     is_late = axis not in program.whole_in_steps and w.size[program.time] > LONG

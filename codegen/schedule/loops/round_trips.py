@@ -110,7 +110,7 @@ def _stays_in_programs(first: LoopProgram, second: LoopProgram) -> bool:
         stored.setdefault(sink.ref, []).append(sink.place)
     loads = [t for t in second.terms if t.op == "load" and t.param.ref in stored]
     known = (not t.param.indirect and all(_has_lanes_of(t.param.place, p) for p in stored[t.param.ref]) for t in loads)
-    return all(known) and not stored.keys() & {s.ref for s in second.sinks}
+    return all(known) and {t.param.ref for t in loads}.isdisjoint(s.ref for s in second.sinks)
 
 
 def _has_lanes_of(place: Index, stored: Index) -> bool:

@@ -35,6 +35,7 @@ class Carrying:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.body = loop, loop.body.copy()
         self.ends: list[Value] = []
+        self.finals: list[Value] = []
         self.stacks: list[Value] = []
         self._given: list[Value] = []
         self._states: list[tuple[Value, Value, Value]] = []  # at first, before a step, after it
@@ -72,17 +73,18 @@ class Carrying:
         return len(self._given) - 1
 
     def emit(self) -> list[Value]:
-        """The results that the loop had; `ends` are what it carries besides, `stacks` what its steps give."""
+        """The results that the loop had, `finals` those that it carried; `ends` are what it carries besides, `stacks` what
+        its steps give."""
         loop, body = self.loop, self.body
         carries, xs, wholes = ([Value(body, v.id) for v in kind] for kind in loop.inputs)
         results, count = [Value(body, o.id) for o in loop.results], len(loop.init)
-        starts, before, after = zip(*self._states, strict=True)
+        starts, before, after = zip(*self._states, strict=True) if self._states else ((), (), ())
         inputs = [*carries, *before, *xs, *self._xs.values(), *wholes, *self._wholes.values()]
         part = extract([*results[:count], *after, *results[count:], *self._given], inputs, name=body.name)
         init, operands = (*loop.init, *starts), ((*loop.xs, *self._xs), (*loop.wholes, *self._wholes))
         made = Loop(part, init, *operands, loop.length, loop.reverse).without_unread().emit()
         first, last = count + len(after), len(after) + len(results)
-        self.ends, self.stacks = made[count:first], made[last:]
+        self.finals, self.ends, self.stacks = made[:count], made[count:first], made[last:]
         return made[:count] + made[first:last]
 
 

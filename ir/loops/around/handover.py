@@ -11,20 +11,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import networkx as nx
-
 from ...graph import Graph, Value, building
 from ...infer import sizes_equal
 from ...passes.cost import estimate
-from ...prims import PRIMS
 from ...rewrite import copy_into, nodes_between
 from ...switches import is_on
 from ..loop import Loop, loop_of, rebuild_scans, scans_of
 from ..prune import prune_scans
 from ..tidy import in_bodies
-
-AGAIN = ("elementwise", "layout", "source")
-"""Families that the steps of the other loop compute again."""
+from .cut import cheapest
 
 
 @dataclass(frozen=True)
@@ -92,28 +87,13 @@ class _Pair:
     @cached_property
     def cut(self) -> list[Value]:
         """The cheapest values of the source's body from which the reader can make what it is handed."""
-        network, ends = nx.DiGraph(), list(self.handed.values())
-        network.add_nodes_from(("known", "read"))
-        network.add_edges_from((("out", v.id), "read") for v in ends)
-        inputs = self.source.body.inputs
-        nodes = [*inputs, *nodes_between(ends, [v.id for v in inputs])]
-        for value in nodes:
-            network.add_edge(("in", value.id), ("out", value.id), capacity=self._bytes(value))
-            network.add_edges_from(self._ways_to(value))
-        _, (_, near) = nx.minimum_cut(network, "known", "read")
-        return [v for v in nodes if ("out", v.id) in near and ("in", v.id) not in near]
+        at_hand = {*self.at_hand, *self.source.inputs.wholes}
+        return cheapest(self.source.body, [*self.handed.values()], self._bytes, at_hand)
 
     def _bytes(self, value: Value) -> int:
         """Written once and read once, or only read where it is in memory anyway."""
         in_memory = value in self.kept or value in self.source.inputs.xs
         return estimate(value.aval.nbytes) * (1 if in_memory else 2)
-
-    def _ways_to(self, value: Value) -> Iterator[tuple[object, object]]:
-        """What both loops read, and what is the same in all steps, is at hand."""
-        if value.prim != "input" and PRIMS[value.prim].family in AGAIN:
-            yield from ((("out", a.id), ("in", value.id)) for a in value.args)
-        elif value not in self.at_hand and value not in self.source.inputs.wholes:
-            yield "known", ("in", value.id)
 
     # ------------------------------------------------------------------ the new loops
     def rebuilt(self, node: Value, args: list[Value]) -> list[Value] | None:
