@@ -62,7 +62,7 @@ def test_launches_do_not_grow_with_time(case: Derived) -> None:
 
 
 def test_a_last_turn_with_a_loop_of_its_own_in_it() -> None:
-    """Taps are alike, too: where the last turn was completed they were written twice, and read before they were made."""
+    """Taps are alike, too: when the last turn was completed they were written twice, and read before that."""
     args = [torch.empty(*shape, device="meta").requires_grad_() for shape in ((8, 100, 4), (4, 4))]
     explanation = fusegrad.explain(fusegrad.compile(window_by_taps), *args, target="cuda:90")
     assert explanation.methods["backward"].reason is None

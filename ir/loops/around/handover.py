@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from ...graph import Graph, Value, building
 from ...infer import sizes_equal
 from ...passes.cost import estimate
-from ...rewrite import copy_into, nodes_between
+from ...rewrite import copy_into, make, nodes_between
 from ...switches import is_on
+from ...types import Size, simplify_size
 from ..loop import Loop, loop_of, rebuild_scans, scans_of
 from ..prune import prune_scans
 from ..tidy import in_bodies
@@ -38,17 +40,38 @@ class Handover:
 def _pairs(graph: Graph) -> Iterator[_Pair]:
     """Loops, and those that they hand more than they need to."""
     for second in scans_of(graph):
-        xs = loop_of(second).xs
-        firsts = dict.fromkeys(x.args[0] for x in xs if x.prim == "pick" and x.args[0].prim == "scan")
-        pairs = (_Pair(first, second) for first in firsts)
-        yield from (p for p in pairs if sizes_equal(p.source.length, p.reader.length) and p.wins)
+        steps = [step for x in loop_of(second).xs if (step := _Steps.of(x)).is_result]
+        firsts = dict.fromkeys((step.source.args[0], step.start) for step in steps)
+        yield from (p for p in (_Pair(first, second, start) for first, start in firsts) if p.wins)
+
+
+class _Steps(NamedTuple):
+    """What a loop reads step by step: a value from one of its places on."""
+
+    source: Value
+    start: Size
+
+    @staticmethod
+    def of(x: Value) -> _Steps:
+        if x.prim != "slice":
+            return _Steps(x, 0)
+        params, whole = x.params, x.args[0].shape
+        starts, stops, strides = (params[p] for p in ("start", "stop", "step"))
+        is_along_time = all(a == 0 for a in starts[1:]) and stops[1:] == whole[1:] and all(n == 1 for n in strides)
+        return _Steps(x.args[0], starts[0]) if is_along_time else _Steps(x, 0)
+
+    @property
+    def is_result(self) -> bool:
+        """Whether a loop gives it."""
+        source = self.source
+        return source.prim == "pick" and source.args[0].prim == "scan"
 
 
 class _Pair:
-    """A loop whose steps hand something to those of another one of as many steps."""
+    """A loop whose steps, from `start` on, hand something to those of another one."""
 
-    def __init__(self, first: Value, second: Value) -> None:
-        self.first, self.second = first, second
+    def __init__(self, first: Value, second: Value, start: Size) -> None:
+        self.first, self.second, self.start = first, second, start
         self.source, self.reader = loop_of(first), loop_of(second)
         self.count = len(self.source.init)
         self.results: list[Value] = []
@@ -57,25 +80,46 @@ class _Pair:
     @cached_property
     def handed(self) -> dict[int, Value]:
         """By number among what the reader reads step by step: values of the source's body."""
-        numbers = {i: x.params["index"] for i, x in enumerate(self.reader.xs) if self._is_given(x)}
-        return {i: self.source.results[n] for i, n in numbers.items()}
+        found = {i: self._given(_Steps.of(x)) for i, x in enumerate(self.reader.xs)}
+        return {i: value for i, value in found.items() if value is not None}
 
-    def _is_given(self, x: Value) -> bool:
-        return x.prim == "pick" and x.args[0] == self.first and x.params["index"] >= self.count
+    def _given(self, steps: _Steps) -> Value | None:
+        """What a step of the source gives; None where it gives nothing of the kind."""
+        if not steps.is_result or steps.source.args[0] != self.first:
+            return None
+        number = steps.source.params["index"]
+        if number < self.count:
+            return None
+        value = self.source.results[number]
+        if steps.start == self.start:
+            return value
+        # what the step before has made of a state is the state before this one
+        states = self.source.results[: self.count]
+        is_before = not self.source.reverse and steps.start == simplify_size(self.start - 1) and value in states
+        return self.source.inputs.carries[states.index(value)] if is_before else None
 
     @cached_property
     def kept(self) -> set[Value]:
         """What the source's steps give to others as well."""
         live, results = self.first.graph.live(), set(self.first.graph.results)
-        picks = [p for p in self.first.users if p in results or any(u.id in live and u != self.second for u in p.users)]
+        own = {self.reader.xs[i] for i in self.handed}
+
+        def is_alone(value: Value) -> bool:
+            """Whether the reader alone reads it, as a whole or from its first step on."""
+            users = [u for u in value.users if u.id in live]
+            is_read = all(value in own if u == self.second else u in own and is_alone(u) for u in users)
+            return is_read and value not in results
+
+        picks = [p for p in self.first.users if not is_alone(p)]
         return {self.source.results[p.params["index"]] for p in picks if p.params["index"] >= self.count}
 
     @cached_property
     def at_hand(self) -> dict[Value, int]:
         """Steps of the source's operands that the reader has as well, and their numbers there."""
-        numbers = {x: i for i, x in enumerate(self.reader.xs)}
-        pairs = zip(self.source.inputs.xs, self.source.xs, strict=True)
-        return {own: numbers[x] for own, x in pairs if x in numbers}
+        numbers = {_Steps.of(x): i for i, x in enumerate(self.reader.xs)}
+        pairs = [(own, _Steps.of(x)) for own, x in zip(self.source.inputs.xs, self.source.xs, strict=True)]
+        there = [(own, _Steps(source, simplify_size(start + self.start))) for own, (source, start) in pairs]
+        return {own: numbers[steps] for own, steps in there if steps in numbers}
 
     # ------------------------------------------------------------------ the cut
     @property
@@ -117,9 +161,18 @@ class _Pair:
     def _operand(self, value: Value) -> Value:
         """All steps of a value that is handed over."""
         if value in self.source.inputs.xs:
-            return self.operands.xs[self.source.inputs.xs.index(value)]
+            return self._from_start(self.operands.xs[self.source.inputs.xs.index(value)])
         given = [*self.source.results[self.count :], *self._fresh]
-        return self.results[self.count + given.index(value)]
+        return self._from_start(self.results[self.count + given.index(value)])
+
+    def _from_start(self, steps: Value) -> Value:
+        """The steps of the source that the reader has one for."""
+        start, length = self.start, self.reader.length
+        if start == 0 and sizes_equal(length, self.source.length):
+            return steps
+        rest = steps.shape[1:]
+        begin, end = (start, *(0 for _ in rest)), (simplify_size(start + length), *rest)
+        return make("slice", steps, start=begin, stop=end, step=(1,) * steps.ndim)
 
     def _reading(self, loop: Loop) -> Loop:
         """The reader, which makes in each step what it was handed."""
