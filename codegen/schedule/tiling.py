@@ -31,6 +31,8 @@ FULL = 64
 MOST_OUTER = 2
 WASTED = 1.1
 """Lanes of blocks over those of narrower ones, beyond which they are narrower."""
+MANY = 32
+"""Programs for each multiprocessor, from which on a block that nothing is reduced in has twice the lanes."""
 THREADS = 1024
 """Of the largest program."""
 LEAST_THREADS = 256
@@ -60,7 +62,8 @@ def choose_tiling(w: Workload, roles: AxisRoles, residency: Residency, walk: Seq
     narrow = residency.chunked and slide is None and w.has_odd_rows
     # a thread that keeps two numbers of all that it reads has registers for twice the lanes
     light = not narrow and is_read_lightly(w, roles, residency)
-    lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if light else 1)
+    doubled = light or _begins_seldom(w, roles)
+    lanes = math.prod(tile.values()) * (4 if narrow else 1) // (2 if doubled else 1)
     warps = _warps(w, lanes, bool(roles.accumulators))
     # so do chunks that are read wide: half of the threads ask for addresses, and there are two programs to wait
     wide = not residency.chunked or (not residency.shared and slide is None and not w.has_odd_rows)
@@ -98,8 +101,22 @@ def _row_tile(
         return tile, 1 if alone else max(1, w.budget.lanes // math.prod(tile.values()))
     if row:
         return _chunk(w, row, residency.shared), 1
-    room = w.budget.lanes // (2 if summed else 1)
+    room = w.budget.lanes * (2 if _begins_seldom(w, roles) else 1) // (2 if summed else 1)
     return ({vector: min(power_of_two(w.size[vector]), room)}, 1) if alone else ({}, room)
+
+
+def _begins_seldom(w: Workload, roles: AxisRoles) -> bool:
+    """Blocks of 16 bits that only stream by: twice the lanes for as many threads, each of which begins half as often.
+
+    That is four accesses a thread, as of 32 bits. Words of random numbers take the registers of so many elements.
+    """
+    if w.target.kind == "interpret" or roles.row or roles.final or w.scans:
+        return False
+    if math.prod(w.size.values()) < MANY * w.budget.units * w.budget.lanes or (w.has_odd_rows and w.slide is None):
+        return False
+    steps = (dict(t.place.terms).get(w.vector, 0) for t in w.program.traffic())
+    widest = max((t.itemsize for t in w.program.traffic() if w.vector in t.axes), default=GROUP)
+    return widest <= 2 and all(n in (0, 1) for n in steps) and not any(t.op == "random" for t in w.program.terms)
 
 
 def _is_two_tiles(w: Workload, row: Sequence[Axis]) -> bool:

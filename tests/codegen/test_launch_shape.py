@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import sympy
 from bodies import BODIES
-from harness import Input, K, M, N, T, graph_of
+from harness import Input, K, M, N, T, full, graph_of, where
 
 from fusegrad.codegen import TARGETS, generate
 from fusegrad.codegen.kernel import Kernel
 from fusegrad.codegen.schedule.occupancy import evenness
+from fusegrad.ir import emit
 
 PERSISTENT = ("rms_backward", "layer_backward", "dyt_backward")
 SIZES = ({M: 8192, N: 8192}, {M: 8192, N: 16384}, {M: 4096, N: 5120}, {M: 65536, N: 256}, {M: 16384, N: 4096})
@@ -122,10 +124,40 @@ def test_programs_that_want_many_registers_are_fewer() -> None:
     assert grids == [3 * 132, 4 * 132]
 
 
-@pytest.mark.parametrize(("columns", "block"), [(5120, (2, 1024)), (4096, (1, 2048)), (50256, (1, 2048))])
+@pytest.mark.parametrize(("columns", "block"), [(5120, (4, 1024)), (4096, (1, 4096)), (50256, (1, 4096))])
 def test_blocks_are_narrower_where_the_last_would_be_half_empty(columns: int, block: tuple[int, int]) -> None:
     """5120 columns are five blocks of 1024, of two rows each, and three of 2048, of which one is half outside."""
     inputs = {"x": Input("bf16", (M, N)), "bias": Input("bf16", (N,))}
     graph = graph_of(lambda x, bias: (x + bias).exp(), **inputs)
     (found,) = generate(graph, target=TARGETS["cuda:90"], hints={M: 4096, N: columns}, name="body").kernels
     assert (found.constants.get("BLOCK_M", 1), found.constants["BLOCK_N"]) == block
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns", "block"),
+    [("bf16", 4096, 4096, 4096), ("f16", 8192, 50257, 4096), ("bf16", 512, 1024, 1024), ("f32", 4096, 4096, 2048)],
+)
+def test_a_thread_of_many_programs_has_four_whole_accesses(dtype: str, rows: int, columns: int, block: int) -> None:
+    """What a program begins with weighs half; small tensors and wide elements have the blocks that they had."""
+    inputs = {"x": Input(dtype, (M, N)), "bias": Input(dtype, (N,))}
+    graph = graph_of(lambda x, bias: (x + bias).exp(), **inputs)
+    (found,) = generate(graph, target=TARGETS["cuda:90"], hints={M: rows, N: columns}, name="body").kernels
+    assert (found.constants["BLOCK_N"], found.num_warps) == (block, 4)
+
+
+def flipped(x: T, y: T) -> T:
+    return x + y
+
+
+def dropped(x: T, seed: T) -> T:
+    drawn = T(emit("random", seed.v, full(7, (), "i64").v, shape=(M, N), dtype="f32", kind="uniform"))
+    return where(drawn >= 0.1, x, x * 0.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "other"), [(flipped, Input("bf16", (M, N), (1, M))), (dropped, Input("i64", ()))], ids=["strides", "random"]
+)
+def test_transposes_and_random_numbers_keep_shorter_blocks(body: Callable[[T, T], T], other: Input) -> None:
+    graph = graph_of(body, x=Input("bf16", (M, N)), **{"y" if body is flipped else "seed": other})
+    (found,) = generate(graph, target=TARGETS["cuda:90"], hints={M: 8192, N: 8192}, name="body").kernels
+    assert found.constants.get("BLOCK_M", 1) * found.constants["BLOCK_N"] == 2048

@@ -44,18 +44,12 @@ def near_reciprocal(x, ptx: tl.constexpr):
 @triton.jit
 def tanh(x, ptx: tl.constexpr):
     """Both formulas of the device library: a choice of two results is less than a branch for each element."""
-    far = tl.fma(near_reciprocal(near_power(tl.abs(x) * 2.885390043258667, ptx) + 1.0, ptx), -2.0, 1.0)
-    square = x * x
+    size, square = tl.abs(x), x * x
+    far = tl.fma(near_reciprocal(near_power(size * 2.885390043258667, ptx) + 1.0, ptx), -2.0, 1.0)
     near = tl.fma(tl.fma(square, 0.01573968306183815, -0.05230396240949631), square, 0.13315297663211823)
-    near = tl.fma(tl.fma(tl.fma(near, square, -0.33332768082618713), square, 0.0), x, x)  # of -0.0, too
-    sign = x.to(tl.int32, bitcast=True) & -2147483648
-    signed = (far.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
-    return tl.where(tl.abs(x) < 0.6000000238418579, near, signed)
-
-
-@triton.jit
-def sign(x):
-    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)
+    near = tl.fma(tl.fma(near, square, -0.33332768082618713) * square, size, size)
+    bits = tl.where(size < 0.6000000238418579, near, far).to(tl.int32, bitcast=True)
+    return (bits | (x.to(tl.int32, bitcast=True) & -2147483648)).to(tl.float32, bitcast=True)  # the sign of -0.0, too
 
 
 @triton.jit
