@@ -21,7 +21,8 @@ def plan(case: Case, target: str = TARGET) -> dict[str, Any]:
     """What the compiler plans for a case, as plain values; `asked`: bytes that the class itself saves."""
     found = explain(case.function, *case.args, target=target)
     facts = found.to_dict()
-    why = {name: r.reason for name, r in found.methods.items() if r.reason and r.status != "derived"}
+    # a method that is compiled may have a remark: a loop of it is traced step by step
+    why = {name: r.reason for name, r in found.methods.items() if r.reason and r.status not in ("derived", "compiled")}
     return {
         "case": case.name,
         "launches": [facts["launches"][d] for d in DIRECTIONS],

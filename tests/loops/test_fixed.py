@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 import fusegrad
+from fusegrad.benchmarks.functions import FusedLinearCrossEntropy
+from fusegrad.tracer.loops import rolling
 
 
 class Sinkhorn(Function):
@@ -157,3 +159,19 @@ def test_a_derived_backward_goes_through_them() -> None:
     found = torch.autograd.grad(fusegrad.compile(settle)(x, w).sum(), (x, w))
     for a, b in zip(torch.autograd.grad(settle(x, w).sum(), (x, w)), found, strict=True):
         torch.testing.assert_close(b, a)
+
+
+def test_chunks_whose_products_are_large_stay_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rolled, the products of all chunks would be made at once: what the class is written to avoid."""
+
+    def explained() -> tuple[bool, dict[str, int]]:
+        arguments = ("bf16[4096,512]", "bf16[4096,512]", "i64[4096]", 512)
+        found = fusegrad.explain(fusegrad.compile(FusedLinearCrossEntropy), *arguments, target="cuda:90")
+        graph = found.directions["forward"].graph
+        assert graph is not None
+        return any(v.prim == "scan" for v in graph.order()), found.to_dict()["peak_memory"]["forward"]
+
+    is_rolled, peak = explained()
+    assert not is_rolled and peak["own"] <= peak["eager"]
+    monkeypatch.setattr(rolling, "LARGE", 1 << 40)
+    assert explained()[0]

@@ -7,10 +7,13 @@ one of the steps before, a value from outside, or one of many, at an index that 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from ..sizes import hint_of
 from .affine import Affine, Fit, Sample, fit, fit_lengths, fitted
@@ -40,6 +43,11 @@ APART = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1), (0, 2), (1, 2))
 
 MOST_WAYS = 8
 """Ways to align two programs that are tried."""
+
+aten = torch.ops.aten
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+LARGE = 1 << 20
+"""Elements of a product, from which on it is worth memory of its own: a fixed number of turns that make one stay turns."""
 
 
 def roll(short: Program, long: Program) -> Rolled:
@@ -102,11 +110,20 @@ def handed_on(program: Program, start: int, stop: int, period: int) -> list[int]
 
 
 def roll_fixed(program: Program, least: int) -> Rolled:
-    """The rolled form of what repeats in one program, for so many steps at least. Raises NotRolled."""
+    """The rolled form of what repeats in one program, for so many steps at least. Raises NotRolled.
+
+    Not of chunks that are multiplied one by one: for all turns at once their products would fill memory, and no kernel
+    has such a step. As they are, each is let go before the next.
+    """
     regions = repetitions([s.token for s in program.steps], least)
+    regions = [r for r in regions if not any(map(_is_large_product, program.steps[r.start : r.start + r.period]))]
     if not regions:
         raise NotRolled("nothing repeats")
     return _rolled(program, program, regions)
+
+
+def _is_large_product(step: Step) -> bool:
+    return step.target in PRODUCTS and math.prod(map(hint_of, step.value.shape)) >= LARGE
 
 
 def _layout(length: int, regions: Sequence[Region], is_fixed: bool = False) -> Layout:
