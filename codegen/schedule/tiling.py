@@ -31,8 +31,9 @@ FULL = 64
 MOST_OUTER = 2
 WASTED = 1.1
 """Lanes of blocks over those of narrower ones, beyond which they are narrower."""
-MANY = 32
-"""Programs for each multiprocessor, from which on a block that nothing is reduced in has twice the lanes."""
+MANY = 96
+"""Programs for each multiprocessor, from which on a block that nothing is reduced in has twice the lanes: of fewer ones
+the last wave weighs more than what they begin with."""
 THREADS = 1024
 """Of the largest program."""
 LEAST_THREADS = 256

@@ -124,7 +124,7 @@ def test_programs_that_want_many_registers_are_fewer() -> None:
     assert grids == [3 * 132, 4 * 132]
 
 
-@pytest.mark.parametrize(("columns", "block"), [(5120, (4, 1024)), (4096, (1, 4096)), (50256, (1, 4096))])
+@pytest.mark.parametrize(("columns", "block"), [(5120, (2, 1024)), (4096, (1, 2048)), (50256, (1, 4096))])
 def test_blocks_are_narrower_where_the_last_would_be_half_empty(columns: int, block: tuple[int, int]) -> None:
     """5120 columns are five blocks of 1024, of two rows each, and three of 2048, of which one is half outside."""
     inputs = {"x": Input("bf16", (M, N)), "bias": Input("bf16", (N,))}
@@ -135,7 +135,7 @@ def test_blocks_are_narrower_where_the_last_would_be_half_empty(columns: int, bl
 
 @pytest.mark.parametrize(
     ("dtype", "rows", "columns", "block"),
-    [("bf16", 4096, 4096, 4096), ("f16", 8192, 50257, 4096), ("bf16", 512, 1024, 1024), ("f32", 4096, 4096, 2048)],
+    [("bf16", 8192, 8192, 4096), ("f16", 8192, 50257, 4096), ("bf16", 4096, 4096, 2048), ("f32", 8192, 8192, 2048)],
 )
 def test_a_thread_of_many_programs_has_four_whole_accesses(dtype: str, rows: int, columns: int, block: int) -> None:
     """What a program begins with weighs half; small tensors and wide elements have the blocks that they had."""
