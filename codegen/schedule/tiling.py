@@ -12,7 +12,7 @@ from ..program.axes import Axis
 from ..program.sizes import power_of_two
 from .alignment import GROUP, Slide
 from .registers import ROOM, registers_of
-from .residency import Residency, is_read_lightly
+from .residency import LIGHT, Residency, is_read_lightly
 from .roles import STRIP, AxisRoles
 from .workload import Workload
 
@@ -109,7 +109,8 @@ def _row_tile(
 def _begins_seldom(w: Workload, roles: AxisRoles) -> bool:
     """Blocks of 16 bits that only stream by: twice the lanes for as many threads, each of which begins half as often.
 
-    That is four accesses a thread, as of 32 bits. Words of random numbers take the registers of so many elements.
+    That is four accesses a thread, as of 32 bits. Words of random numbers take the registers of so many elements; where
+    all operations are light, bytes on their way count, of which there are fewer.
     """
     if w.target.kind == "interpret" or roles.row or roles.final or w.scans:
         return False
@@ -117,7 +118,8 @@ def _begins_seldom(w: Workload, roles: AxisRoles) -> bool:
         return False
     steps = (dict(t.place.terms).get(w.vector, 0) for t in w.program.traffic())
     widest = max((t.itemsize for t in w.program.traffic() if w.vector in t.axes), default=GROUP)
-    return widest <= 2 and all(n in (0, 1) for n in steps) and not any(t.op == "random" for t in w.program.terms)
+    operations = {t.op for t in w.program.terms} - {"load"}
+    return widest <= 2 and all(n in (0, 1) for n in steps) and not operations <= LIGHT and "random" not in operations
 
 
 def _is_two_tiles(w: Workload, row: Sequence[Axis]) -> bool:

@@ -124,7 +124,7 @@ def test_programs_that_want_many_registers_are_fewer() -> None:
     assert grids == [3 * 132, 4 * 132]
 
 
-@pytest.mark.parametrize(("columns", "block"), [(5120, (2, 1024)), (4096, (1, 2048)), (50256, (1, 4096))])
+@pytest.mark.parametrize(("columns", "block"), [(5120, (2, 1024)), (4096, (1, 2048)), (50256, (1, 2048))])
 def test_blocks_are_narrower_where_the_last_would_be_half_empty(columns: int, block: tuple[int, int]) -> None:
     """5120 columns are five blocks of 1024, of two rows each, and three of 2048, of which one is half outside."""
     inputs = {"x": Input("bf16", (M, N)), "bias": Input("bf16", (N,))}
@@ -140,7 +140,7 @@ def test_blocks_are_narrower_where_the_last_would_be_half_empty(columns: int, bl
 def test_a_thread_of_many_programs_has_four_whole_accesses(dtype: str, rows: int, columns: int, block: int) -> None:
     """What a program begins with weighs half; small tensors and wide elements have the blocks that they had."""
     inputs = {"x": Input(dtype, (M, N)), "bias": Input(dtype, (N,))}
-    graph = graph_of(lambda x, bias: (x + bias).exp(), **inputs)
+    graph = graph_of(lambda x, bias: (x + bias).tanh(), **inputs)
     (found,) = generate(graph, target=TARGETS["cuda:90"], hints={M: rows, N: columns}, name="body").kernels
     assert (found.constants["BLOCK_N"], found.num_warps) == (block, 4)
 
@@ -155,7 +155,7 @@ def dropped(x: T, seed: T) -> T:
 
 
 @pytest.mark.parametrize(
-    ("body", "other"), [(flipped, Input("bf16", (M, N), (1, M))), (dropped, Input("i64", ()))], ids=["strides", "random"]
+    ("body", "other"), [(flipped, Input("bf16", (M, N), (1, M))), (dropped, Input("i64", ()))], ids=["flip", "random"]
 )
 def test_transposes_and_random_numbers_keep_shorter_blocks(body: Callable[[T, T], T], other: Input) -> None:
     graph = graph_of(body, x=Input("bf16", (M, N)), **{"y" if body is flipped else "seed": other})

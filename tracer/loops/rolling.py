@@ -47,7 +47,7 @@ MOST_WAYS = 8
 aten = torch.ops.aten
 PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
 LARGE = 1 << 20
-"""Elements of a product, from which on it is worth memory of its own: a fixed number of turns that make one stay turns."""
+"""Elements of a product that is worth memory of its own: a fixed number of turns that make one stay turns."""
 
 
 def roll(short: Program, long: Program) -> Rolled:
