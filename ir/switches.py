@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 GRAPHS: dict[str, str] = {
+    "assertions": "what is asserted of all of an index is a check where it is read",
     "cse": "what is computed twice from the same values is one node",
     "constants": "arithmetic on constants is done once, as the device would",
     "algebra": "exact identities: x * 1, -(-x), where(c, y, y)",

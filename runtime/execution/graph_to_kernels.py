@@ -28,6 +28,7 @@ from ...ir.passes.clusters import Bound
 from ...ir.passes.contract import Contract
 from ...ir.passes.cost import estimate
 from ...ir.passes.fuse import Extern, Fuse, Group, Step
+from ...ir.passes.identities.assertions import AssertedIndices
 from ...ir.passes.node_kinds import is_view
 from ...ir.passes.pieces import Pieces
 from ...ir.passes.place import Places, place_concatenations
@@ -57,10 +58,10 @@ Slabbing = Literal["walk", "inside", "none"]
 """Whether regions that would fill memory are walked in slabs; or the graph is of a slab itself; or neither."""
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
-    "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(), "motion": Motion(batch),
-    "simplify again": Simplify(), "pieces of loops": Pieces(), "neighbours": Neighbours(), "handover": Handover(),
-    "picked steps": PickedSteps(), "summed steps": SummedSteps(), "summed beside": SummedBeside(),
-    "carried pieces": CarriedPieces(),
+    "assertions": AssertedIndices(), "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(),
+    "motion": Motion(batch), "simplify again": Simplify(), "pieces of loops": Pieces(), "neighbours": Neighbours(),
+    "handover": Handover(), "picked steps": PickedSteps(), "summed steps": SummedSteps(),
+    "summed beside": SummedBeside(), "carried pieces": CarriedPieces(),
 }  # fmt: skip
 
 

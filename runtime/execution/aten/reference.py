@@ -129,6 +129,13 @@ def from_the_start(index: torch.Tensor) -> torch.Tensor:
     return torch.threshold(index, -1, torch.iinfo(index.dtype).min)
 
 
+def _check_index(node: Node, index: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Torch's own indexing checks what it is given; what no indexing reads is asserted."""
+    if any(user.prim not in ("gather", "scatter") for user in node.value.users):
+        torch._assert_async(((0 <= index) & (index < size)).all(), f"{node.value.origin.op}: index out of range")
+    return from_the_start(index)
+
+
 def _gather(node: Node, x: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
     return x.permute(_in_front(node["axes"], x.ndim))[index]
 
@@ -228,7 +235,7 @@ table: dict[str, Callable[..., Any]] = {
     "xor": _logical(torch.bitwise_xor, torch.logical_xor),
     "where": lambda node, c, x, y: torch.where(c, x, y),
     "cast": lambda node, x: x.to(node.dtype),
-    "check_index": lambda node, index, size: from_the_start(index),
+    "check_index": _check_index,
     "full": lambda node: torch.full(node["shape"], node["value"], dtype=node.dtype, device=node.device),
     "iota": lambda node: torch.arange(node["size"], dtype=node.dtype, device=node.device),
     "broadcast": _broadcast,

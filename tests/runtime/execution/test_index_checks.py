@@ -63,6 +63,7 @@ READS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, str]] = {
     "index_add of floats": (lambda x, i: x.index_add(0, i, x), torch.arange(ROWS), "index_add"),
     "one per row put": (lambda x, i: _one_per_row(x, i), rows(ROWS) % COLUMNS, "index_put"),
     "index_copy": (lambda x, i: x.index_copy(0, i, x * 2), torch.arange(ROWS), "index_copy"),
+    "one_hot": (lambda x, i: torch.nn.functional.one_hot(i, COLUMNS) * x, rows(ROWS) % COLUMNS, "one_hot"),
     "index_fill": (lambda x, i: x.index_fill(0, i, 2.0), torch.arange(3), "index_fill"),
 }  # fmt: skip
 WRAPS = {"x[i]", "x[i, j]", "x[i, None, j]", "x[:, i]", "put", "put in place", "added", "index_fill", "one per row put"}
@@ -255,7 +256,7 @@ def test_backward_checks_its_own_indices() -> None:
                 y.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["gather", "x[i]", "x[i, j]", "embedding", "of what is computed"])
+@pytest.mark.parametrize("name", ["gather", "x[i]", "x[i, j]", "embedding", "of what is computed", "one_hot"])
 def test_under_transforms(name: str) -> None:
     read, index, _ = READS[name]
     cls = reading(read)
