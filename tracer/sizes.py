@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class Sizes:
     def __init__(self) -> None:
         self._expressions: dict[tuple[sympy.Basic, int, int], Any] = {}
         self._equations: dict[int, tuple[set[sympy.Basic], dict[sympy.Basic, sympy.Basic]]] = {}
+        self._multiples: dict[int, dict[sympy.Basic, int]] = {}
 
     def __call__(self, size: Any) -> Any:
         """int, float, bool or a symbolic number of torch -> the same as a number or a sympy expression."""
@@ -39,7 +41,8 @@ class Sizes:
         if key not in self._expressions:
             whole, solutions = self._solved(env)
             known = _simplified(expr, whole.union(divisible), solutions)
-            self._expressions[key] = _number(_rounded(plain_sympy(known)))
+            rounded = _rounded(plain_sympy(known))
+            self._expressions[key] = _number(_of_multiples(rounded, self._multiples[len(env.guards)]))
         return self._expressions[key]
 
     def _solved(self, env: Any) -> tuple[set[sympy.Basic], dict[sympy.Basic, sympy.Basic]]:
@@ -49,6 +52,7 @@ class Sizes:
             equations = [e for e in exprs if isinstance(e, sympy.Eq)]
             solved = solve_equations(equations, getattr(env, "age_of", _ageless))
             self._equations[len(env.guards)] = {r for e in equations for r in _no_remainder(e)}, solved
+            self._multiples[len(env.guards)] = _multiples(equations)
         return self._equations[len(env.guards)]
 
     def tree(self, item: Any) -> Any:
@@ -84,6 +88,52 @@ def _no_remainder(equation: sympy.Eq) -> Iterator[sympy.Basic]:
         divisions = isinstance(down, torch_sympy.FloorDiv) and isinstance(up, torch_sympy.FloorDiv)
         if divisions and down.args[1] == up.args[1] and sympy.expand(up.args[0] - down.args[0] - up.args[1]) == -1:
             yield torch_sympy.Mod(*down.args)
+
+
+def _multiples(equations: Sequence[sympy.Eq]) -> dict[sympy.Basic, int]:
+    """By what a size can be divided that is halved, and its half halved, where either half is as long as the other.
+
+    (s0 + 1) // 2 == s0 // 2, ((s0 + 1) // 2 + 1) // 2 == (s0 + 1) // 4   ->   s0: 4
+    """
+    found: dict[sympy.Basic, int] = {}
+    for equation in equations if any(e.has(*_DIVISIONS) for e in equations) else ():
+        sides = [_in_parts(plain_sympy(side), found) for side in equation.args]
+        for down, up in (sides, sides[::-1]):
+            if isinstance(down, sympy.floor) and isinstance(up, sympy.floor) and len(down.free_symbols) == 1:
+                (symbol,) = down.free_symbols
+                share = sympy.expand(down.args[0]).coeff(symbol)
+                if _is_rounded_up(up.args[0] - down.args[0], down.args[0] - share * symbol, share):
+                    found[symbol] = found.get(symbol, 1) * int(share.q)
+    return found
+
+
+def _is_rounded_up(more: Any, rest: Any, share: Any) -> bool:
+    """floor(n * p/q + k + (q - 1)/q) of floor(n * p/q + k), for whole k"""
+    is_part = share.is_Rational and share.q > 1 and rest.is_integer
+    return bool(is_part and sympy.expand(more) == 1 - sympy.Rational(1, share.q))
+
+
+def _in_parts(expr: Any, multiples: Mapping[sympy.Basic, int]) -> Any:
+    """The expression, where a symbol that is known to be so many parts stands for one of them."""
+    parts = expr.xreplace({symbol: symbol * n for symbol, n in multiples.items()})
+    return parts.replace(sympy.floor, lambda quotient: sympy.floor(_without_idle_part(sympy.expand(quotient))))
+
+
+def _without_idle_part(quotient: Any) -> Any:
+    """n/2 + 1/4  ->  n/2: less than one part more"""
+    constant, rest = quotient.as_coeff_Add()
+    shares = [share for _, share in rest.as_coefficients_dict().items()] if rest.is_polynomial() else []
+    if not shares or not all(s.is_Rational for s in (constant, *shares)):
+        return quotient
+    unit = math.lcm(*(int(s.q) for s in shares))
+    return rest + sympy.floor(constant * unit) / unit
+
+
+def _of_multiples(expr: Any, multiples: Mapping[sympy.Basic, int]) -> Any:
+    """floor(floor((n + 1)/2)/2)  ->  n/4, where n can be divided by 4"""
+    if not multiples or not expr.has(sympy.floor):
+        return expr
+    return _in_parts(expr, multiples).xreplace({symbol: symbol / n for symbol, n in multiples.items()})
 
 
 def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Basic, sympy.Basic] | None:
@@ -176,6 +226,35 @@ def _number(expr: Any) -> Any:
     if expr in (sympy.true, sympy.false):
         return bool(expr)
     return float(expr) if expr.is_Float else expr
+
+
+def agree_on_factors(env: Any) -> bool:
+    """Factors of products that a guard says are equal are equal from now on, where they are at present; if any is new.
+
+    s1 * s2 == s4 * s5  ->  s1 == s4, s2 == s5      no axis of one is known to be an axis of the other before
+    """
+    known = len(env.guards)
+    for equation in [env.replace(g.expr) for g in env.guards]:
+        if isinstance(equation, sympy.Eq) and (pairs := _factors_alike(equation, _hints(env))):
+            for pair in pairs:
+                env.evaluate_expr(sympy.Eq(*pair))
+    return len(env.guards) > known
+
+
+def _factors_alike(equation: sympy.Eq, hints: Mapping[sympy.Basic, Any]) -> list[tuple[sympy.Basic, ...]]:
+    """The symbols of both sides of which the same number stands on either, in order; none where others are left."""
+    powers = sympy.cancel(equation.lhs / equation.rhs).as_powers_dict()
+    if not all(f in hints and n.is_Integer for f, n in powers.items()):
+        return []
+    sides = ([f for f, n in powers.items() for _ in range(sign * int(n))] for sign in (1, -1))
+    left, right = (sorted(side, key=lambda s: (hints[s], s.name)) for side in sides)
+    return list(zip(left, right, strict=True)) if [hints[s] for s in left] == [hints[s] for s in right] else []
+
+
+def _hints(env: Any) -> Mapping[sympy.Basic, Any]:
+    """The sizes of the call that is traced, under the name that this torch has for them."""
+    found: Mapping[sympy.Basic, Any] = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    return found
 
 
 def hint_of(size: Any) -> Any:

@@ -275,6 +275,54 @@ def test_half_of_a_width_is_known_as_such_however_it_was_learnt(cls: type, backe
         same(cls, fast, [torch.randn(shape)])
 
 
+class Halves(Function):
+    """Haar's wavelet: the half of a width is halved again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        details = []
+        for _ in range(2):
+            even, odd = x[..., ::2], x[..., 1::2]
+            details.append(even - odd)
+            x = even + odd
+        return torch.cat([x, *details[::-1]], -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        n = g.shape[-1] // 4
+        low, high, more = g[..., :n], g[..., n : 2 * n], g[..., 2 * n :]
+        x = torch.stack([low + high, low - high], -1).flatten(-2)
+        return torch.stack([x + more, x - more], -1).flatten(-2)
+
+
+class Flattened(Function):
+    """Sizes of two arguments are equal by their product alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, target)
+        return (x.sigmoid().flatten(1) * target.flatten(1)).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        x, target = ctx.saved_tensors
+        p = x.sigmoid().flatten(1)
+        return (g[:, None] * target.flatten(1) * p * (1 - p)).view_as(x), None
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("cls", "shapes"),
+    [(Halves, [[(3, 8)], [(2, 12)]]), (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]])],
+)
+def test_sizes_that_guards_make_equal_are_one(cls: type, shapes: Any, backend: str) -> None:
+    fast = fusegrad.compile(cls, backend=backend, fullgraph=True)
+    for of_call in shapes:
+        same(cls, fast, [torch.randn(shape) for shape in of_call])
+    kinds = {k.kind for k in fusegrad.explain(fast, *(f"f32{list(shape)}" for shape in shapes[0])).kernels}
+    assert kinds == {"triton"}
+
+
 class Shapes(Function):
     """backward needs sizes that none of what it reads tells."""
 

@@ -37,7 +37,7 @@ from ..arithmetic import SYMBOLIC
 from ..capture.data import reads_data
 from ..containers import tensors_in
 from ..dtypes import from_torch
-from ..sizes import Sizes, hint_of
+from ..sizes import Sizes, agree_on_factors, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .boolean_masks import rewrite_masks
@@ -221,15 +221,24 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             values = rule(call, *self._arguments(args), **self._arguments(kwargs))
         except TypeRuleError:  # sizes that cannot be proved equal
-            return NotImplemented
+            return self._without_proof(result)
         # A rule may give up late: nothing is bound before its values are known to fit.
         values = values if isinstance(values, tuple) else (values,)
-        if len(values) != len(tensors) or not all(map(_fits, values, call.outs)) or values == (None,):
+        if len(values) != len(tensors) or values == (None,):
             return NotImplemented
+        if not all(map(_fits, values, call.outs)):
+            return self._without_proof(result)
         for tensor, value in zip(tensors, values, strict=True):
             if value is not None:
                 self.bind(tensor, value)
         return result
+
+    def _without_proof(self, result: Any) -> Any:
+        """No rule applies; where equal products have equal factors now, a guard says so, and lowering starts again."""
+        for tensor in tensors_in(result)[:1]:
+            if isinstance(tensor, FakeTensor) and tensor.fake_mode.shape_env is not None:
+                agree_on_factors(tensor.fake_mode.shape_env)
+        return NotImplemented
 
     def _by_formula(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         formula = composites.get(func)
