@@ -43,6 +43,7 @@ from .kernel import ENDS, MERGED, TOTALS, Buffer, Kernel, Kernels, Leaning, Poin
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
 from .program.concatenations import parts_to_store
 from .program.loops import STATE
+from .program.short_axes import in_pieces
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
@@ -637,6 +638,8 @@ class _Group:
             return self._looped(goals, memory, pins, terms, sinks, label)
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):
             return self._streamed(goals, memory, pins, terms, with_lone_rows(terms, sinks, self.virtual), label)
+        if is_on("row_parts"):
+            sinks = in_pieces(terms, sinks)
         if self.whole is not None:
             workload = Workload(Program(sinks), self.target, self.hints)
             kernel = kernel_of(workload.program, whole_schedule_of(workload), self.target, self.hints, label)

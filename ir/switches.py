@@ -51,6 +51,7 @@ KERNELS: dict[str, str] = {
     "tails": "a row as long as two powers of two are together is two tiles; off: one, with lanes outside",
     "packed": "wide 16-bit rows stay packed in registers",
     "online": "the sum of a softmax rides along with its maximum",
+    "row_parts": "rows whose halves are read are reduced and stored by halves; off: they are read whole as well",
     "partials": "sums that keep a part of a long row are stored per item",
     "pieces": "programs share the passes over one long column, where there are few columns",
     "strips": "long rows are divided among programs that share their reductions",

@@ -30,6 +30,11 @@ def interleaved(x: T) -> T:
     return cat([even * odd, even - odd], 1)
 
 
+def halves_of_a_norm(x: T) -> T:
+    y = x / (x * x).sum(1, keep=True)
+    return y[:, slice(0, 32)] * y[:, slice(32, 64)]
+
+
 def column_softmax(x: T) -> T:
     e = (x - x.amax(0, keep=True)).exp()
     return e / e.sum(0, keep=True)
@@ -85,6 +90,7 @@ WITNESSES: dict[str, Witness] = {
     "packed": _of("softmax", ROOM, WIDE),
     "tails": _of("softmax", TARGETS["cuda:90"], {M: 3, N: 1280}),
     "online": _of("softmax", SMALL, ODD),
+    "row_parts": Witness(halves_of_a_norm, {"x": Input("f32", (M, 64))}, INTERPRET, ODD),
     "partials": _of("group_backward", SMALL, ODD),
     "pieces": Witness(column_softmax, {"x": Input("f32", (M, N))}, FEW, {M: 97, N: 3}),
     "strips": _of("rms_backward", SMALL, EVEN),

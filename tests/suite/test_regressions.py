@@ -275,7 +275,7 @@ def test_half_of_a_width_is_known_as_such_however_it_was_learnt(cls: type, backe
         same(cls, fast, [torch.randn(shape)])
 
 
-class Halves(Function):
+class HalvedTwice(Function):
     """Haar's wavelet: the half of a width is halved again."""
 
     @staticmethod
@@ -313,7 +313,7 @@ class Flattened(Function):
 @BACKENDS
 @pytest.mark.parametrize(
     ("cls", "shapes"),
-    [(Halves, [[(3, 8)], [(2, 12)]]), (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]])],
+    [(HalvedTwice, [[(3, 8)], [(2, 12)]]), (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]])],
 )
 def test_sizes_that_guards_make_equal_are_one(cls: type, shapes: Any, backend: str) -> None:
     fast = fusegrad.compile(cls, backend=backend, fullgraph=True)

@@ -131,11 +131,10 @@ def _fake_mode(gm: fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode:
 
 
 def lowering_key(trace: Trace) -> tuple[Any, ...]:
-    """The state that a graph depends on besides the trace: symbols that have become others, the layouts of its
-    results."""
-    env = next((f.fake_mode.shape_env for f in trace.fakes if isinstance(f, FakeTensor)), None)
+    """The state that a graph depends on besides the trace: what is known of sizes, the layouts of its results."""
+    mode = next((f.fake_mode for f in trace.fakes if isinstance(f, FakeTensor)), None)
     results = trace.graph_module.graph.output_node().all_input_nodes
-    return len(env.replacements) if env is not None else 0, tuple(id(n.meta.get("val")) for n in results)
+    return 0 if mode is None else _equalities(mode), tuple(id(n.meta.get("val")) for n in results)
 
 
 def _equalities(mode: FakeTensorMode) -> int:
