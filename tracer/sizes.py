@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -16,6 +16,7 @@ from ..ir.text.text import plain_sympy
 from .arithmetic import SYMBOLIC
 
 _DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
+_REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod)
 
 
 class Sizes:
@@ -52,7 +53,7 @@ class Sizes:
             equations = [e for e in exprs if isinstance(e, sympy.Eq)]
             solved = solve_equations(equations, getattr(env, "age_of", _ageless))
             self._equations[len(env.guards)] = {r for e in equations for r in _no_remainder(e)}, solved
-            self._multiples[len(env.guards)] = _multiples(equations)
+            self._multiples[len(env.guards)] = _multiples(equations, getattr(env, "divisible", ()))
         return self._equations[len(env.guards)]
 
     def tree(self, item: Any) -> Any:
@@ -90,27 +91,47 @@ def _no_remainder(equation: sympy.Eq) -> Iterator[sympy.Basic]:
             yield torch_sympy.Mod(*down.args)
 
 
-def _multiples(equations: Sequence[sympy.Eq]) -> dict[sympy.Basic, int]:
-    """By what a size can be divided that is halved, and its half halved, where either half is as long as the other.
+def _multiples(equations: Sequence[sympy.Eq], remainders: Iterable[sympy.Basic] = ()) -> dict[sympy.Basic, int]:
+    """By what sizes can be divided: what equations of divisions say, and remainders that are 0, until nothing is new.
 
-    (s0 + 1) // 2 == s0 // 2, ((s0 + 1) // 2 + 1) // 2 == (s0 + 1) // 4   ->   s0: 4
+    (s0 + 1) // 2 == s0 // 2, ((s0 + 1) // 2 + 1) // 2 == (s0 + 1) // 4         ->  s0: 4
+    s0 == 3 * ((s0 + 2) // 3), ((s0 + 2) // 3) % 16 == 0                        ->  s0: 48
     """
+    divided = [e for e in equations if e.has(*_DIVISIONS, *_REMAINDERS)]
+    facts = [tuple(map(plain_sympy, e.args)) for e in divided if not e.has(*_REMAINDERS)]
+    zeros = [r for e in divided for r in e.args if isinstance(r, _REMAINDERS) and sympy.S.Zero in e.args]
+    exact = [plain_sympy(r.args[0]) / r.args[1] for r in (*zeros, *remainders) if r.args[1].is_Integer]
     found: dict[sympy.Basic, int] = {}
-    for equation in equations if any(e.has(*_DIVISIONS) for e in equations) else ():
-        sides = [_in_parts(plain_sympy(side), found) for side in equation.args]
-        for down, up in (sides, sides[::-1]):
-            if isinstance(down, sympy.floor) and isinstance(up, sympy.floor) and len(down.free_symbols) == 1:
-                (symbol,) = down.free_symbols
-                share = sympy.expand(down.args[0]).coeff(symbol)
-                if _is_rounded_up(up.args[0] - down.args[0], down.args[0] - share * symbol, share):
-                    found[symbol] = found.get(symbol, 1) * int(share.q)
+    before = None
+    while before != found:
+        before = dict(found)
+        for whole in exact:
+            _learn(found, _in_parts(whole, found))
+        for sides in facts:
+            parts = [_in_parts(side, found) for side in sides]
+            for whole in (*_whole_numbers(*parts), *_whole_numbers(*parts[::-1])):
+                _learn(found, whole)
     return found
 
 
-def _is_rounded_up(more: Any, rest: Any, share: Any) -> bool:
-    """floor(n * p/q + k + (q - 1)/q) of floor(n * p/q + k), for whole k"""
-    is_part = share.is_Rational and share.q > 1 and rest.is_integer
-    return bool(is_part and sympy.expand(more) == 1 - sympy.Rational(1, share.q))
+def _whole_numbers(one: Any, other: Any) -> Iterator[Any]:
+    """What an equation says is whole: n/q of k * floor(..) == k * n/q, and of floor((n + q - 1)/q) == floor(n/q)."""
+    factor, rounded = one.as_coeff_Mul()
+    if not isinstance(rounded, sympy.floor):
+        return
+    yield other / factor
+    if isinstance(other, sympy.floor) and factor == 1:
+        more, part = sympy.expand(other.args[0] - rounded.args[0]), rounded.args[0]
+        if more.is_Rational and more == 1 - sympy.Rational(1, more.q) and sympy.expand(part * more.q).is_integer:
+            yield part
+
+
+def _learn(found: dict[sympy.Basic, int], whole: Any) -> None:
+    """n * p/q + k is whole: n can be divided by q."""
+    constant, rest = sympy.expand(whole).as_coeff_Add()
+    share, symbol = rest.as_coeff_Mul()
+    if symbol.is_Symbol and constant.is_Integer and share.is_Rational and share.q > 1:
+        found[symbol] = found.get(symbol, 1) * int(share.q)
 
 
 def _in_parts(expr: Any, multiples: Mapping[sympy.Basic, int]) -> Any:

@@ -310,17 +310,33 @@ class Flattened(Function):
         return (g[:, None] * target.flatten(1) * p * (1 - p)).view_as(x), None
 
 
+class Heads(Function):
+    """A chunk in three parts, which heads are made of: the last part is as long as the others."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.reshape(*qkv.shape[:-1], 4, -1) for part in qkv.chunk(3, -1))
+        ctx.save_for_backward(qkv)
+        return (q * k + v).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        q, k, _ = ctx.saved_tensors[0].chunk(3, -1)
+        return torch.cat([g * k, g * q, g], -1)
+
+
 @BACKENDS
 @pytest.mark.parametrize(
     ("cls", "shapes"),
-    [(HalvedTwice, [[(3, 8)], [(2, 12)]]), (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]])],
+    [(Heads, [[(2, 24)], [(3, 36)]]), (HalvedTwice, [[(3, 8)], [(2, 12)]]), (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]])],
 )
 def test_sizes_that_guards_make_equal_are_one(cls: type, shapes: Any, backend: str) -> None:
     fast = fusegrad.compile(cls, backend=backend, fullgraph=True)
     for of_call in shapes:
         same(cls, fast, [torch.randn(shape) for shape in of_call])
-    kinds = {k.kind for k in fusegrad.explain(fast, *(f"f32{list(shape)}" for shape in shapes[0])).kernels}
-    assert kinds == {"triton"}
+    found = fusegrad.explain(fast, *(f"f32{list(shape)}" for shape in shapes[0]))
+    assert {k.kind for k in found.kernels} == {"triton"}
+    assert not found.methods["forward"].reason
 
 
 class Shapes(Function):

@@ -34,11 +34,11 @@ _NUMBERS = os.path.join(TORCH, "__init__.py")
 
 class LoopMet(BaseException):
     """A trace turns a size into a number where the source has a loop. Internal, and no Exception: no method may
-    catch it."""
+    catch it. turns: how many it has, which may be fewer than the size has places: `chunk(3)` of a row."""
 
-    def __init__(self, symbol: sympy.Symbol, steps: int, expr: sympy.Expr) -> None:
+    def __init__(self, symbol: sympy.Symbol, steps: int, expr: sympy.Expr, turns: int) -> None:
         super().__init__(f"a loop of {steps} steps over {symbol}")
-        self.symbol, self.steps, self.expr = symbol, steps, expr
+        self.symbol, self.steps, self.expr, self.turns = symbol, steps, expr, turns
 
 
 class Lengths(ShapeEnv):
@@ -90,8 +90,8 @@ class Lengths(ShapeEnv):
             self.is_cut_short = True
             return
         # what is asked for may be another number that is made of the size: that of the parts of `chunk`
-        if int(self._value(expr)) >= self.rolls:
-            self.met = LoopMet(symbol, steps, expr)
+        if (turns := int(self._value(expr))) >= self.rolls:
+            self.met = LoopMet(symbol, steps, expr, turns)
             raise self.met
 
     # ------------------------------------------------------------------ at small lengths

@@ -95,7 +95,7 @@ def _traced(session: Session, fn: Any, fakes: Any, reads: Any, from_source: bool
             return _Rolling(session, fn, fakes, reads, from_source, facts).trace(met)
         except NotRolled as why:
             session.env.unrolled.add(met.symbol)
-            if met.steps >= FEW:  # fewer are as well off one by one, and are traced once more for another number
+            if met.turns >= FEW:  # fewer are as well off one by one, and are traced once more for another number
                 session.unrolled.append(why.reason)
 
 

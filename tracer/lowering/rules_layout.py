@@ -189,11 +189,19 @@ def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -
 )
 def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> Result:
     axis, at, parts = dim % x.ndim, 0, []
+    _equal_parts(call, axis, sizes)
     for aval in call.outs:
         end = simplify_size(at + aval.shape[axis])
         parts.append(cut(x, axis, at, end))
         at = end
     return tuple(parts)
+
+
+def _equal_parts(call: Call, axis: int, size: Any) -> None:
+    """The last part of a `chunk` is as long as the others, by a guard, where it is so now: parts that heads are made of."""
+    whole = call.args[0].shape[axis]
+    if isinstance(size, sympy.Basic) and size.free_symbols <= getattr(call.sizes(whole), "free_symbols", set()):
+        call.agree(call.argument(1) * len(call.outs), whole)
 
 
 @rule("unbind.int unbind_copy.int")
