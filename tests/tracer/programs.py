@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -194,7 +195,7 @@ reductions = [
     Program("normalize", lambda a: F.normalize(a, dim=-1), lambda: [x(3, 4)]),
     Program("aminmax", lambda a: tuple(torch.aminmax(a, dim=1)), lambda: [x(3, 4)]),
     Program("count_nonzero", lambda a: torch.count_nonzero(a, dim=0), lambda: [ints(2, 3, 4)]),
-    Program("cumprod", lambda a: a.cumprod(0), lambda: [x(3, 4)], 1),
+    Program("cumprod", lambda a: a.cumprod(0), lambda: [x(3, 4)]),
     Program("sort", lambda a: tuple(a.sort(-1)), lambda: [x(3, 4)], 1),
     Program("topk", lambda a: tuple(a.topk(2)), lambda: [x(3, 4)], 1),
     Program("cummax", lambda a: tuple(a.cummax(0)), lambda: [x(3, 4)], 1),
@@ -362,6 +363,13 @@ layout = [
     ),
     Program("unfold", lambda a: (a.unfold(1, 3, 2), a.unfold(0, 2, 1)), lambda: [x(4, 7)]),
     Program(
+        "as_strided of rows of two lengths",
+        lambda a, b: torch.nn.functional.pad(a, (b.shape[0] - 1, 0)).as_strided(
+            (a.shape[0], a.shape[1], b.shape[0]), (a.shape[1] + b.shape[0] - 1, 1, 1)
+        ),
+        lambda: [x(3, 7), x(4)],
+    ),
+    Program(
         "as_strided",
         lambda a: (torch.as_strided(a, (3, 2), (2, 1), 1), torch.as_strided(a, (2, 3), (1, 1))),
         lambda: [x(4, 6)],
@@ -468,7 +476,18 @@ indexing = [
         lambda a, b: (torch.select_scatter(a, b, 0, -1), torch.slice_scatter(a, b[None], 0, 1, 2)),
         lambda: [x(4, 6), x(6)],
     ),
-    Program("bucketize", lambda a, b: torch.bucketize(a, b), lambda: [x(4, 6), torch.tensor([-1.0, 0.0, 1.0])], 1),
+    Program(
+        "bucketize",
+        lambda a, b: (torch.bucketize(a, b), torch.bucketize(a, b, right=True), torch.searchsorted(b, a, side="right")),
+        lambda: [x(4, 6).round(), torch.tensor([-1.0, 0.0, 1.0])],
+    ),
+    Program("buckets of NaN", torch.bucketize, lambda: [torch.tensor([math.nan, 1.0]), torch.tensor([0.0, 1.0])]),
+    Program(
+        "searchsorted by rows",
+        lambda b, a: torch.searchsorted(b, a, out_int32=True),
+        lambda: [x(4, 5).sort().values, x(4, 6)],
+    ),
+    Program("buckets, many", torch.bucketize, lambda: [x(4, 6), torch.arange(100.0)], 1),
     Program(
         "scatter_reduce",
         lambda a, i, v: a.scatter_reduce(1, i, v, "amax"),

@@ -11,6 +11,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
+from ..sizes import hint_of
 from .rules import LOW_TORCH, axes_of, composite, in_float32, overloads
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -291,6 +292,29 @@ def _nll_loss_backward(
     g = g.unsqueeze(axis) if g.dim() else g
     w = 1.0 if weight is None else weight.unsqueeze(0) if axis else weight
     return torch.where((classes == at) & is_counted, -(g * w), 0.0).to(x.dtype)
+
+
+# ---------------------------------------------------------------------------------------------- searching
+MOST_BOUNDARIES = 64
+"""So many boundaries are compared with each element sooner than a pass over memory takes."""
+
+
+@composite("bucketize.Tensor")
+def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+
+@composite("searchsorted.Tensor")
+def _searchsorted(
+    boundaries: Any, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Any = None,
+) -> Any:  # fmt: skip
+    """As many of a few sorted numbers as an element is behind; NaN is behind all."""
+    if sorter is not None or hint_of(boundaries.shape[-1]) > MOST_BOUNDARIES:
+        return NotImplemented
+    rows = boundaries if boundaries.dim() == 1 else boundaries.unsqueeze(-2)
+    is_before = rows > x.unsqueeze(-1) if right or side == "right" else rows >= x.unsqueeze(-1)
+    return (~is_before).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 # ---------------------------------------------------------------------------------------------- torch's own

@@ -304,10 +304,17 @@ def _as_strided(call: Call, x: Value, size: Sequence[Size], stride: Sequence[Siz
 
 def _is_whole_memory(call: Call, x: Value) -> bool:
     fake = call.args[0]
-    layout = tuple(call.sizes(s) for s in fake.stride())
+    layout = tuple(_of_rows(call.sizes(s)) for s in fake.stride())
     if layout != contiguous_strides(x.shape) or fake.storage_offset() != 0:
         return False
-    return sizes_equal(call.sizes(fake.untyped_storage().nbytes()), x.aval.nbytes)
+    return sizes_equal(_of_rows(call.sizes(fake.untyped_storage().nbytes())), x.aval.nbytes)
+
+
+def _of_rows(places: Size) -> Size:
+    """max(1, n)  ->  n: how torch counts what lies between rows; of rows of nothing there is no element to read."""
+    if not isinstance(places, sympy.Basic):
+        return places
+    return simplify_size(places.replace(sympy.Max, lambda *sizes: sympy.Max(*(n for n in sizes if n != 1))))
 
 
 @rule("as_strided_scatter")
