@@ -14,7 +14,9 @@ over all of them.
 So is one of a matrix that a kernel makes or reads anyway: it is summed on the way, and not read again. But for batches
 of two in a row, with different matrices: attention of one query, of which streams make one kernel.
 
-A product of matrices that sums along nothing is an elementwise one.
+A product of matrices that sums along nothing is an elementwise one, and one of two with the same axes is a sum.
+
+    dot(x [N, K], y [N, K], labels nk,nk->n)  ->  sum(mul(x, y), 1)
 
 Products of small matrices, of which there are many, are written out: rotations, covariances, transforms.
 
@@ -63,7 +65,7 @@ class Contract:
     def __call__(self, graph: Graph) -> Graph:
         bodies = Contract(in_loop=True)
         graph = _without_outer_products(rebuild_scans(in_bodies(graph, bodies), _with_lone_sums))
-        graph = _with_sums_of_made(graph)
+        graph = _with_sums_of_alike(_with_sums_of_made(graph))
         graph = graph if self.in_loop else _with_small_products(graph)
         contractions = {v: c for v in graph.order() if (c := contraction(v)) is not None}
         if not self.in_loop:
@@ -257,6 +259,18 @@ def _with_sums_of_made(graph: Graph) -> Graph:
     pairs = [(v, w) for v in batched for w in _reached(v, batched)]
     lone = [v for v in made if all(v not in pair for pair in pairs)]
     return rebuild(graph, {}, {v.id: partial(_summed, v) for v in lone}) if lone else graph
+
+
+def _with_sums_of_alike(graph: Graph) -> Graph:
+    """Where neither operand has an axis that the other lacks, each element is read once: no call is faster."""
+    alike = [v for v in graph.order() if v.prim == "dot" and v.dtype in FLOATS and _are_alike(v)]
+    return rebuild(graph, {}, {v.id: partial(_summed, v) for v in alike}) if alike else graph
+
+
+def _are_alike(dot: Value) -> bool:
+    x, y = _labelled(dot)
+    is_plain = all(len(f.axes) == len(wide(f.value.shape)) for f in (x, y))  # none is read along a diagonal
+    return is_plain and x.axes == y.axes
 
 
 def _with_small_products(graph: Graph) -> Graph:

@@ -139,6 +139,9 @@ SUMMED: list[tuple[str, list[tuple[object, ...]], Callable[..., list[Value]]]] =
     ("read as well", [(B, Q), (Q,)], lambda x, w: [with_vector(x, w), emit("exp", x)]),
     ("an outer product", [(B, P), (B, Q), (B, Q)], lambda k, v, q: [
         in_a_batch(product(k, (0, 1), v, (0, 2), (B, P, Q)), q)]),
+    ("of rows with the same rows", [(B, Q), (B, Q)], lambda x, y: [
+        emit("dot", x, y, x_axes=(0, 1), y_axes=(0, 1), out_axes=(0,))]),
+    ("of two vectors", [(Q,), (Q,)], lambda x, y: [emit("dot", x, y, x_axes=(0,), y_axes=(0,), out_axes=())]),
     ("twice by vectors", [(B, Q), (Q,), (B,)], lambda x, w, g: [
         with_vector(emit("permute", emit("exp", x), perm=(1, 0)), emit("mul", g, with_vector(emit("exp", x), w)))]),
 ]  # fmt: skip
