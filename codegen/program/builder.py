@@ -107,6 +107,8 @@ class Builder:
         if any(n == 0 for n in node.shape):  # never looked at: there may be no memory behind it
             return self.terms.const(0, node.dtype)
         place = tuple(self.axes.settled(i) if n != 1 else Index() for i, n in zip(index, node.shape, strict=True))
+        if guards and all(i.is_within(n) for i, n in zip(place, node.shape, strict=True)):
+            guards = ()  # there is an element at each place: who reads it by what guards need not be told apart
         key = (node.id, place, guards)
         if key not in self._values:
             self._count(node, place, guards)

@@ -69,7 +69,28 @@ class Exponential(Function):
         return torch.stack([s[..., 2, 1] - s[..., 1, 2], s[..., 0, 2] - s[..., 2, 0], s[..., 1, 0] - s[..., 0, 1]], -1)
 
 
-CASES = {"covariances": (Covariances, 4, 3), "exponential": (Exponential, 3)}
+class Rodrigues(Function):
+    """The rotation about a vector by its length, which every element of the matrix reads."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        angle = w.norm(dim=-1).clamp(min=1e-6)[:, None, None]
+        a, b, c = (w / angle[..., 0]).unbind(-1)
+        z = torch.zeros_like(a)
+        k = torch.stack([z, -c, b, c, z, -a, -b, a, z], -1).reshape(-1, 3, 3)
+        r = torch.eye(3, dtype=w.dtype) + angle.sin() * k + (1 - angle.cos()) * (k @ k)
+        ctx.save_for_backward(w, r)
+        return r
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        w, r = ctx.saved_tensors
+        s = g @ r.mT
+        v = torch.stack([s[:, 2, 1] - s[:, 1, 2], s[:, 0, 2] - s[:, 2, 0], s[:, 1, 0] - s[:, 0, 1]], -1)
+        return v + 0.5 * torch.cross(w, v, dim=-1)
+
+
+CASES = {"covariances": (Covariances, 4, 3), "exponential": (Exponential, 3), "rodrigues": (Rodrigues, 3)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
