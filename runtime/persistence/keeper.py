@@ -221,9 +221,9 @@ class CaptureStore(NullStore):
             return None
 
     def backward(self, kinds: tuple[Any, ...]) -> BackwardEntry | None:
-        """The stored backward for gradients of these layouts."""
-        assert self.place is not None and self.stored is not None
-        if not self.stored.is_current():
+        """The stored backward for gradients of these layouts; none is looked for once something is not kept."""
+        assert self.stored is not None
+        if self.place is None or not self.stored.is_current():
             return None
         name = cache.key_of(self.place, kinds_text(kinds))
         document = _read(name)

@@ -145,6 +145,22 @@ def test_gradients_of_a_layout_that_is_not_on_disk_are_captured(tmp_path: Path) 
     assert called(written(tmp_path).Gate, expanded=True) == 1
 
 
+def test_after_a_layout_that_is_not_kept_another_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    called(written(tmp_path).Gate)
+    cls = written(tmp_path).Gate
+    fast, args = fusegrad.compile(cls, backend="interpret", fullgraph=True), operands()
+
+    def refuse(self: Any) -> None:
+        raise plans.NotKept("an operation runs between the kernels")
+
+    monkeypatch.setattr(keeper.CaptureStore, "_require_nothing_said", refuse)
+    for gradient in (torch.ones(()).expand(5, 24), torch.randn(24, 5).T, torch.randn(5, 24)):
+        mine, users = (torch.autograd.grad(c.apply(*args), args, gradient) for c in (fast, cls))
+        torch.testing.assert_close(mine, users)
+
+
 def test_often_called_it_is_written_out_as_any_other(tmp_path: Path) -> None:
     called(written(tmp_path).Gate)
     cls = written(tmp_path).Gate
