@@ -328,7 +328,11 @@ class Heads(Function):
 @BACKENDS
 @pytest.mark.parametrize(
     ("cls", "shapes"),
-    [(Heads, [[(2, 24)], [(3, 36)]]), (HalvedTwice, [[(3, 8)], [(2, 12)]]), (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]])],
+    [
+        (Heads, [[(2, 24)], [(3, 36)]]),
+        (HalvedTwice, [[(3, 8)], [(2, 12)]]),
+        (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]]),
+    ],
 )
 def test_sizes_that_guards_make_equal_are_one(cls: type, shapes: Any, backend: str) -> None:
     fast = fusegrad.compile(cls, backend=backend, fullgraph=True)

@@ -198,7 +198,7 @@ def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> Result:
 
 
 def _equal_parts(call: Call, axis: int, size: Any) -> None:
-    """The last part of a `chunk` is as long as the others, by a guard, where it is so now: parts that heads are made of."""
+    """The last part of a `chunk` is as long as the others, by a guard, where it is so now: heads are made of such."""
     whole = call.args[0].shape[axis]
     if isinstance(size, sympy.Basic) and size.free_symbols <= getattr(call.sizes(whole), "free_symbols", set()):
         call.agree(call.argument(1) * len(call.outs), whole)
