@@ -73,8 +73,8 @@ class Carrying:
         return len(self._given) - 1
 
     def emit(self) -> list[Value]:
-        """The results that the loop had, `finals` those that it carried; `ends` are what it carries besides, `stacks` what
-        its steps give."""
+        """The results that the loop had, `finals` those that it carried; `ends` are what it carries besides, `stacks`
+        what its steps give."""
         loop, body = self.loop, self.body
         carries, xs, wholes = ([Value(body, v.id) for v in kind] for kind in loop.inputs)
         results, count = [Value(body, o.id) for o in loop.results], len(loop.init)
