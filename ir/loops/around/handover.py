@@ -94,9 +94,9 @@ class _Pair:
         if steps.start == self.start:
             return value
         # what the step before has made of a state is the state before this one
-        states = self.source.results[: self.count]
+        states, before = self.source.results[: self.count], [*self.source.inputs.carries]
         is_before = not self.source.reverse and steps.start == simplify_size(self.start - 1) and value in states
-        return self.source.inputs.carries[states.index(value)] if is_before else None
+        return before[states.index(value)] if is_before else None
 
     @cached_property
     def kept(self) -> set[Value]:
