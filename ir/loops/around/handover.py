@@ -94,7 +94,8 @@ class _Pair:
         if steps.start == self.start:
             return value
         # what the step before has made of a state is the state before this one
-        states, before = self.source.results[: self.count], [*self.source.inputs.carries]
+        states = self.source.results[: self.count]
+        before: tuple[Value, ...] = self.source.inputs.carries
         is_before = not self.source.reverse and steps.start == simplify_size(self.start - 1) and value in states
         return before[states.index(value)] if is_before else None
 
