@@ -12,6 +12,7 @@ What steps only add up begins with zero in every chunk; a kernel behind this one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -32,6 +33,8 @@ from .tiles import LoopTile
 
 MOST = 64
 """Chunks, at most: what those before one have found is scanned as one tile."""
+SCANNED = 8192
+"""Elements of that tile, at most: each thread holds its part of all of them beside what a step needs."""
 LEAST = 2
 """Tiles of steps of a chunk, at least: with fewer, looking back takes longer than what it saves (`Estimate`)."""
 LEAST_OF_TWO = 11
@@ -68,9 +71,11 @@ def wanted_chunks(w: Workload, program: LoopProgram, tile: LoopTile, states: Ite
     kinds = {added_to(program, s) is None for s in states}
     turns = cdiv(program.time.size, tile.blocks[program.time])
     by_length = [whole_times(turns, LEAST), *([whole_times(turns - LEAST_OF_TWO, 1)] if len(kinds) == 2 else [])]
+    lanes = math.prod(n for axis, n in tile.blocks.items() if axis is not program.time)
+    most = max(1, min(MOST, SCANNED // lanes))
     if all(isinstance(n, int) for n in (by_device, *by_length)):
-        return min(MOST, by_device, *by_length)
-    return sympy.Min(MOST, by_device, *by_length)
+        return min(most, by_device, *by_length)
+    return sympy.Min(most, by_device, *by_length)
 
 
 def programs_of(tile: LoopTile) -> Size:
