@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from ..graph import Graph, Value, building, emit
 from ..infer import sizes_equal
+from ..prims import PRIMS
 from ..rewrite import extract, make, nodes_between, rebuild
 from ..switches import is_on
 from ..types import Size
@@ -109,8 +110,8 @@ def piece(value: Value, dim: int, start: Size, stop: Size) -> Value:
     if value.prim == "permute":
         (x,), perm = value.args, value.params["perm"]
         return make("permute", piece(x, perm[dim], start, stop), perm=perm)
-    if value.prim == "cast":
-        return make("cast", piece(value.args[0], dim, start, stop), dtype=value.dtype)
+    if value.prim == "cast" or _is_put_together(value, dim):
+        return make(value.prim, *(piece(a, dim, start, stop) for a in value.args), **value.params)
     return _slice(value, dim, start, stop)
 
 
@@ -177,12 +178,12 @@ def carried_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
     found = next((pair for i in range(len(loop.init)) if (pair := _added_pieces(loop, i)) is not None), None)
     if found is None:
         return None
-    number, cat = found
-    body, dim = loop.body.copy(), cat.params["axis"]
+    number, added, dim = found
+    body, bounds = loop.body.copy(), [*pairwise([0, *cuts(added, dim), added.shape[dim]])]
     with building(body):
-        pieces = [body.input(x.aval, loop.inputs.carries[number].params["name"]) for x in cat.args]
-        after = [emit("add", p, Value(body, x.id)) for p, x in zip(pieces, cat.args, strict=True)]
-    bounds = pairwise([0, *_ends(cat, dim)])
+        parts = [piece(Value(body, added.id), dim, a, b) for a, b in bounds]
+        pieces = [body.input(x.aval, loop.inputs.carries[number].params["name"]) for x in parts]
+        after = [emit("add", p, x) for p, x in zip(pieces, parts, strict=True)]
     init = [_slice(loop.init[number], dim, a, b) for a, b in bounds]
     inputs = _with(number, pieces, [Value(body, v.id) for v in loop.body.inputs])
     outputs = _with(number, after, [Value(body, o.id) for o in loop.results])
@@ -219,15 +220,26 @@ def _with(number: int, several: Sequence[Value], values: Sequence[Value]) -> lis
     return [*values[:number], *several, *values[number + 1 :]]
 
 
-def _added_pieces(loop: Loop, number: int) -> tuple[int, Value] | None:
+def _added_pieces(loop: Loop, number: int) -> tuple[int, Value, int] | None:
+    """The carry, what is added to it, and the dim along which that is made of pieces."""
     before, after = loop.inputs.carries[number], loop.results[number]
     if after.prim != "add" or before not in after.args or len(before.users) != 1 or len(after.users) > 0:
         return None
     if any(o in (after, before) for i, o in enumerate(loop.results) if i != number):
         return None
     carried = below(loop.body, loop.inputs.carries)
-    cats = [a for a in after.args if a.prim == "cat" and a.id in carried]
-    return (number, cats[0]) if len(cats) == 1 else None
+    added = next((a for a in after.args if a != before), before)
+    dim = next((d for d in range(added.ndim) if _is_put_together(added, d)), None)
+    return (number, added, dim) if dim is not None and added.id in carried else None
+
+
+def _is_put_together(value: Value, dim: int) -> bool:
+    """Whether it is made, element by element, of a concatenation along this dim."""
+    if value.prim == "cat":
+        return bool(value.params["axis"] == dim) and bool(cuts(value, dim))
+    if value.prim == "permute":
+        return _is_put_together(value.args[0], value.params["perm"][dim])
+    return PRIMS[value.prim].family == "elementwise" and any(_is_put_together(a, dim) for a in value.args)
 
 
 # ---------------------------------------------------------------------------------------------- turned behind it
