@@ -20,10 +20,10 @@ from ..passes.cost import estimate
 from ..prims import PRIMS
 from ..rewrite import extract, nodes_between
 from ..switches import is_on
-from ..transforms.ops import inline, shift_axes, zeros
+from ..transforms.ops import inline, zeros
 from ..types import Size
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
-from .parts import carry_in_pieces, turned_behind, with_parts
+from .parts import carry_in_pieces, made_behind, with_parts
 from .tidy import permuted_results
 
 Batch: TypeAlias = "Callable[[Graph, Sequence[bool], Size], tuple[Graph, tuple[bool, ...]]]"
@@ -54,7 +54,7 @@ class Motion:
 
     @property
     def _rules(self) -> list[Callable[[Loop], list[Value] | None]]:
-        behind = (self._laid_out_behind, self._summed_later, self._done_in_parts, self._done_behind, self._turned)
+        behind = (self._laid_out_behind, self._summed_later, self._done_in_parts, self._done_behind, self._made_behind)
         return [*behind, self._carried_in_pieces, self._done_before]
 
     def _emitted(self, loop: Loop) -> list[Value]:
@@ -74,16 +74,13 @@ class Motion:
         """What a concatenation is added to is carried in its pieces, each of which goes through time by itself."""
         return carry_in_pieces(loop, self._emitted)
 
-    def _turned(self, loop: Loop) -> list[Value] | None:
-        """What steps give is turned for all of them at once."""
-        found = turned_behind(loop)
+    def _made_behind(self, loop: Loop) -> list[Value] | None:
+        """What steps give is turned, and put together, for all of them at once."""
+        found = made_behind(loop)
         if found is None:
             return None
-        results = self._emitted(found[0])
-        return [
-            y if perm is None else emit("permute", y, perm=(0, *shift_axes(perm)))
-            for y, perm in zip(results, found[1], strict=True)
-        ]
+        smaller, results = found
+        return results(self._emitted(smaller))
 
     # ------------------------------------------------------------------ before the loop
     def _done_before(self, loop: Loop) -> list[Value] | None:

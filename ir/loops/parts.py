@@ -4,6 +4,7 @@
     d = g @ w                   ->   d[:, :n] = g @ w[:, :n], ..         so does a part that goes into no other step
     b = b + cat(p, q)           ->   b = cat(b, c), b = b + p, c = c + q   where what is added up is put together
     out1[t], out2[t] = p, p.T   ->   p is given, and turned behind the loop
+    out[t] = cat(x[t], h)       ->   h is given, and put together with x behind the loop
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..infer import sizes_equal
 from ..prims import PRIMS
 from ..rewrite import extract, make, nodes_between, rebuild
 from ..switches import is_on
+from ..transforms.ops import shift_axes
 from ..types import Size
 from .loop import Loop, below, loop_of, rebuild_scans
 from .pieces import cuts, is_at_most, plus
@@ -242,13 +244,35 @@ def _is_put_together(value: Value, dim: int) -> bool:
     return PRIMS[value.prim].family == "elementwise" and any(_is_put_together(a, dim) for a in value.args)
 
 
-# ---------------------------------------------------------------------------------------------- turned behind it
-def turned_behind(loop: Loop) -> tuple[Loop, list[tuple[int, ...] | None]] | None:
-    """The loop that gives once what it gives turned as well, and for each of its results how it is turned then."""
-    count = len(loop.init)
-    ys = loop.results[count:]
-    given = [*loop.results[:count], *(o.args[0] if o.prim == "permute" and o.args[0] in ys else o for o in ys)]
-    turns = [None if v == o else o.params["perm"] for v, o in zip(given, loop.results, strict=True)]
-    if not any(turns):
+# ------------------------------------------------------------------------------------------------ made behind it
+Behind: TypeAlias = "Callable[[Mapping[Value, Value]], Value]"
+"""A result of all steps, of what the steps give."""
+
+
+def made_behind(loop: Loop) -> tuple[Loop, Callable[[list[Value]], list[Value]]] | None:
+    """The loop that gives the pieces of concatenations, and once what it gives turned as well; its results by what that
+    gives. None where it gives nothing of the kind."""
+    count, ys = len(loop.init), loop.results[len(loop.init) :]
+    ways = [_made_behind(y, ys) for y in ys]
+    if not any(ways):
         return None
-    return replace(loop, body=extract(given, loop.body.inputs, name=loop.body.name)), turns
+    operands = dict(zip(loop.inputs.xs, loop.xs, strict=True))
+    wanted = [parts for y, way in zip(ys, ways, strict=True) for parts in (way[0] if way else [y])]
+    given = [v for v in dict.fromkeys(wanted) if v not in operands]
+    body = extract([*loop.results[:count], *given], loop.body.inputs, name=loop.body.name)
+
+    def results(made: list[Value]) -> list[Value]:
+        env = operands | dict(zip(given, made[count:], strict=True))
+        return [*made[:count], *(way[1](env) if way else env[y] for y, way in zip(ys, ways, strict=True))]
+
+    return replace(loop, body=body), results
+
+
+def _made_behind(y: Value, ys: Sequence[Value]) -> tuple[list[Value], Behind] | None:
+    """What has to be given in the place of a result, and how that is made of it; None for what is given as it is."""
+    if y.prim == "permute" and y.args[0] in ys:
+        perm = (0, *shift_axes(y.params["perm"]))
+        return [y.args[0]], lambda env: emit("permute", env[y.args[0]], perm=perm)
+    if y.prim == "cat":
+        return [*y.args], lambda env: emit("cat", *(env[x] for x in y.args), axis=y.params["axis"] + 1)
+    return None
