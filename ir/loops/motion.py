@@ -18,10 +18,10 @@ from typing import TypeAlias
 from ..graph import Graph, Value, building, emit
 from ..passes.cost import estimate
 from ..prims import PRIMS
-from ..rewrite import extract, nodes_between
+from ..rewrite import extract, make, nodes_between
 from ..switches import is_on
 from ..transforms.ops import inline, zeros
-from ..types import Size
+from ..types import Size, simplify_size
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
 from .parts import carry_in_pieces, made_behind, with_parts
 from .tidy import permuted_results
@@ -55,7 +55,7 @@ class Motion:
     @property
     def _rules(self) -> list[Callable[[Loop], list[Value] | None]]:
         behind = (self._laid_out_behind, self._summed_later, self._done_in_parts, self._done_behind, self._made_behind)
-        return [*behind, self._carried_in_pieces, self._done_before]
+        return [*behind, self._handed_later, self._carried_in_pieces, self._done_before]
 
     def _emitted(self, loop: Loop) -> list[Value]:
         """The results of a loop, of which more may leave."""
@@ -81,6 +81,25 @@ class Motion:
             return None
         smaller, results = found
         return results(self._emitted(smaller))
+
+    def _handed_later(self, loop: Loop) -> list[Value] | None:
+        """A product that a step makes for the next one alone to give is made of all steps at once, and given later."""
+        count = len(loop.init)
+        number = next((n for n in range(count) if _is_given_later(loop, n)), None)
+        if number is None:
+            return None
+        before, after = loop.inputs.carries[number], loop.results[number]
+        others = [n for n in range(count) if n != number]
+        ys = [after, *(y for y in loop.results[count:] if y != before)]
+        steps, whole = _pairs(loop)
+        made = self._emitted(loop.part(others, steps, whole, ys))
+        finals, stacked, rest = made[: count - 1], made[count - 1], iter(made[count:])
+        first = make("reshape", loop.init[number], shape=(1, *before.shape))
+        every = emit("cat", *((stacked, first) if loop.reverse else (first, stacked)), axis=0)
+        late = _steps_of(every, 1 if loop.reverse else 0, loop.length)
+        last = make("reshape", _steps_of(every, 0 if loop.reverse else loop.length, 1), shape=before.shape)
+        given = [late if y == before else next(rest) for y in loop.results[count:]]
+        return [*finals[:number], last, *finals[number:], *given]
 
     # ------------------------------------------------------------------ before the loop
     def _done_before(self, loop: Loop) -> list[Value] | None:
@@ -197,6 +216,22 @@ class Motion:
 def _pairs(loop: Loop) -> list[list[tuple[Value, Value]]]:
     """The inputs of the body with their operands: xs, wholes."""
     return [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
+
+
+def _is_given_later(loop: Loop, number: int) -> bool:
+    """Whether a step only gives what the one before has made, by a product that no other state needs."""
+    count, before, after = len(loop.init), loop.inputs.carries[number], loop.results[number]
+    if before.users or before in loop.results[:count] or before not in loop.results[count:]:
+        return False
+    others = [o for n, o in enumerate(loop.results[:count]) if n != number]
+    return any(PRIMS[Value(loop.body, i).prim].family in APART for i in _above(loop, [after]) - _above(loop, others))
+
+
+def _steps_of(stacked: Value, start: Size, count: Size) -> Value:
+    """So many steps of all."""
+    rest = stacked.shape[1:]
+    stop = (simplify_size(start + count), *rest)
+    return make("slice", stacked, start=(start, *(0 for _ in rest)), stop=stop, step=(1,) * stacked.ndim)
 
 
 def _is_view_of_steps(loop: Loop, value: Value) -> bool:

@@ -18,12 +18,12 @@ from typing import TypeAlias
 from ..graph import Graph, Value, building, emit
 from ..infer import sizes_equal
 from ..prims import PRIMS
-from ..rewrite import extract, make, nodes_between, rebuild
+from ..rewrite import copy_into, extract, make, nodes_between, rebuild
 from ..switches import is_on
 from ..transforms.ops import shift_axes
-from ..types import Size
+from ..types import Size, simplify_size
 from .loop import Loop, below, loop_of, rebuild_scans
-from .pieces import cuts, is_at_most, plus
+from .pieces import cuts, inner, is_at_most, plus
 
 Build: TypeAlias = "Callable[[dict[int, Value]], Value]"
 
@@ -112,7 +112,7 @@ def piece(value: Value, dim: int, start: Size, stop: Size) -> Value:
     if value.prim == "permute":
         (x,), perm = value.args, value.params["perm"]
         return make("permute", piece(x, perm[dim], start, stop), perm=perm)
-    if value.prim == "cast" or _is_put_together(value, dim):
+    if value.prim == "cast" or _ends_within(value, dim):
         return make(value.prim, *(piece(a, dim, start, stop) for a in value.args), **value.params)
     return _slice(value, dim, start, stop)
 
@@ -161,16 +161,16 @@ def _are_apart(bounds: Sequence[tuple[Size, Size]]) -> bool:
 
 
 def _product_of_slice(dot: Value, part: Value, dim: int) -> Build:
-    label = dot.params["out_axes"][dim]
     start, stop = part.params["start"][dim], part.params["stop"][dim]
+    return lambda env: _sliced_product(dot, [env[a.id] for a in dot.args], dim, start, stop)
 
-    def build(env: dict[int, Value]) -> Value:
-        axes = (dot.params["x_axes"], dot.params["y_axes"])
-        sides = zip((env[a.id] for a in dot.args), axes, strict=True)
-        own = [piece(v, a.index(label), start, stop) if label in a else v for v, a in sides]
-        return emit("dot", *own, **dot.params)
 
-    return build
+def _sliced_product(dot: Value, args: Sequence[Value], dim: int, start: Size, stop: Size) -> Value:
+    """A slice of the product of these, as a product with a slice."""
+    label = dot.params["out_axes"][dim]
+    sides = zip(args, (dot.params["x_axes"], dot.params["y_axes"]), strict=True)
+    own = [piece(v, a.index(label), start, stop) if label in a else v for v, a in sides]
+    return emit("dot", *own, **dot.params)
 
 
 # ------------------------------------------------------------------------------------------- carried in pieces
@@ -181,7 +181,7 @@ def carried_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
     if found is None:
         return None
     number, added, dim = found
-    body, bounds = loop.body.copy(), [*pairwise([0, *cuts(added, dim), added.shape[dim]])]
+    body, bounds = loop.body.copy(), [*pairwise([0, *_ends_within(added, dim)])]
     with building(body):
         parts = [piece(Value(body, added.id), dim, a, b) for a, b in bounds]
         pieces = [body.input(x.aval, loop.inputs.carries[number].params["name"]) for x in parts]
@@ -193,9 +193,58 @@ def carried_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
     return replace(loop, body=own, init=tuple(_with(number, init, loop.init))), number, len(pieces), dim
 
 
+def read_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
+    """The same of the first carry that is read in pieces alone: one of them may go into no other step."""
+    found = next(((i, *how) for i, v in enumerate(loop.inputs.carries) if (how := _sliced_apart(loop, v))), None)
+    if found is None:
+        return None
+    number, dim, bounds = found
+    out, before = Graph(loop.body.name), loop.inputs.carries[number]
+    env: dict[int, Value] = {}
+    pieces: list[Value] = []
+    for value in loop.body.inputs:
+        if value != before:
+            env[value.id] = out.input_like(value)
+            continue
+        avals = [replace(before.aval, shape=_with(dim, [simplify_size(b - a)], before.shape)) for a, b in bounds]
+        pieces = [out.input(replace(a, shape=tuple(a.shape)), before.params["name"]) for a in avals]
+    for user in before.users:
+        a = user.params["start"][dim]
+        env[user.id] = next(p for p, (start, _) in zip(pieces, bounds, strict=True) if sizes_equal(start, a))
+    with building(out):
+        copy_into((v for v in loop.body.order() if v != before), env)
+        after = [_update(env[loop.results[number].id], dim, a, b) for a, b in bounds]
+    body = out.returning(_with(number, after, [env[o.id] for o in loop.results]))
+    init = [_slice(loop.init[number], dim, a, b) for a, b in bounds]
+    return replace(loop, body=body, init=tuple(_with(number, init, loop.init))), number, len(bounds), dim
+
+
+def _update(value: Value, dim: int, start: Size, stop: Size) -> Value:
+    """A piece of what a step makes; of a product a product, that may leave the loop without the others."""
+    if value.prim != "dot":
+        return piece(value, dim, start, stop)
+    return _sliced_product(value, value.args, dim, start, stop)
+
+
+def _sliced_apart(loop: Loop, before: Value) -> tuple[int, list[tuple[Size, Size]]] | None:
+    """The dim along which all that reads a carry is a slice of it, and the pieces of which each is one."""
+    users = list(dict.fromkeys(before.users))
+    if not users or before in loop.results or any(u.prim != "slice" or any(s != 1 for s in u.params["step"]) for u in users):
+        return None
+    dims = {d for u in users for d in range(before.ndim) if not sizes_equal(u.shape[d], before.shape[d])}
+    if len(dims) != 1:
+        return None
+    (dim,) = dims
+    ends = [(u.params["start"][dim], u.params["stop"][dim]) for u in users]
+    places = inner([place for both in ends for place in both], before.shape[dim])
+    bounds = list(pairwise([0, *places, before.shape[dim]]))
+    are_pieces = all(any(sizes_equal(a, c) and sizes_equal(b, d) for c, d in bounds) for a, b in ends)
+    return (dim, bounds) if places and are_pieces else None
+
+
 def carry_in_pieces(loop: Loop, emitted: Callable[[Loop], list[Value]]) -> list[Value] | None:
     """The results of a loop whose carries go through time in pieces, `emitted` so; None where none of them can."""
-    found = carried_in_pieces(loop)
+    found = carried_in_pieces(loop) or read_in_pieces(loop)
     if found is None:
         return None
     divided, number, count, dim = found
@@ -231,17 +280,18 @@ def _added_pieces(loop: Loop, number: int) -> tuple[int, Value, int] | None:
         return None
     carried = below(loop.body, loop.inputs.carries)
     added = next((a for a in after.args if a != before), before)
-    dim = next((d for d in range(added.ndim) if _is_put_together(added, d)), None)
+    dim = next((d for d in range(added.ndim) if _ends_within(added, d)), None)
     return (number, added, dim) if dim is not None and added.id in carried else None
 
 
-def _is_put_together(value: Value, dim: int) -> bool:
-    """Whether it is made, element by element, of a concatenation along this dim."""
+def _ends_within(value: Value, dim: int) -> list[Size]:
+    """Where the pieces end of the concatenation along this dim that it is made of, element by element; or none."""
     if value.prim == "cat":
-        return bool(value.params["axis"] == dim) and bool(cuts(value, dim))
+        return _ends(value, dim) if value.params["axis"] == dim else []
     if value.prim == "permute":
-        return _is_put_together(value.args[0], value.params["perm"][dim])
-    return PRIMS[value.prim].family == "elementwise" and any(_is_put_together(a, dim) for a in value.args)
+        return _ends_within(value.args[0], value.params["perm"][dim])
+    is_made = PRIMS[value.prim].family == "elementwise"
+    return next((ends for a in value.args if (ends := _ends_within(a, dim))), []) if is_made else []
 
 
 # ------------------------------------------------------------------------------------------------ made behind it

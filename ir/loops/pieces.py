@@ -22,8 +22,13 @@ MOST = 16
 
 def cuts(value: Value, dim: int) -> list[Size]:
     """The places along a dim where a piece of a concatenation begins, in order, that at 0 aside; none if unknown."""
-    found = [c for c in _ordered(_cuts(value, dim)) if not sizes_equal(c, 0) and not sizes_equal(c, value.shape[dim])]
+    found = inner(_cuts(value, dim), value.shape[dim])
     return found if len(found) < MOST else []
+
+
+def inner(places: Sequence[Size], size: Size) -> list[Size]:
+    """The different places between the ends of an axis, in order; none if that is not known."""
+    return _ordered([c for c in places if not sizes_equal(c, 0) and not sizes_equal(c, size)])
 
 
 def _cuts(value: Value, dim: int) -> list[Size]:

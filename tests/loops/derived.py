@@ -64,6 +64,31 @@ def with_bonus(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> Tensor:
     return torch.stack(out, 1)
 
 
+def gates_in_one(x: Tensor, w: Tensor, u: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A GRU whose gates are pieces of one product, beside one of all steps."""
+    h, out = torch.zeros(x.shape[0], u.shape[0], dtype=x.dtype, device=x.device), []
+    given = x @ w + b
+    for t in range(x.shape[1]):
+        r, z, n = given[:, t].chunk(3, -1)
+        own_r, own_z, own_n = (h @ u).chunk(3, -1)
+        r, z = torch.sigmoid(r + own_r), torch.sigmoid(z + own_z)
+        h = (1 - z) * torch.tanh(n + r * own_n) + z * h
+        out.append(h)
+    return torch.stack(out, 1), h
+
+
+def of_input_and_state(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """An LSTM with one matrix, for what comes in and the state together."""
+    h, out = x.new_zeros(x.shape[0], w.shape[1] // 4), []
+    c = torch.zeros_like(h)
+    for step in x.unbind(1):
+        i, f, g, o = (torch.cat([step, h], 1) @ w + b).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        out.append(h)
+    return torch.stack(out, 1)
+
+
 def window_by_taps(x: Tensor, w: Tensor) -> Tensor:
     """A loop over taps in each step, of which the first steps have fewer."""
     out = []
@@ -135,5 +160,7 @@ DERIVED = (
     Derived(first_row_in_each_step, lambda t: (rand(t, 3, 4), rand(2, 3, 4)), 4),
     Derived(matrix_states, lambda t: (*(rand(2, 2, t, 3) for _ in range(4)), rand(2, 3)), 3),
     Derived(with_bonus, lambda t: (*(rand(2, t, 2, 3) for _ in range(4)), rand(2, 3)), 10),
+    Derived(gates_in_one, lambda t: (rand(2, t, 3), rand(3, 12), rand(4, 12), rand(12)), 12),
+    Derived(of_input_and_state, lambda t: (rand(2, t, 3), rand(7, 16), rand(16)), 14),
     Derived(window_by_taps, lambda t: (rand(2, t, 3), rand(3, 3)), 4),
 )
