@@ -300,8 +300,8 @@ Behind: TypeAlias = "Callable[[Mapping[Value, Value]], Value]"
 
 
 def made_behind(loop: Loop) -> tuple[Loop, Callable[[list[Value]], list[Value]]] | None:
-    """The loop that gives the pieces of concatenations, and once what it gives turned as well; its results by what that
-    gives. None where it gives nothing of the kind."""
+    """The loop that gives the pieces of concatenations with what it reads or carries, and once what it gives turned as
+    well; its results by what that gives. None where it gives nothing of the kind."""
     count, ys = len(loop.init), loop.results[len(loop.init) :]
     ways = [_made_behind(y, ys) for y in ys]
     if not any(ways):
@@ -323,6 +323,6 @@ def _made_behind(y: Value, ys: Sequence[Value]) -> tuple[list[Value], Behind] | 
     if y.prim == "permute" and y.args[0] in ys:
         perm = (0, *shift_axes(y.params["perm"]))
         return [y.args[0]], lambda env: emit("permute", env[y.args[0]], perm=perm)
-    if y.prim == "cat":
+    if y.prim == "cat" and any(x.prim == "input" for x in y.args):  # what is made is stored where it is made
         return [*y.args], lambda env: emit("cat", *(env[x] for x in y.args), axis=y.params["axis"] + 1)
     return None
