@@ -132,7 +132,8 @@ def _groups_of_sums(graph: Graph, hints: Hints) -> Iterator[tuple[sympy.Symbol, 
         for operand, axes in zip(dot.args, (dot.params["x_axes"], dot.params["y_axes"]), strict=True):
             summed = [n for n, label in zip(operand.shape, axes, strict=True) if label not in dot.params["out_axes"]]
             before = nx.ancestors(graph.nx, operand.id)
-            sizes = dict.fromkeys(n for i in sorted(before) for t in Value(graph, i).avals for n in t.shape if not isinstance(n, int))
+            types = (t for i in sorted(before) for t in Value(graph, i).avals)
+            sizes = dict.fromkeys(n for t in types for n in t.shape if not isinstance(n, int))
             divided = (n for n in sizes if any(_is_size(_ratio(sympy.sympify(k), n)) for k in summed))
             yield from (group for n in divided if (group := _group(n, hints)) is not None)
 

@@ -229,7 +229,8 @@ def _update(value: Value, dim: int, start: Size, stop: Size) -> Value:
 def _sliced_apart(loop: Loop, before: Value) -> tuple[int, list[tuple[Size, Size]]] | None:
     """The dim along which all that reads a carry is a slice of it, and the pieces of which each is one."""
     users = list(dict.fromkeys(before.users))
-    if not users or before in loop.results or any(u.prim != "slice" or any(s != 1 for s in u.params["step"]) for u in users):
+    are_slices = all(u.prim == "slice" and all(s == 1 for s in u.params["step"]) for u in users)
+    if not users or before in loop.results or not are_slices:
         return None
     dims = {d for u in users for d in range(before.ndim) if not sizes_equal(u.shape[d], before.shape[d])}
     if len(dims) != 1:
