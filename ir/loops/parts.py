@@ -206,8 +206,8 @@ def read_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
         if value != before:
             env[value.id] = out.input_like(value)
             continue
-        avals = [replace(before.aval, shape=_with(dim, [simplify_size(b - a)], before.shape)) for a, b in bounds]
-        pieces = [out.input(replace(a, shape=tuple(a.shape)), before.params["name"]) for a in avals]
+        shapes = [(*before.shape[:dim], simplify_size(b - a), *before.shape[dim + 1 :]) for a, b in bounds]
+        pieces = [out.input(replace(before.aval, shape=shape), before.params["name"]) for shape in shapes]
     for user in before.users:
         a = user.params["start"][dim]
         env[user.id] = next(p for p, (start, _) in zip(pieces, bounds, strict=True) if sizes_equal(start, a))

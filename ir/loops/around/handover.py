@@ -87,7 +87,7 @@ class _Pair:
         """What a step of the source gives; None where it gives nothing of the kind."""
         if not steps.is_result or steps.source.args[0] != self.first:
             return None
-        number = steps.source.params["index"]
+        number: int = steps.source.params["index"]
         if number < self.count:
             return None
         value = self.source.results[number]
@@ -95,7 +95,7 @@ class _Pair:
             return value
         # what the step before has made of a state is the state before this one
         states = self.source.results[: self.count]
-        before: tuple[Value, ...] = self.source.inputs.carries
+        before = list(self.source.inputs.carries)
         is_before = not self.source.reverse and steps.start == simplify_size(self.start - 1) and value in states
         return before[states.index(value)] if is_before else None
 
