@@ -37,6 +37,13 @@ class Folding:
     # ------------------------------------------------------------------ lanes outside
     def pad(self, term: Term, axis: Axis) -> float | None:
         """The value of lanes outside along `axis`, where that is known."""
+        known: dict[Term, float | None] = {}
+        for below in terms_below([term]):
+            known[below] = self._pad(below, axis, [known[a] for a in below.args])
+        return known[term]
+
+    def _pad(self, term: Term, axis: Axis, pads: list[float | None]) -> float | None:
+        """The same, by those of its arguments."""
         if term.op == "const" and isinstance(term.param, (int, float)):
             return float(term.param)
         if axis not in term.axes or term.dtype not in FLOATING or self.coords.is_lent(axis):
@@ -44,7 +51,6 @@ class Folding:
         if term.op == "load":
             has_neighbours = self.coords.groups_of(term.param.place, not term.args) is not None
             return None if has_neighbours and not self.loads.silent else self.loads.pad(term)
-        pads = [self.pad(a, axis) for a in term.args]
         if term.op == "cast":
             return pads[0] if term.args[0].dtype in FLOATING else None
         if term.op == "sub" and pads[0] == float("-inf") and axis not in term.args[1].axes:

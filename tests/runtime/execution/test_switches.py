@@ -217,6 +217,20 @@ class Written(Function):
         return out
 
 
+class Classes(Function):
+    """`one_hot` asserts that no class is out of range."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        hot = torch.nn.functional.one_hot(x.argmax(1), x.shape[1]).to(x.dtype)
+        ctx.save_for_backward(hot)
+        return hot * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * ctx.saved_tensors[0]
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x @ w)
 
@@ -240,6 +254,7 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "exchange": (Softmax, HEADS),
     "products": (product, TALL),
     "index_checks": (Picked, SQUARE),
+    "assertions": (Classes, SQUARE),
     "place": (Chunks, ((16, 8), (8, 8))),
 }
 
