@@ -229,7 +229,7 @@ class _Axes:
 
     def summed(self, value: Value) -> frozenset[Axis]:
         """The rows or columns that a sum walks."""
-        operands = [(a, i) for at, a in enumerate(value.args) if a.id in self.virtual for i in _gone(value, at)]
+        operands = [(a, i) for at, a in enumerate(value.args) if a.id in self.virtual for i in summed_axes(value, at)]
         return frozenset(name for a, i in operands if (name := self.names[a.id, i]) in self.sides)
 
 
@@ -251,7 +251,7 @@ def _sides_of_pairs(value: Value) -> Iterator[tuple[Axis, bool]]:
         yield from (((value.id, places.index(a)), bool(right)) for a in axes)
 
 
-def _gone(value: Value, operand: int) -> list[int]:
+def summed_axes(value: Value, operand: int) -> list[int]:
     """The axes of an operand that a sum or product has no more."""
     if value.prim == "dot":
         labels, kept = value.params[("x_axes", "y_axes")[operand]], value.params["out_axes"]

@@ -27,6 +27,7 @@ from .spellings.mirrored import without_mirrors
 from .spellings.picked import without_picks
 from .spellings.row_sums import wide_row_sums
 from .spellings.split_sums import split_sums
+from .spellings.symmetric import one_sided, without_transposes
 
 UNSEEN = ("aten._assert_async", "aten.rand.", "aten.randn.")
 """No kernel sees when they run: what is asserted, and what is drawn in an order of its own."""
@@ -331,7 +332,8 @@ def _plain(graph: Graph, _: frozenset[int]) -> Graph:
 
 
 SPELLINGS: tuple[Callable[[Graph, frozenset[int]], Graph], ...] = (
-    without_picks, without_picked_extremes, without_concatenations, without_mirrors, _plain, split_sums, wide_row_sums,
+    without_picks, without_picked_extremes, without_concatenations, without_transposes, one_sided, without_mirrors,
+    _plain, split_sums, wide_row_sums,
 )  # fmt: skip
 """What a region is read as, one after the other."""
 

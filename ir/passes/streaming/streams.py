@@ -28,7 +28,7 @@ from ..fuse import Group, Step, View
 from ..products import SHARE, Machine
 from ..virtual import directions, is_source, large_values, virtual_values
 from .alive import alive_share
-from .copies import copies_apart
+from .copies import parts_apart
 from .in_place import steps_of_slab
 from .pairs import EXPONENTIAL, REDUCES, operations_of_pairs, powers_of_pairs
 from .regions import Flow, Region
@@ -256,7 +256,7 @@ class Streams:
         self, graph: Graph, steps: Sequence[Step], virtual: frozenset[int], decided: set[int]
     ) -> Region | None:
         """The first region of which nothing is decided yet."""
-        flow = Flow(graph, copies_apart(graph, steps, virtual))
+        flow = Flow(graph, parts_apart(graph, steps, virtual))
         for members in flow.touching(virtual) if virtual else ():
             region = Region(flow, frozenset(members), virtual, self.hints)
             if region.products and not decided.intersection(v.id for v in region.products):
@@ -330,9 +330,10 @@ class Streams:
 
     def estimate(self, region: Region, group: Group) -> StreamEstimate:
         """The model of both ways, at the hints."""
-        nodes = region.nodes()
-        walks = directions(nodes, region.virtual)
+        nodes, virtual = group.graph.order(), virtual_values(group.graph, self.hints, bool(region.pairs))
+        walks = directions(nodes, virtual)
         made = [v for nodes in walks for v in nodes]
+        pairs = [v for v in made if v.prim != "dot" and is_source(v, virtual)]
         dots = [v for v in made if v.prim == "dot"]
         moved = [self.moved(s) if region.pairs and isinstance(s, Group) else None for s in region.members]
         seconds = [self._as_it_is(s, region, n) for s, n in zip(region.members, moved, strict=True)]
@@ -345,8 +346,8 @@ class Streams:
             sum(seconds),
             self.machine.flops[next((v.dtype for v in (*region.products, *dots) if v.prim == "dot"), "f32")],
             self.machine.flops["f32"] / SPECIAL, self.machine.bandwidth,
-            alive_share(nodes, region.virtual, self.hints),
-            sum(operations_of_pairs(v, self.hints) for v in made if v in region.pairs) / self.machine.flops["f32"],
+            alive_share(nodes, virtual, self.hints),
+            sum(operations_of_pairs(v, self.hints) for v in pairs) / self.machine.flops["f32"],
         )  # fmt: skip
 
     def _in_memory(self, region: Region, moved: Sequence[tuple[int, int] | None]) -> int:
