@@ -71,6 +71,7 @@ class CapturedFunction:
         self.read_constants: Callable[[Sizes], dict[str, Any]] | None = None  # the same of what is on ctx
         # Reads and writes of the graph besides its arguments' values.
         self.lifted: list[Any] = []
+        self.code_on_ctx_asks: bool | None = None  # for the layout of tensors; None: not known yet
         self.written_inputs: list[int] = []
         self.unversioned_inputs: list[int] = []
         # How its results become the user's.

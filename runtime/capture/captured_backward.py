@@ -13,10 +13,13 @@ from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import unversioned_placeholders, written_placeholders
 from ...tracer.capture.context import BackwardContext
 from ...tracer.capture.history import History, known_history
+from ...tracer.containers import leaves
 from ...tracer.function import guarded_trace, rebind, require_no_difference
 from ...tracer.loops.stacks import unstacked
 from ...tracer.methods import as_tuple, backward_method, parameter_names
 from ...tracer.opaque.opaque import Tape
+from ...tracer.reads.reads import scan
+from ...tracer.reads.value_keys import SCALARS, functions_of
 from ...tracer.trace import CaptureError, Trace
 from ..execution.executable import Executable
 from ..execution.group import RECORDS
@@ -321,7 +324,7 @@ def layout_guard_failure(
     captured: CapturedFunction, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], recomputed: bool
 ) -> str | None:
     """The reason why backward, which may ask for layouts, meets others than at its capture; None if it does not."""
-    if not captured.reads.queries_layout:
+    if not _may_ask_for_layouts(captured, sizes):
         return None
     if any(canonical_layout(g) is not g for g in gradients):
         return "it may ask how a gradient lies in memory, which has gaps"
@@ -330,6 +333,15 @@ def layout_guard_failure(
     if any(tuple(r.stride()) != tuple(rebind(tuple(f.stride()), sizes)) for r, f in fakes):
         return "it may ask how a saved tensor lies in memory, which a hook gave another layout"
     return None
+
+
+def _may_ask_for_layouts(captured: CapturedFunction, sizes: Sizes) -> bool:
+    """By its code, or by that of functions and objects that forward put on ctx, which no scan of backward sees."""
+    if captured.code_on_ctx_asks is None:
+        values = [inner for v in captured.constants_at(sizes).values() for inner in (v, *leaves(v))]
+        code = [f for v in values if type(v) not in SCALARS for f in functions_of(v)]
+        captured.code_on_ctx_asks = bool(code) and scan(*code).queries_layout
+    return captured.reads.queries_layout or captured.code_on_ctx_asks
 
 
 def admits_sizes(captured: CapturedFunction, sizes: Sizes) -> bool:

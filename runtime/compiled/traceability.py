@@ -84,7 +84,10 @@ class Traceability:
         """The reads of the methods of these roles, but for those that have effects."""
         self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
         sources = (f for role in tried if self.effects[role] is None for f in self.sources(role))
-        return scan(*sources, foreign=self.foreign)
+        reads = scan(*sources, foreign=self.foreign)
+        if reads.queries_layout and reads.is_whole:
+            reads.queries_layout = scan(*self.sources("backward"), foreign=self.foreign).queries_layout
+        return reads
 
     def _caught(self, role: str) -> Effect | None:
         places = (self.segmented.catches(name) for name in self.sources_by_name(role))

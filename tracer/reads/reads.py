@@ -170,7 +170,7 @@ class Reads:
     callees: dict[str, Callee] = field(default_factory=dict)
     custom_attributes: set[str] = field(default_factory=set)  # that a tensor has only if the user put one there
     compares_identity: bool = False  # whether two things are one
-    queries_layout: bool = False  # how a tensor lies in memory
+    queries_layout: bool = False  # how a tensor lies in memory; of a class: whether its backward does
     calls_unknown: bool = False  # code of other packages, which no scan looks into
     is_whole: bool = True  # false where a scan ended before all was looked at
     functions_scanned: int = 0  # functions

@@ -518,6 +518,15 @@ def functions_of_class(cls: type) -> Iterator[types.FunctionType]:
                 yield inner
 
 
+def functions_of(value: Any) -> list[types.FunctionType]:
+    """The user's code that a value brings along: a function itself, or the methods of its class."""
+    while is_a(value, types.MethodType | functools.partial):
+        value = value.__func__ if is_a(value, types.MethodType) else value.func
+    if is_a(value, types.FunctionType):
+        return [value]
+    return [] if is_a(value, torch.Tensor) else list(functions_of_class(type(value)))
+
+
 # ------------------------------------------------------------------ what has no picture
 _SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.EllipsisType, enum.Enum, Handle)
 
