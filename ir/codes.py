@@ -299,6 +299,12 @@ CODES = (
     ),
     # -------------------------------------------------------------- FG05x: limits
     Code(
+        "FG043", "it writes to an expanded tensor, whose elements share memory",
+        "Which of the values that are written to one place stays there is for the operation that writes them.",
+        "Write to the tensor before it is expanded, or to a clone of it.",
+        (r"it writes to an expanded tensor",),
+    ),
+    Code(
         "FG050", "it is traced for 64 combinations of constants and dtypes already",
         "A number (or string, or dtype) changes at every call, and each value is another graph.",
         "Pass a number that changes as a 0-d tensor.",

@@ -266,3 +266,19 @@ def test_a_function_that_is_put_into_torch_and_not_called_matters_to_nobody(
         warnings.simplefilter("error")
         torch.testing.assert_close(fast.apply(x), Doubles.apply(x))
     assert fusegrad.explain(fast, x).methods["forward"].reason is None
+
+
+@both
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning", "ignore:Use of")
+def test_a_write_to_an_expanded_tensor_is_eagers(backend) -> None:
+    """A graph without writes would add what is written to each of the places that are one."""
+
+    def program(x, where):
+        total = x.sum().expand(3)
+        total[where] = 0.1
+        return x * total
+
+    fast, x = fusegrad.compile(program, backend=backend), torch.randn(3)
+    where = torch.tensor([True, True, True])
+    torch.testing.assert_close(fast(x, where), program(x, where))
+    assert "FG043" in str(fusegrad.explain(fast))

@@ -513,7 +513,7 @@ class _Provenance(TorchFunctionMode):
         if graph is None:  # what runs by chance before the graph begins: a generator that is finalised, say
             return func(*args, **(kwargs or {}))
         kwargs = {k: v for k, v in (kwargs or {}).items() if k != "generator" or v is not None}  # sizes are ints there
-        _refuse_real_write(func, args, kwargs)
+        _refuse_write(func, args, kwargs)
         if (why := self.leaves.why_not(func, args, kwargs) or why_not_in_its_mode(func, args)) is not None:
             raise CaptureError(reason=why, where=user_line())
         _refuse_generator((*args, *kwargs.values()))
@@ -599,12 +599,27 @@ def _weights(outputs: Any, inputs: Any, grad_outputs: Any = None, *_: Any, **__:
     return (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else grad_outputs or ()
 
 
-def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """A tensor from outside is no fake: a write to it would happen while tracing."""
+def _refuse_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """A tensor from outside is no fake: a write to it would happen while tracing. Elements that share memory are, for
+    what makes a graph without writes, the sum of what is written to each."""
     target = kwargs.get("out", args[0] if args and _is_in_place(getattr(func, "__name__", "")) else None)
-    real = isinstance(target, torch.Tensor) and not is_fake(target)
-    if real and user_frame() is not None:
+    if not isinstance(target, torch.Tensor) or user_frame() is None:
+        return
+    if not is_fake(target):
         raise CaptureError(reason="it writes to a tensor that is no argument", where=user_line())
+    is_shared = getattr(func, "__name__", "") in _SHARED and target.layout is torch.strided
+    sides = zip(target.shape, target.stride(), strict=True) if is_shared else ()
+    if any(type(stride) is int and stride == 0 and not _is_one(size) for size, stride in sides):
+        reason = "it writes to an expanded tensor, whose elements share memory"
+        raise CaptureError(reason=reason, where=user_line())
+
+
+_SHARED = frozenset("__setitem__ fill_ zero_ index_put_ masked_fill_ index_fill_ fill_diagonal_ tril_ triu_".split())
+"""What eager writes to elements that share memory; anything else raises."""
+
+
+def _is_one(size: Any) -> bool:
+    return type(size) is int and size == 1
 
 
 def _refuse_resize() -> None:
