@@ -239,3 +239,22 @@ def test_sums_of_halves_are_rounded_once() -> None:
 
 def as_tuple(out: ANY) -> tuple[Tensor, ...]:
     return out if isinstance(out, tuple) else (out,)
+
+
+def turned_and_widened(g: Tensor) -> tuple[Tensor, Tensor]:
+    """What a step hands on is turned by the next; what is summed is the same along the axis."""
+    k, total, given = g[-1], torch.zeros_like(g[-1]), []
+    for t in reversed(range(g.shape[0])):
+        h, k = k, g[t].flip(0)
+        given.append(h * k)
+        total = total + torch.logsumexp(h, 0).expand(3)
+    return torch.stack(given[::-1]), total
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_many_steps_at_once_only_where_lanes_are_alone(wide: bool) -> None:
+    g = torch.randn(26, 1 if wide else 3, dtype=torch.float64).expand(26, 3)
+    with fusegrad.config.patch(backend="interpret"):
+        found = fusegrad.compile(turned_and_widened)(g)
+    for a, b in zip(found, turned_and_widened(g), strict=True):
+        torch.testing.assert_close(a, b)
