@@ -23,7 +23,7 @@ from ..switches import is_on
 from ..transforms.ops import inline, zeros
 from ..types import Size, simplify_size
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
-from .parts import carry_in_pieces, made_behind, with_parts
+from .parts import carry_in_pieces, made_behind, part_along, with_parts
 from .tidy import permuted_results
 
 Batch: TypeAlias = "Callable[[Graph, Sequence[bool], Size], tuple[Graph, tuple[bool, ...]]]"
@@ -96,10 +96,12 @@ class Motion:
         finals, stacked, rest = made[: count - 1], made[count - 1], iter(made[count:])
         first = make("reshape", loop.init[number], shape=(1, *before.shape))
         every = emit("cat", *((stacked, first) if loop.reverse else (first, stacked)), axis=0)
-        late = _steps_of(every, 1 if loop.reverse else 0, loop.length)
-        last = make("reshape", _steps_of(every, 0 if loop.reverse else loop.length, 1), shape=before.shape)
-        given = [late if y == before else next(rest) for y in loop.results[count:]]
-        return [*finals[:number], last, *finals[number:], *given]
+        end = simplify_size(loop.length + 1)
+        late, last = ((1, end), (0, 1)) if loop.reverse else ((0, loop.length), (loop.length, end))
+        later = part_along(every, 0, *late)
+        given = [later if y == before else next(rest) for y in loop.results[count:]]
+        final = make("reshape", part_along(every, 0, *last), shape=before.shape)
+        return [*finals[:number], final, *finals[number:], *given]
 
     # ------------------------------------------------------------------ before the loop
     def _done_before(self, loop: Loop) -> list[Value] | None:
@@ -225,13 +227,6 @@ def _is_given_later(loop: Loop, number: int) -> bool:
         return False
     others = [o for n, o in enumerate(loop.results[:count]) if n != number]
     return any(PRIMS[Value(loop.body, i).prim].family in APART for i in _above(loop, [after]) - _above(loop, others))
-
-
-def _steps_of(stacked: Value, start: Size, count: Size) -> Value:
-    """So many steps of all."""
-    rest = stacked.shape[1:]
-    stop = (simplify_size(start + count), *rest)
-    return make("slice", stacked, start=(start, *(0 for _ in rest)), stop=stop, step=(1,) * stacked.ndim)
 
 
 def _is_view_of_steps(loop: Loop, value: Value) -> bool:

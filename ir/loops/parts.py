@@ -114,15 +114,16 @@ def piece(value: Value, dim: int, start: Size, stop: Size) -> Value:
         return make("permute", piece(x, perm[dim], start, stop), perm=perm)
     if value.prim == "cast" or _ends_within(value, dim):
         return make(value.prim, *(piece(a, dim, start, stop) for a in value.args), **value.params)
-    return _slice(value, dim, start, stop)
+    return part_along(value, dim, start, stop)
 
 
 def _cat_or_slice(value: Value, inside: Sequence[Value], dim: int, start: Size, stop: Size) -> Value:
     is_known = len(inside) < len(value.args)
-    return emit("cat", *inside, axis=dim) if is_known else _slice(value, dim, start, stop)
+    return emit("cat", *inside, axis=dim) if is_known else part_along(value, dim, start, stop)
 
 
-def _slice(value: Value, dim: int, start: Size, stop: Size) -> Value:
+def part_along(value: Value, dim: int, start: Size, stop: Size) -> Value:
+    """A slice along one dim."""
     starts = tuple(start if d == dim else 0 for d in range(value.ndim))
     stops = tuple(stop if d == dim else n for d, n in enumerate(value.shape))
     return emit("slice", value, start=starts, stop=stops, step=(1,) * value.ndim)
@@ -144,14 +145,19 @@ def _slices_of_products(loop: Loop) -> dict[int, Build]:
 
 def _sliced_dim(dot: Value, users: Sequence[Value]) -> int | None:
     """The dim along which all that reads a product is a slice of it, where they are no more than it is."""
-    if not users or any(u.prim != "slice" or any(s != 1 for s in u.params["step"]) for u in users):
+    dim = _dim_of_slices(dot, users)
+    if dim is None:
         return None
-    dims = {d for u in users for d in range(dot.ndim) if not sizes_equal(u.shape[d], dot.shape[d])}
-    if len(dims) != 1:
-        return None
-    (dim,) = dims
     bounds = sorted(((u.params["start"][dim], u.params["stop"][dim]) for u in users), key=str)
     return dim if len(set(bounds)) == len(bounds) and _are_apart(bounds) else None
+
+
+def _dim_of_slices(value: Value, users: Sequence[Value]) -> int | None:
+    """The only dim along which slices take a part of a value, if all that reads it is one, of neighbours."""
+    if not users or any(u.prim != "slice" or any(s != 1 for s in u.params["step"]) for u in users):
+        return None
+    dims = {d for u in users for d in range(value.ndim) if not sizes_equal(u.shape[d], value.shape[d])}
+    return dims.pop() if len(dims) == 1 else None
 
 
 def _are_apart(bounds: Sequence[tuple[Size, Size]]) -> bool:
@@ -186,7 +192,7 @@ def carried_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
         parts = [piece(Value(body, added.id), dim, a, b) for a, b in bounds]
         pieces = [body.input(x.aval, loop.inputs.carries[number].params["name"]) for x in parts]
         after = [emit("add", p, x) for p, x in zip(pieces, parts, strict=True)]
-    init = [_slice(loop.init[number], dim, a, b) for a, b in bounds]
+    init = [part_along(loop.init[number], dim, a, b) for a, b in bounds]
     inputs = _with(number, pieces, [Value(body, v.id) for v in loop.body.inputs])
     outputs = _with(number, after, [Value(body, o.id) for o in loop.results])
     own = extract(outputs, inputs, name=body.name)
@@ -215,7 +221,7 @@ def read_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
         copy_into((v for v in loop.body.order() if v != before), env)
         after = [_update(env[loop.results[number].id], dim, a, b) for a, b in bounds]
     body = out.returning(_with(number, after, [env[o.id] for o in loop.results]))
-    init = [_slice(loop.init[number], dim, a, b) for a, b in bounds]
+    init = [part_along(loop.init[number], dim, a, b) for a, b in bounds]
     return replace(loop, body=body, init=tuple(_with(number, init, loop.init))), number, len(bounds), dim
 
 
@@ -229,13 +235,9 @@ def _update(value: Value, dim: int, start: Size, stop: Size) -> Value:
 def _sliced_apart(loop: Loop, before: Value) -> tuple[int, list[tuple[Size, Size]]] | None:
     """The dim along which all that reads a carry is a slice of it, and the pieces of which each is one."""
     users = list(dict.fromkeys(before.users))
-    are_slices = all(u.prim == "slice" and all(s == 1 for s in u.params["step"]) for u in users)
-    if not users or before in loop.results or not are_slices:
+    dim = _dim_of_slices(before, users)
+    if dim is None or before in loop.results:
         return None
-    dims = {d for u in users for d in range(before.ndim) if not sizes_equal(u.shape[d], before.shape[d])}
-    if len(dims) != 1:
-        return None
-    (dim,) = dims
     ends = [(u.params["start"][dim], u.params["stop"][dim]) for u in users]
     places = inner([place for both in ends for place in both], before.shape[dim])
     bounds = list(pairwise([0, *places, before.shape[dim]]))

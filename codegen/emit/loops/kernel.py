@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ....ir.types import ITEMSIZE, Size, product
 from ...kernel import ALL_REGISTERS, MOST_REGISTERS, Buffer, Course, Kernel, Target
-from ...program.axes import REDUCTIONS, Axis, Sink, Term
+from ...program.axes import Axis, Sink
 from ...program.sizes import Hints, evaluate_size, tidy
 from ...program.terms import TermTable
 from ...schedule.loops.delays import without_delays
@@ -82,15 +82,6 @@ def kernels_of_loop(
     return made.with_head(splits=chunks, wanted=wanted)
 
 
-def _is_of_one_lane(term: Term) -> bool:
-    """A reduction along an axis that what is reduced lacks, as an expanded gradient does."""
-    return term.op in REDUCTIONS and not term.args[0].axes.issuperset(term.param)
-
-
-BETWEEN_LANES = ("moved", "crossed", "matmul")
-"""What lanes read of one another is made step by step."""
-
-
 def _linear(
     table: TermTable, program: LoopProgram, target: Target, hints: Hints
 ) -> tuple[LoopProgram, dict[LoopState, Linear]] | None:  # fmt: skip
@@ -99,8 +90,6 @@ def _linear(
     if not in_chunks(Workload(program, target, hints), program):
         return None
     lean = without_delays(table, program)
-    if any(t.op in BETWEEN_LANES or _is_of_one_lane(t) for t in lean.terms):
-        return None
     linear = recurrences_of(table, lean)
     return None if linear is None else (lean, linear)
 

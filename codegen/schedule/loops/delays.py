@@ -73,4 +73,7 @@ def _made_again(
             guards = [is_there] * (term.op == "load" and time in term.axes)
             new[term] = table.moved_of(term, (*(new[a] for a in term.args), *guards), {time: place})
     value = new[state.update.value]
-    return table.make("where", is_there, value, state.initial.value, dtype=value.dtype, node=state.before.node)
+    made = table.make("where", is_there, value, state.initial.value, dtype=value.dtype, node=state.before.node)
+    # what is carried has all lanes, also where what it is made of is the same in them: an expanded gradient
+    absent = tuple(a for a in state.axes if a not in made.axes)
+    return table.make("spread", made, dtype=made.dtype, param=absent, node=made.node) if absent else made

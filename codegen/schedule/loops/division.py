@@ -158,7 +158,8 @@ def sums_beside(program: LoopProgram) -> set[int]:
         summed = {a for t in below if t.op in (*REDUCTIONS, *SCANS) for a in t.param}
         return bool(summed & late) and not any(t.op in ("last", "carried") for t in below)
 
-    return {s.goal for s in program.after if is_beside(s)} - {s.goal for s in program.sinks if not is_beside(s)}
+    beside = [s for s in program.after if is_beside(s)]
+    return {s.goal for s in beside} - {s.goal for s in program.sinks if s not in beside}
 
 
 def _most_kept(w: Workload, program: LoopProgram, axis: Axis) -> int:

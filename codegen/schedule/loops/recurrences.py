@@ -15,6 +15,8 @@ from ...program.terms import TermTable
 from .roles import LoopProgram, LoopState
 
 FLOATS = ("f16", "bf16", "f32", "f64")
+BETWEEN_LANES = ("moved", "crossed", "matmul")
+"""What lanes read of one another is made step by step."""
 
 
 class Linear(NamedTuple):
@@ -26,6 +28,8 @@ class Linear(NamedTuple):
 
 def recurrences_of(table: TermTable, program: LoopProgram) -> dict[LoopState, Linear] | None:
     """Each state's own recurrence, if all have one, in an order in which each reads earlier ones alone."""
+    if any(t.op in BETWEEN_LANES for t in program.terms):
+        return None
     found: dict[LoopState, Linear] = {}
     todo = list(program.states)
     while todo:

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from ...graph import Graph, Value, building
 from ...infer import sizes_equal
 from ...passes.cost import estimate
-from ...rewrite import copy_into, make, nodes_between
+from ...rewrite import copy_into, nodes_between
 from ...switches import is_on
 from ...types import Size, simplify_size
 from ..loop import Loop, loop_of, rebuild_scans, scans_of
+from ..parts import part_along
 from ..prune import prune_scans
 from ..tidy import in_bodies
 from .cut import cheapest
@@ -171,9 +172,7 @@ class _Pair:
         start, length = self.start, self.reader.length
         if start == 0 and sizes_equal(length, self.source.length):
             return steps
-        rest = steps.shape[1:]
-        begin, end = (start, *(0 for _ in rest)), (simplify_size(start + length), *rest)
-        return make("slice", steps, start=begin, stop=end, step=(1,) * steps.ndim)
+        return part_along(steps, 0, start, simplify_size(start + length))
 
     def _reading(self, loop: Loop) -> Loop:
         """The reader, which makes in each step what it was handed."""

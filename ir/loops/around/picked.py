@@ -22,6 +22,7 @@ from ...switches import is_on
 from ...transforms.ops import zeros
 from ...types import FLOATS, LOW_FLOATS, Size, TensorType, simplify_size
 from ..loop import loop_of, scans_of
+from ..parts import part_along
 from ..tidy import in_bodies
 from .carrying import Carrying, Wanted, carried_along
 from .cut import cheapest
@@ -224,9 +225,7 @@ class _Again:
 
 def _at(operand: Value, step: Size) -> Value:
     """One step of what a loop reads."""
-    rest = operand.shape[1:]
-    start, stop = (step, *(0 for _ in rest)), (simplify_size(step + 1), *rest)
-    return make("reshape", make("slice", operand, start=start, stop=stop, step=(1,) * operand.ndim), shape=rest)
+    return make("reshape", part_along(operand, 0, step, simplify_size(step + 1)), shape=operand.shape[1:])
 
 
 @dataclass(frozen=True)
