@@ -268,7 +268,8 @@ def _factors_alike(equation: sympy.Eq, hints: Mapping[sympy.Basic, Any]) -> list
     if not all(f in hints and n.is_Integer for f, n in powers.items()):
         return []
     sides = ([f for f, n in powers.items() for _ in range(sign * int(n))] for sign in (1, -1))
-    left, right = (sorted(side, key=lambda s: (hints[s], s.name)) for side in sides)
+    arguments = list(hints)  # of sizes that are one number here, the first axis of each goes with the first
+    left, right = (sorted(side, key=lambda s: (hints[s], arguments.index(s))) for side in sides)
     return list(zip(left, right, strict=True)) if [hints[s] for s in left] == [hints[s] for s in right] else []
 
 

@@ -36,7 +36,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from ..graph import Graph, Value
-from ..infer import same_shape
+from ..infer import same_shape, sizes_equal
 from ..loops.loop import below, loop_of, rebuild_scans
 from ..loops.tidy import in_bodies
 from ..prims import PRIMS
@@ -269,8 +269,14 @@ def _with_sums_of_alike(graph: Graph) -> Graph:
 
 def _are_alike(dot: Value) -> bool:
     x, y = _labelled(dot)
-    is_plain = all(len(f.axes) == len(wide(f.value.shape)) for f in (x, y))  # none is read along a diagonal
-    return is_plain and x.axes == y.axes
+    return _is_plain(x, y) and x.axes == y.axes
+
+
+def _is_plain(x: Factor, y: Factor) -> bool:
+    """Neither is read along a diagonal; and their sizes are equal by more than a guard, which a sum would not know."""
+    sizes = [dict(zip(f.labels, f.value.shape, strict=True)) for f in (x, y)]
+    proved = all(sizes_equal(sizes[0][a], sizes[1][a]) for a in x.axes & y.axes)
+    return proved and all(len(f.axes) == len(wide(f.value.shape)) for f in (x, y))
 
 
 def _with_small_products(graph: Graph) -> Graph:
@@ -297,7 +303,7 @@ def _at_place(value: Value, place: Sequence[int], outer: int) -> Value:
 def _is_of_small(dot: Value) -> bool:
     sizes = {a: n for f in _labelled(dot) for a, n in zip(f.labels, f.value.shape, strict=True)}
     sides = {a: n for a, n in sizes.items() if a is not None and a not in _batch(dot)}
-    return _are_small(sides, sides.keys() - set(dot.params["out_axes"]))
+    return _is_plain(*_labelled(dot)) and _are_small(sides, sides.keys() - set(dot.params["out_axes"]))
 
 
 def _are_small(sides: Mapping[int, Size], summed: Collection[int]) -> bool:
@@ -356,8 +362,7 @@ def _matrix(value: Value) -> Value | None:
     """The operand that has all axes of a product, where the other one has fewer."""
     x, y = sorted(_labelled(value), key=lambda f: len(f.axes))
     is_summed = not y.axes <= set(value.params["out_axes"])
-    is_plain = all(len(f.axes) == len(wide(f.value.shape)) for f in (x, y))  # none is read along a diagonal
-    return y.value if x.axes < y.axes and is_summed and is_plain else None
+    return y.value if x.axes < y.axes and is_summed and _is_plain(x, y) else None
 
 
 def _summed(value: Value, env: Mapping[int, Value]) -> Value:

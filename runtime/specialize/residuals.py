@@ -111,8 +111,10 @@ def program_of(captured: CapturedFunction, backward: BackwardEntry) -> Program:
         raise CaptureError(reason="its backward writes to what it is given", where=captured.backward_place())
     if backward.opaque:
         raise CaptureError(reason="its backward has opaque nodes", where=backward.opaque[0].where)
+    name = f"{captured.name}_backward"
+    graph_of(backward.trace, name)  # before forward, which is lowered with what this learns about sizes
     program = forward_program(captured)
-    program.backward[mask_of(predicted_kinds(captured))] = graph_of(backward.trace, f"{captured.name}_backward")
+    program.backward[mask_of(predicted_kinds(captured))] = graph_of(backward.trace, name)
     return program
 
 

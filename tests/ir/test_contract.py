@@ -259,6 +259,16 @@ def test_products_of_small_matrices_are_written_out(same) -> None:
     same(graph, after, rtol=1e-6, sizes=SIZES)
 
 
+@pytest.mark.parametrize("sides", [(3, 3, 2), (1, P, 1)])
+def test_products_of_sizes_that_are_equal_by_a_guard_alone_stay(sides: tuple[object, ...]) -> None:
+    m, k, n = sides
+    graph, (x, y) = inputs("f32", (B * P, m, k), (H * Q, k, n))
+    with building(graph):
+        result = emit("dot", x, y, x_axes=(0, 1, 2), y_axes=(0, 2, 3), out_axes=(0, 1, 3))
+    graph.returning([result])
+    assert "dot" in prims(contracted(graph))
+
+
 @pytest.mark.parametrize("shape", [(B, 3, 16, 3), (B, P, 3, 3), (B, 3, Q, 3)])
 def test_products_of_larger_ones_stay(shape: tuple[object, ...]) -> None:
     assert "dot" in prims(contracted(pairs(*shape)))

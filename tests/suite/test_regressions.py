@@ -310,6 +310,21 @@ class Flattened(Function):
         return (g[:, None] * target.flatten(1) * p * (1 - p)).view_as(x), None
 
 
+class FlattenedProduct(Function):
+    """The same of a product, whose rows may be one: then it is a sum, and no call."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return torch.bmm(x.flatten(0, 1), y.flatten(0, 1).mT).view(*x.shape[:3], -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        x, y = (t.flatten(0, 1) for t in ctx.saved_tensors)
+        dx, dy = torch.bmm(g.flatten(0, 1), y), torch.bmm(g.flatten(0, 1).mT, x)
+        return dx.view_as(ctx.saved_tensors[0]), dy.view_as(ctx.saved_tensors[1])
+
+
 class Heads(Function):
     """A chunk in three parts, which heads are made of: the last part is as long as the others."""
 
@@ -331,6 +346,7 @@ class Heads(Function):
     [
         (Heads, [[(2, 24)], [(3, 36)]]),
         (HalvedTwice, [[(3, 8)], [(2, 12)]]),
+        (FlattenedProduct, [[(2, 3, 1, 5)] * 2, [(4, 3, 1, 5)] * 2, [(3, 4, 1, 6), (2, 6, 1, 6)]]),
         (Flattened, [[(2, 3, 5)] * 2, [(3, 4, 6)] * 2, [(3, 4, 6), (3, 8, 3)]]),
     ],
 )

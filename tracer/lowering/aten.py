@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...ir import Graph, TensorType, Value, building, emit, provenance
 from ...ir.errors import LoweringError, TypeRuleError
 from ...ir.graph import Origin
-from ...ir.infer import same_shape
+from ...ir.infer import same_shape, sizes_equal
 from ...ir.prims import Arg
 from ..arithmetic import SYMBOLIC
 from ..capture.data import reads_data
@@ -78,9 +78,22 @@ def lower(
             if attempt + 1 == _MOST_ATTEMPTS or _equalities(mode) == known:
                 raise
             continue
+        if not _products_are_proved(graph):
+            agree_on_factors(mode.shape_env)
         if _equalities(mode) == known:
             break
     return numbers_as_tensors(graph)
+
+
+def _products_are_proved(graph: Graph) -> bool:
+    """False where the axes of two operands are equal by a guard alone: no pass could write that product as a sum."""
+    return all(_is_proved(v) for v in graph.order() if v.prim == "dot")
+
+
+def _is_proved(dot: Value) -> bool:
+    axes = zip(dot.params["x_axes"], dot.args[0].shape, strict=True)
+    sizes = dict(zip(dot.params["y_axes"], dot.args[1].shape, strict=True))
+    return all(sizes_equal(n, sizes[a]) for a, n in axes if a in sizes)
 
 
 def _lower_once(
