@@ -105,6 +105,29 @@ class BatchesOfEach(Function):
         return (ds @ k2).view_as(q), (ds.mT @ q2).view_as(k), (p.mT @ g2).view_as(v), None
 
 
+@style(lambda b, h, n, d: (*heads(b, h, n, d), rand(b, h, n)), 2, 4)
+class Forgetting(Function):
+    """Scores decay by a gate of each place: running sums before the scores, and of what is summed along either side."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, gate):
+        kept = F.logsigmoid(gate).cumsum(-1)
+        i = torch.arange(q.shape[-2], device=q.device)
+        s = q @ k.mT * q.shape[-1] ** -0.5 + kept[..., :, None] - kept[..., None, :]
+        p = s.masked_fill(i > i[:, None], -INF).softmax(-1)
+        ctx.save_for_backward(q, k, v, gate, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, gate, p = ctx.saved_tensors
+        dp = g @ v.mT
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        dkept = ds.sum(-1) - ds.sum(-2)
+        dgate = dkept.flip(-1).cumsum(-1).flip(-1) * torch.sigmoid(-gate)
+        return ds @ k * q.shape[-1] ** -0.5, ds.mT @ q * q.shape[-1] ** -0.5, p.mT @ g, dgate
+
+
 def latents(b: int, h: int, n: int, d: int) -> tuple[torch.Tensor, ...]:
     return rand(b, n, 2 * d), rand(b, h, n, d), rand(h, 2 * d, d), rand(h, 2 * d, d)
 

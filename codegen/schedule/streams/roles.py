@@ -163,12 +163,21 @@ def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[
     before: list[Value] = []
     for term in terms:
         if term.op in SCANS and set(term.param) & {roles.row, roles.stream, *roles.outer}:
-            raise Unfusible(term.node or sink.node, "a running sum along what is streamed")
+            raise _scanned_before(term, terms, virtual, sink)
         if term.op in REDUCTIONS and term not in virtual and _is_above(term, virtual):
             before += [term.node] if not set(term.param) <= roles.over and term.node is not None else []
     if before:
         earlier = [node for node in before if node.id != sink.node.id]
         raise Materialize(earlier or _row_values(terms, virtual, sink))
+
+
+def _scanned_before(scan: Term, terms: Sequence[Term], virtual: set[Term], sink: Sink) -> Exception:
+    """A running sum has all rows, or all columns: it is complete before this kernel, or begins behind it."""
+    if scan in virtual:
+        return Unfusible(scan.node or sink.node, "a running sum along what is streamed")
+    if _is_above(scan, virtual):
+        return Materialize(_row_values(terms, virtual, sink))
+    return Materialize([scan.node] if scan.node is not None else [])
 
 
 def _is_above(term: Term, virtual: set[Term]) -> bool:
