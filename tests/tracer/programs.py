@@ -357,6 +357,14 @@ layout = [
         "fill_diagonal", lambda a: ((a * 2).fill_diagonal_(3), (a.t() + 1).contiguous().fill_diagonal_(-9.5)),
         lambda: [x(4, 6)],
     ),
+    Program(
+        "diagonal_scatter", lambda a: (
+            (a[:, None] * a).diagonal_scatter(a.mT.exp(), 0, 0, 1), (a[:, None] * a).diagonal_scatter(a.mT, 0, 1, 0),
+            (a[:, None] * a).mT.diagonal_scatter(a.mT, 0, 2, 0), (a @ a.mT).diagonal_scatter(a[:, 0]),
+            (a @ a.mT).diagonal_scatter(a[1:, 0], 1), a.diagonal_scatter(a[0], -1),
+        ),
+        lambda: [x(4, 3)],
+    ),
     Program("diag_embed", lambda a: torch.diag_embed(a), lambda: [x(2, 3)]),
     Program(
         "repeat", lambda a: (a.repeat(2, 3), a.repeat(2, 1, 1), a.tile(2), a.repeat_interleave(3, 1)), lambda: [x(2, 3)]

@@ -9,7 +9,7 @@ import sympy
 
 from ...ir import Size, Value, emit
 from ...ir.errors import LoweringError
-from ...ir.infer import drop_axes, same_shape, sizes_equal
+from ...ir.infer import same_shape, sizes_equal
 from ...ir.rewrite import number_of
 from ...ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplify_size
 from .rules import (
@@ -356,7 +356,14 @@ def _triangle(call: Call, x: Value, diagonal: Any = 0) -> Result:
 
 @rule("diagonal_scatter")
 def _diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
+    """A choice by rows and columns, of which kernels make a tile as of others; with a shift a write by an index."""
     axes, index = _diagonal_index(x, source.shape[-1], offset, dim1, dim2)
-    lines = permute(cast(source, x.dtype), (source.ndim - 1, *range(source.ndim - 1)))
-    assert lines.shape[1:] == drop_axes(x.shape, axes)
+    source = cast(source, x.dtype)
+    if not offset and call.agree(*(call.args[0].shape[a] for a in axes)):
+        rows, columns = (broadcast(iota(x.shape[a]), x.shape, (a,)) for a in axes)
+        kept = [a for a in range(x.ndim) if a != axes[1]]
+        places = [a for a in kept if a != axes[0]] + [axes[0]]
+        spread = broadcast(permute(source, [places.index(a) for a in kept]), x.shape, kept)
+        return emit("where", emit("eq", rows, columns), spread, x)
+    lines = permute(source, (source.ndim - 1, *range(source.ndim - 1)))
     return emit("scatter", x, lines, *index, axes=axes, mode="set")
