@@ -455,7 +455,8 @@ class _Group:
         for goals in self._goals(memory):
             for part in self._in_order(self._parts(goals)):
                 made += self._stage(part, memory, sum(len(m.kernels) for m in made))
-        kernels = [k for m in self._with_round_trips(made) for k in m.kernels]
+        made = self._with_rows_together(self._with_round_trips(made), memory)
+        kernels = [k for m in made for k in m.kernels]
         self._check_stored(kernels)
         if len({_stem_and_end(k.name)[0] for k in kernels}) == 1:
             kernels = [_with_name(k, self.name + _stem_and_end(k.name)[1]) for k in kernels]
@@ -493,6 +494,44 @@ class _Group:
             else:
                 todo[:0] = self._in_order(kernel)
         return made
+
+    # ------------------------------------------------------------------ a maximum, and a sum relative to it
+    def _with_rows_together(self, made: list[_Made], memory: Mapping[int, Memory]) -> list[_Made]:
+        """A kernel with one that reads what it reduces, and what it reads: where that is complete in the program.
+
+        It was materialised for a third one, which is no reason to read all of it again.
+        """
+        tried = set[tuple[str, str]]()
+        while pair := next((p for p in self._pairs_of_rows(made) if (p[0].label, p[1].label) not in tried), None):
+            one, two = pair
+            tried.add((one.label, two.label))
+            both = self._rows_joined(one, two, memory)
+            made = [both if m is two else m for m in made if m is not one] if both is not None else made
+        return made
+
+    def _pairs_of_rows(self, made: Sequence[_Made]) -> Iterator[tuple[_Made, _Made]]:
+        plain = [m for m in made if m.label not in self.loops and not m.first and self._is_of_rows(m)]
+        for one, two in combinations(plain, 2):
+            between = made[made.index(one) + 1 : made.index(two)]
+            handed, shared = one.stored & two.loaded, one.loaded & two.loaded
+            if handed and shared and not any(one.stored & m.loaded for m in between):
+                yield one, two
+
+    def _is_of_rows(self, made: _Made) -> bool:
+        nodes = [g.node for g in made.goals]
+        plain = not any(g.scatter or g.part is not None or g.node.id in self.streamed for g in made.goals)
+        return plain and len(made.kernels) == 1 and any(PRIMS[v.prim].family == "reduce" for v in nodes)
+
+    def _rows_joined(self, one: _Made, two: _Made, memory: Mapping[int, Memory]) -> _Made | None:
+        """None where a program does not have what the second reads, or where all of it moves no fewer bytes."""
+        goals, made = [*one.goals, *two.goals], {g.node.id for g in one.goals}
+        read = {i: m for i, m in memory.items() if i not in made}
+        try:
+            kernels = self._kernel(goals, read, self.empty, two.label)
+        except (Unfusible, Materialize):
+            return None
+        both = _Made(tuple(goals), kernels, two.label) if isinstance(kernels, tuple) else None
+        return both if both is not None and self._is_better(both, one, two) else None
 
     # ------------------------------------------------------------------ two loops in one kernel
     def _with_round_trips(self, made: list[_Made]) -> list[_Made]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, Input, K, M, N, T, agree, op, text_of, where
+from harness import INTERPRET, SMALL, Input, K, M, N, T, agree, op, text_of, where
 from test_losses import PARTS, edges
 
 Body = Callable[[T, T, T], T]
@@ -109,3 +109,18 @@ def test_columns_beside_each_other() -> None:
 
     for rows_, columns in ((300, 8), (2501, 24)):
         agree(body, {M: 3, N: rows_, K: columns}, PARTS, x=Input("f32", (M, N, K)), y=Input("f32", (M, N, K)))
+
+
+def along_either(x: T) -> T:
+    """Contrastive: what rows and columns sum to is added up, so that both parts of a logarithm are in memory."""
+    rows_, columns = (x.amax(a, keep=True) for a in (1, 0))
+    sums = (x - rows_).exp().sum(1), (x - columns).exp().sum(0)
+    logs = [s.log() + top.reshape(s.shape[0]) for s, top in zip(sums, (rows_, columns), strict=True)]
+    return logs[0].sum(0) + logs[1].sum(0)
+
+
+def test_an_extreme_that_is_in_memory_is_made_beside_its_sums() -> None:
+    x = Input("f32", (M, N))
+    for target, n in ((SMALL, 50), (INTERPRET, 97)):
+        agree(along_either, {M: 41, N: n}, target, x=x)
+    assert text_of(along_either, {M: 16384, N: 16384}, x=x).count("def body_") == 3
