@@ -19,6 +19,7 @@ from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, join_rules, make, number
 from ..switches import switch_state
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .identities.constants import constants
+from .identities.lone_pieces import lone_pieces
 from .identities.regions import regions
 from .index_checks import index_checks
 from .layout import layout
@@ -212,8 +213,8 @@ numbers: Rules = {
 }
 
 FAMILIES: dict[str, Rules] = {
-    "constants": constants, "algebra": algebra, "numbers": numbers, "index_checks": index_checks, "layout": layout,
-    "regions": regions,
+    "constants": constants, "algebra": algebra, "numbers": numbers, "index_checks": index_checks,
+    "layout": join_rules(layout, lone_pieces), "regions": regions,
 }  # fmt: skip
 """The rules by the name under which they can be left out; those of an earlier family are tried first."""
 

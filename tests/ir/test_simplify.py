@@ -200,6 +200,23 @@ def test_becomes(name: str, build: Build, aval: TensorType, lines: list[str]) ->
     assert body(build, aval) == lines
 
 
+@pytest.mark.parametrize("is_product", [True, False])
+def test_one_place_beside_a_product_is_made_of_its_own_piece(same, is_product: bool) -> None:
+    """exp(cat(x[:, :1], x @ x.T) - top[:, None])[:, :1]  ->  exp(x[:, :1] - top[:, None])"""
+    graph = Graph("g")
+    x = graph.input(TensorType((M, 4), "f32"), "x")
+    with building(graph):
+        first = emit("slice", x, start=(0, 0), stop=(M, 1), step=(1, 1))
+        product = emit("dot", x, x, x_axes=(0, 2), y_axes=(1, 2), out_axes=(0, 1))
+        scores = emit("cat", first, product if is_product else x, axis=1)
+        below = emit("exp", emit("sub", scores, bc(emit("amax", scores, axes=(1,)), scores.shape, 0)))
+        graph.returning([emit("slice", below, start=(0, 0), stop=(M, 1), step=(1, 1))])
+    simple = verify(Simplify()(graph))
+    (power,) = (v for v in simple.order() if v.prim == "exp")
+    assert power.args[0].args[0].prim == ("slice" if is_product else "cat")
+    same(graph, simple, 0)
+
+
 def test_common_subexpressions_are_one_and_unused_inputs_stay() -> None:
     graph = Graph("g")
     x, _ = graph.input(F32, "x"), graph.input(F32, "unused")
