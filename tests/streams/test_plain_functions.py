@@ -63,7 +63,10 @@ def queue(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 PLAIN = {f.__name__: f for f in (attention, causal, capped, sigmoid, contrastive, neighbours, queue)}
-LAUNCHES = {"attention": (1, 3), "causal": (1, 3), "capped": (1, 3), "sigmoid": (1, 2), "neighbours": (2, 4), "queue": (2, 4)}
+LAUNCHES = {
+    "attention": (1, 3), "causal": (1, 3), "capped": (1, 3),
+    "sigmoid": (1, 2), "neighbours": (2, 4), "queue": (2, 4),
+}
 """The most launches, forward and backward."""
 each = pytest.mark.parametrize("name", PLAIN)
 
