@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ...tracer.capture.capture import CUT
-from ...tracer.capture.grad_mode import UNRECORDED
+from ...tracer.capture.grad_mode import CUT, UNRECORDED
 from ...tracer.trace import Trace
 
 Homes: TypeAlias = dict[torch.fx.Node, torch.fx.Node]

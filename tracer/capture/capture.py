@@ -99,7 +99,7 @@ from .collectives import COMMUNICATES, communicates
 from .data import QUESTIONS, DataReads, is_symbolic
 from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
 from .fake_leaks import holds_fakes
-from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
+from .grad_mode import CUT, UNRECORDED, UNVERSIONED, keeps_graph, why_not_in_its_mode
 from .history import history
 from .leaves import GET_GRAD, OwnLeaves
 from .memory import RESIZES, storages_watched
@@ -480,10 +480,6 @@ def _guarded_memory(fake: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 # ------------------------------------------------------------------ where something happened
 
 
-CUT = "fusegrad_cut"
-"""In the meta of a node: the user detached there. Autograd detaches too, what it saves, and that cuts nothing."""
-UNVERSIONED = "fusegrad_unversioned"
-"""In the meta of a node: the user took `.data` there, whose writes no version counter and no history hears of."""
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _DETACH = (torch.detach, torch.Tensor.detach)
 _FRESH = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__)

@@ -17,6 +17,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
+from ..loops.node import operations
 from ..opaque.extension_calls import newest_node, nodes_after
 from ..scoped_state import variable_within
 from ..torch_private import grad_switch
@@ -24,10 +25,17 @@ from ..torch_private import grad_switch
 UNRECORDED = "fusegrad_unrecorded"
 """In the meta of a node: the user's code ran it with grad mode off, which forward mode does not heed."""
 
+CUT = "fusegrad_cut"
+"""In the meta of a node: the user detached there. Autograd detaches too, what it saves, and that cuts nothing."""
+UNVERSIONED = "fusegrad_unversioned"
+"""In the meta of a node: the user took `.data` there, whose writes no version counter and no history hears of."""
+HISTORY = (CUT, UNVERSIONED, UNRECORDED)
+"""The marks of nodes whose results autograd does not follow as it would those of others."""
+
 
 def has_unrecorded(trace: torch.fx.GraphModule) -> bool:
-    """True if some operation of a graph has tangents and no history."""
-    return any(node.meta.get(UNRECORDED) for node in trace.graph.nodes)
+    """True if some operation of a graph, or of a loop in it, has tangents and no history."""
+    return any(node.meta.get(UNRECORDED) for node in operations(trace.graph.nodes))
 
 
 _KEEPS_AT_ONCE = torch.set_grad_enabled

@@ -22,6 +22,7 @@ from .affine import fit_lengths, number_of
 from .alignment import repetitions
 from .buffers import without_buffers, without_sums_of_places
 from .buffers.layouts import in_layout, result_strides, result_values
+from .buffers.unfollowed import require_followed_writes
 from .description import Rolled
 from .emission import Emission
 from .floats import floats_apart
@@ -330,6 +331,7 @@ class _Rolling:
             return replace(program, memory=memory, strides=strides, had_writes=had_writes)
         if written_placeholders(trace.graph_module, len(trace.fakes)):
             raise NotRolled("it writes to an argument")
+        require_followed_writes(trace.graph_module.graph)
         functional = without_writes(self.session, trace, ())
         program = without_buffers(program_of(replace(trace, graph_module=functional), length))
         return replace(program, memory=memory, strides=strides)

@@ -14,7 +14,10 @@ import torch.utils._pytree as pytree
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 
 from ..capture.capture import Session, origin_overridden
+from ..capture.grad_mode import CUT, HISTORY
+from ..opaque.extension_calls import newest_node, nodes_after
 from ..opaque.opaque import TRACED
+from ..torch_private import DETACHES
 from ..trace import Trace
 from .aten import empty_like_fake, from_functional
 
@@ -41,16 +44,46 @@ def without_writes(session: Session, trace: Trace, written_inputs: Collection[in
 
 
 class _Replay(fx.Interpreter):
-    """Runs the captured graph on functional tensors; every operation stays where it comes from."""
+    """Runs the captured graph on functional tensors; every operation stays where it comes from, and keeps its marks."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
         self.extra_traceback = False
+        self.cuts = any(node.meta.get(CUT) for node in gm.graph.nodes)
 
     def run_node(self, node: fx.Node) -> Any:
         self.recorded = node.meta.get("val")
         with origin_overridden(node.meta.get("fusegrad_origin")):
-            return super().run_node(node)
+            marks = {key: node.meta[key] for key in HISTORY if key in node.meta}
+            if marks:
+                return self._run_marked(node, marks)
+            last, result = self._newest(), super().run_node(node)
+            if self.cuts and node.target not in DETACHES:
+                self._mark_made_again(last)
+            return result
+
+    def _run_marked(self, node: fx.Node, marks: dict[str, Any]) -> Any:
+        """A write is recorded when memory is read: those before are not this operation's, its own is."""
+        memory = [self.env[a] for a in node.all_input_nodes]
+        _settle(memory)
+        last, result = self._newest(), super().run_node(node)
+        _settle([*memory, result])
+        for recorded in nodes_after(last, self._graph()):
+            recorded.meta.update(marks)
+        return result
+
+    def _mark_made_again(self, last: fx.Node) -> None:
+        """What was detached before a write to its memory is detached again behind it."""
+        for recorded in nodes_after(last, self._graph()):
+            if recorded.target in DETACHES:
+                recorded.meta[CUT] = True
+
+    def _newest(self) -> fx.Node:
+        return newest_node(self._graph())
+
+    def _graph(self) -> fx.Graph:
+        mode: Any = get_proxy_mode()
+        return mode.tracer.graph  # type: ignore[no-any-return]
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if not hasattr(target, "fusegrad_call"):
@@ -65,3 +98,8 @@ class _Replay(fx.Interpreter):
             pytree.tree_map_only(torch.Tensor, from_functional, fresh), proxy, constant=None, tracer=mode.tracer
         )
         return fresh
+
+
+def _settle(values: Any) -> None:
+    """Records the writes to the memory of these tensors that are not yet."""
+    pytree.tree_map_only(torch.Tensor, from_functional, values)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...capture.grad_mode import CUT, HISTORY
 from ...sizes import hint_of
 from ..affine import ONE, Number
 from ..program import MARK, Program, Ref, Step, refs_in
@@ -86,9 +87,26 @@ class Rewriting:
         return Ref(self.known[Ref(ref.step)].step, ref.port)
 
     def rewrite(self, ref: Ref, step: Step) -> None:
-        rule = self.rules.get(step.target)
+        rule, before = self.rules.get(step.target), len(self.steps)
         found = rule(self, step) if rule is not None else None
+        if found is not None and is_cut_off(step):
+            found = self.cut_off(step, found, found.step >= before)
         self.known[ref] = self.as_it_is(step) if found is None else found
+
+    def cut_off(self, step: Step, found: Ref, is_own: bool) -> Ref:
+        """What a rule found for a step that autograd does not follow, without the history of what it stands for."""
+        if not is_own or self.steps[found.step].meta is not step.meta:
+            return self.unfollowed(step, self.put_together(found))
+        self.placed.pop(found, None)
+        if (write := self.writes.get(found)) is not None:
+            self.writes[found] = replace(write, slice=self.unfollowed(step, write.slice))
+        return found
+
+    def unfollowed(self, step: Step, ref: Ref) -> Ref:
+        """A value as it is behind a step that cuts it off: where that only turned the grad mode off, with tangents."""
+        target = aten.detach.default if step.meta.get(CUT) else aten.alias.default
+        token = (target, step.place, tuple(mark for mark in HISTORY if step.meta.get(mark)))
+        return self.add(Step(target, ((MARK,), {}), [ref], token, step.meta, self.value(ref)))
 
     def as_it_is(self, step: Step) -> Ref:
         return self.add(replace(step, leaves=[self.whole(leaf) for leaf in step.leaves]))
@@ -200,21 +218,31 @@ def zeros(step: Step, model: Ref, value: Any) -> Step:
 
 
 def like(step: Step, target: Any, leaves: list[Any], value: Any) -> Step:
-    """A step at the place of another."""
-    return Step(target, ((MARK,) * len(leaves), {}), leaves, (target, step.place), step.meta, value)
+    """A step at the place of another; autograd follows it to what it is made of."""
+    return Step(target, ((MARK,) * len(leaves), {}), leaves, (target, step.place), followed(step.meta), value)
+
+
+def is_cut_off(step: Step) -> bool:
+    """True of a step whose results autograd does not follow: the method detached, or turned the grad mode off."""
+    return any(step.meta.get(mark) for mark in HISTORY)
+
+
+def followed(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in meta.items() if key not in HISTORY}
 
 
 def turned(step: Step, ref: Ref, value: Any, order: Sequence[int]) -> Step:
     form: Any = ((MARK, [MARK] * len(order)), {})
     token = (aten.permute.default, len(order), step.place)
-    return Step(aten.permute.default, form, [ref, *map(number, order)], token, step.meta, value.permute(*order))
+    meta = followed(step.meta)
+    return Step(aten.permute.default, form, [ref, *map(number, order)], token, meta, value.permute(*order))
 
 
 def in_rows(step: Step, ref: Ref, value: Any) -> Step:
     """A copy, row-major."""
     form: Any = ((MARK,), {"memory_format": torch.contiguous_format})
     copy = value.clone(memory_format=torch.contiguous_format)
-    return Step(aten.clone.default, form, [ref], (aten.clone.default, step.place), step.meta, copy)
+    return Step(aten.clone.default, form, [ref], (aten.clone.default, step.place), followed(step.meta), copy)
 
 
 # ---------------------------------------------------------------------- what is left
