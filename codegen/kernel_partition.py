@@ -73,6 +73,8 @@ FUSIBLE = frozenset(
 )
 DEPTH = 120
 """Longest chain of values inside one kernel."""
+PATIENCE = 16
+"""Attempts at a division into kernels that each materialise one value more; those behind them materialise many."""
 ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
@@ -304,6 +306,8 @@ class _Group:
         self.streamed = _above_products(graph, self.virtual)
         self.cut: dict[int, None] = {}
         self.alone: set[int] = set()
+        self.hasty = False
+        self.known: dict[Any, tuple[Kernel, ...] | list[list[Goal]]] = {}
         self.loops: set[str] = set()
         self.temporaries: list[Buffer] = []
         self.pinned_graphs: dict[frozenset[tuple[sympy.Symbol, int]], Graph] = {}
@@ -329,7 +333,8 @@ class _Group:
         """Build; wherever a kernel asks for a cut, materialise and build again."""
         if self.whole is not None:
             return self._attempt()
-        for _ in range(4 * len(self.order) + 8):
+        for attempt in range(4 * len(self.order) + 8):
+            self.hasty = attempt >= PATIENCE
             try:
                 return self._attempt()
             except Materialize as request:
@@ -488,7 +493,7 @@ class _Group:
         while todo:
             part = todo.pop(0)
             label = f"{self.name}_{number + sum(len(m.kernels) for m in made)}"
-            kernel = self._kernel(part, memory, self.empty, label)
+            kernel = self._kernel_once(part, memory, label)
             if isinstance(kernel, tuple):
                 made.append(_Made(tuple(part), kernel, label))
             else:
@@ -532,6 +537,39 @@ class _Group:
             return None
         both = _Made(tuple(goals), kernels, two.label) if isinstance(kernels, tuple) else None
         return both if both is not None and self._is_better(both, one, two) else None
+
+    def _kernel_once(
+        self, goals: list[Goal], memory: Mapping[int, Memory], label: str
+    ) -> tuple[Kernel, ...] | list[list[Goal]]:
+        """What an attempt before has made of these goals, where it read the same memory; loops and streams are asked
+        each time: they have temporaries of their own."""
+        below = None if self.virtual else self._memory_below(goals, memory)
+        if below is None:
+            return self._kernel(goals, memory, self.empty, label)
+        key = (tuple(goals), label, below)
+        if key not in self.known:
+            self.known[key] = self._kernel(goals, memory, self.empty, label)
+        return self.known[key]
+
+    def _memory_below(
+        self, goals: Sequence[Goal], memory: Mapping[int, Memory]
+    ) -> tuple[tuple[int, Memory], ...] | None:
+        """The memory of goals and of what is made of for them; None where a loop is."""
+        todo = [v for g in goals for v in (g.node, g.piece, g.whole) if v is not None]
+        found = {v.id: memory[v.id] for v in todo if v.id in memory}
+        todo, seen = [a for v in todo for a in (v, *v.args)], set[int]()
+        while todo:
+            node = todo.pop()
+            if node.id in seen:
+                continue
+            seen.add(node.id)
+            if node.prim == "scan":
+                return None
+            if node.id in memory:
+                found[node.id] = memory[node.id]
+            else:
+                todo += node.args
+        return tuple(found.items())
 
     # ------------------------------------------------------------------ two loops in one kernel
     def _with_round_trips(self, made: list[_Made]) -> list[_Made]:
@@ -672,7 +710,7 @@ class _Group:
         made = {g.node.id for g in goals} | {g.whole.id for g in goals if g.whole is not None}
         mine = self.streamed & made  # also for one another
         read = {k: _pinned(m, pins) for k, m in memory.items() if k not in mine}
-        sinks = unify(terms, build_sinks(terms, read, own, shared=self.whole is not None))
+        sinks = unify(terms, build_sinks(terms, read, own, shared=self.whole is not None, hasty=self.hasty))
         if any(s.ref.kind == STATE for s in sinks):
             return self._looped(goals, memory, pins, terms, sinks, label)
         if any(virtual_products(terms_below(s.terms), self.virtual) for s in sinks):

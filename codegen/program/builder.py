@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from ...ir import Value
 from ...ir.prims import PRIMS
-from ...ir.types import Size, product
+from ...ir.types import Size, contiguous_strides, product
+from ..kernel import Ref
 from .axes import Axis, Index, Materialize, Memory, Part, Term
 from .concatenations import MAX_PIECES, pieces
 from .sizes import divide, same, tidy
@@ -76,16 +77,17 @@ class Builder:
 
     goal: the number of the one whose values are built; loop: the one that gives it, moved about at most, if one does;
     path: the loops whose step this is; states, steps: what loops carry, by number, and the builders of their steps.
-    held: by loop, what its steps hold, with its number. shared: whether reductions share axes.
+    held: by loop, what its steps hold, with its number. shared: whether reductions share axes. often: where values are
+    noted that are asked for too often, and are read as if they were in memory; None: the first one ends the pass.
     """
 
     def __init__(
         self, terms: TermTable, memory: Mapping[int, Memory], rule_of: Callable[[Value], Rule], unrolling: Unrolling,
-        held: Held, shared: bool = False,
+        held: Held, shared: bool = False, often: dict[int, Value] | None = None,
     ) -> None:  # fmt: skip
         self.terms, self.axes, self.memory = terms, terms.axes, memory
         self.rule_of, self.unrolling = rule_of, unrolling
-        self.held, self.shared = held, shared
+        self.held, self.shared, self.often = held, shared, often
         self.goal = -1
         self.loop: Value | None = None
         self.path: tuple[int, ...] = ()
@@ -118,6 +120,9 @@ class Builder:
     def _build(self, node: Value, place: Place, guards: Guards) -> Term:
         if node.id in self.memory:
             return self.terms.load(self.memory[node.id], place, guards, node)
+        if self.often and node.id in self.often:
+            memory = Memory(Ref("temporary", -1), contiguous_strides(node.shape), node.dtype)
+            return self.terms.load(memory, place, guards, node)
         return self.rule_of(node)(self, node, place, guards)
 
     def computed(self, node: Value, index: Place, guards: Guards = ()) -> Term:
@@ -174,8 +179,11 @@ class Builder:
         questions = self._questions.setdefault(node.id, set())
         questions.add((place, guards))
         often = len(kinds) > MAX_PLACES or len(questions) > self.most_questions
-        if often and PRIMS[node.prim].family == "elementwise":
+        if not often or PRIMS[node.prim].family != "elementwise":
+            return
+        if self.often is None:
             raise Materialize([node])
+        self.often[node.id] = node
 
     def is_made_again(self, node: Value, index: Sequence[Index], summed: Sequence[Size]) -> bool:
         """Whether a reduction along so few elements is made at each place where it is asked for: S[:, 1, 2], of small

@@ -22,13 +22,15 @@ MAX_PASSES = 200
 
 
 def build_sinks(
-    terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[Goal], shared: bool = False
+    terms: TermTable, memory: Mapping[int, Memory], goals: Sequence[Goal], shared: bool = False, hasty: bool = False
 ) -> list[Sink]:
-    """All stores of the goals; starts again whenever an axis had to be refined. shared: reductions share axes."""
+    """All stores of the goals; starts again whenever an axis had to be refined. shared: reductions share axes. hasty:
+    all values that are asked for too often are materialised together, not the first one."""
     unrolling, numbers, held = Unrolling(terms.axes), _numbers(goals), Held()
     for _ in range(MAX_PASSES):
         terms.clear()
-        builder = Builder(terms, memory, rule_of, unrolling, held, shared)
+        often: dict[int, Value] = {}
+        builder = Builder(terms, memory, rule_of, unrolling, held, shared, often if hasty else None)
         try:
             sinks = [
                 replace(sink, goal=at)
@@ -38,6 +40,11 @@ def build_sinks(
             sinks += Loops(builder).sinks()
         except Restart:
             continue
+        except Materialize:
+            if not often:
+                raise
+        if often:
+            raise Materialize(often.values())
         return terms.renamed(sinks, terms.axes.refined)
     raise Materialize([g.node for g in goals])
 

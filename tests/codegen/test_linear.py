@@ -13,7 +13,7 @@ import pytest
 from harness import M
 
 import fusegrad
-from fusegrad.codegen import TARGETS, generate
+from fusegrad.codegen import TARGETS, generate, kernel_partition
 from fusegrad.ir import Graph, TensorType, Value, building, emit
 from fusegrad.ir.passes.cost import minimal_bytes
 from fusegrad.ir.passes.fuse import Fuse
@@ -135,3 +135,38 @@ def test_a_loop_is_one_kernel_per_sixty_steps() -> None:
     assert not any("tl.where" in k.source for k in kernels)
     read = sum(n.subs(M, 4096) for k in kernels for n in k.reads.values())
     assert read < 1.03 * 2 * 128 * 4096 * 4
+
+
+def sums_of_a_chain(graph: Graph, steps: int) -> list[Value]:
+    """for t: h = h - h * x[t]; sums of h * x[t], h * x[t - 1], .., each along lanes of its own."""
+    x = graph.input(TensorType((steps, M), "f32"), "x")
+    sums: list[Value] = []
+    with building(graph):
+        h = at(x, 0)
+        for t in range(1, steps):
+            h = emit("add", emit("mul", emit("neg", h), at(x, t)), h)
+            sums += [emit("sum", emit("mul", h, at(x, t - k)), axes=(0,)) for k in range(min(t, 7))]
+        return [*sums, h]
+
+
+@pytest.mark.parametrize("patience", [2, 100])
+def test_what_is_asked_for_too_often_is_found_at_once_in_the_end(patience: int, monkeypatch: Any) -> None:
+    attempts, kernels = 0, 0
+    attempt, kernel_of = kernel_partition._Group._attempt, kernel_partition.kernel_of
+
+    def counted(group: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        return attempt(group)
+
+    def emitted(*args: Any) -> Any:
+        nonlocal kernels
+        kernels += 1
+        return kernel_of(*args)
+
+    monkeypatch.setattr(kernel_partition, "PATIENCE", patience)
+    monkeypatch.setattr(kernel_partition._Group, "_attempt", counted)
+    monkeypatch.setattr(kernel_partition, "kernel_of", emitted)
+    made = generate(built(sums_of_a_chain, 14), target=TARGETS["cuda:90"], hints={M: 4096}, name="g").kernels
+    assert (attempts <= 4) == (patience == 2)
+    assert kernels == len(made) >= 7, "each kernel is emitted once"
