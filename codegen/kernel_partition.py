@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import sympy
@@ -923,21 +923,23 @@ def _pinned_goal(goal: Goal, graph: Graph, pins: Mapping[sympy.Symbol, int]) -> 
 
 
 def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:
-    """Sinks whose axes nest: one kernel walks the largest set."""
+    """Sinks whose axes nest: one kernel walks the largest set. What is stored piece by piece stays together."""
     below = _axes_below(terms_below(t for s in sinks for t in s.terms))
     walked = [(s, frozenset(s.axes).union(*(below[t] for t in s.terms))) for s in sinks]
     groups: list[tuple[list[Sink], frozenset[Axis]]] = []
     stored: list[set[Ref]] = []
     for sink, axes in sorted(walked, key=lambda w: -len(w[1])):
-        for place, (members, own) in enumerate(groups):
-            if axes <= own or own <= axes or sink.ref in stored[place]:
-                members.append(sink)
-                stored[place].add(sink.ref)
-                groups[place] = (members, own | axes)
-                break
-        else:
+        beside = (place for place, refs in enumerate(stored) if sink.ref in refs)
+        nested = (place for place, (_, own) in enumerate(groups) if axes <= own or own <= axes)
+        place = next(chain(beside, nested), None)
+        if place is None:
             groups.append(([sink], axes))
             stored.append({sink.ref})
+            continue
+        members, own = groups[place]
+        members.append(sink)
+        stored[place].add(sink.ref)
+        groups[place] = (members, own | axes)
     return [members for members, _ in groups]
 
 

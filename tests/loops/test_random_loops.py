@@ -29,3 +29,9 @@ def test_a_call_in_what_could_leave_a_loop() -> None:
 def test_what_is_returned_lies_in_memory_as_in_eager(seed: int) -> None:
     """Gradients by columns, a state that is one number for all places, a row of a buffer in another order."""
     assert try_one(seed) in VERDICTS
+
+
+def test_pieces_of_one_result_share_a_kernel() -> None:
+    """A list of which some elements are returned besides, and others walk along what a third result does."""
+    pytest.importorskip("triton")
+    assert try_one(311180, "interpret") == "stepwise"
