@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from .operands import SPILLED
 from .sass import Instruction, Listing
 
 BRANCHES, ENDS = ("BRA", "BRX", "JMP"), ("EXIT", "RET", "BPT", "KILL")
-OUT_OF_LINE = ("CALL", "LDL", "STL", "BPT", "NANOSLEEP")
-"""What a slow path is known by: it calls a routine, or keeps numbers in the memory of its thread."""
+OUT_OF_LINE, OWN_MEMORY = ("CALL", "BPT", "NANOSLEEP"), ("LDL", "STL")
+"""What a slow path is known by: it calls a routine, or looks numbers up in the memory of its thread."""
 END = -1
 
 
@@ -30,7 +31,7 @@ class Block:
 
     @functools.cached_property
     def is_out_of_line(self) -> bool:
-        return any(i.base in OUT_OF_LINE for i in self.instructions)
+        return any(i.base in OUT_OF_LINE or _looks_up(i) for i in self.instructions)
 
     @property
     def aborts(self) -> bool:
@@ -46,6 +47,11 @@ class Block:
             yield END
         if not self.aborts and (last.base not in (*BRANCHES, *ENDS) or is_conditional(last)):
             yield self.follows
+
+
+def _looks_up(instruction: Instruction) -> bool:
+    """Whether it finds a place in the memory of its thread; a spilled register has one for good."""
+    return instruction.base in OWN_MEMORY and not any(map(SPILLED.fullmatch, instruction.operands))
 
 
 def is_conditional(branch: Instruction) -> bool:
@@ -87,8 +93,16 @@ class Flow:
         return seen
 
     def is_slow(self, side: int, meet: int) -> bool:
-        """Whether a way from `side` leads out of line before it is back at `meet`."""
-        return any(self.blocks[at].is_out_of_line for at in self.between(side, meet))
+        """Whether all ways from `side` lead out of line before they are back at `meet`: a loop that divides is not."""
+        seen, waiting = set[int](), [side]
+        while waiting:
+            at = waiting.pop()
+            if at in (meet, END):
+                return False
+            if at not in seen and not self.blocks[at].is_out_of_line:
+                seen.add(at)
+                waiting += self.blocks[at].successors()
+        return True
 
 
 def _blocks(listing: Listing) -> Iterator[Block]:

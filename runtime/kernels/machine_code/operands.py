@@ -17,6 +17,8 @@ REGISTER = re.compile(r"\b(U?R(?:\d+|Z)|U?P(?:\d|T))\b")
 CONSTANT = re.compile(r"c\[(0x[0-9a-f]+)\]\[(?:0x)?([0-9a-f]+)\]")
 NUMBER = re.compile(r"^-?(?:0x[0-9a-f]+|\d+)$")
 ADDRESS = re.compile(r"\[([^\]]*)\](?!\[)")
+SPILLED = re.compile(r"\[R1(?:\+(0x[0-9a-f]+))?\]")
+"""The place of a register that is spilled, in the memory of its thread: another register."""
 ALWAYS: Final = {"RZ": 0, "URZ": 0, "PT": True, "UPT": True}
 CARRYING = ("IADD3", "UIADD3", "LEA", "ULEA", "IMAD", "UIMAD", "LOP3", "ULOP3", "IADD")
 TWO_PREDICATES = ("ISETP", "UISETP", "PLOP3", "UPLOP3", "FSETP", "DSETP", "HSETP2")
@@ -42,6 +44,8 @@ class Operands:
 def operands_of(instruction: Instruction) -> Operands:
     """The instruction's operands, by the place that its kind gives them."""
     given, at = instruction.operands, 0
+    if instruction.base in ("STL", "LDL") and any(map(SPILLED.fullmatch, given)):
+        return Operands((), *_spilled(instruction))
     if instruction.base.startswith(NO_RESULT):
         return Operands((), (), given)
     if instruction.base == "R2P":
@@ -60,6 +64,15 @@ def operands_of(instruction: Instruction) -> Operands:
         at += 1
     predicates = (*given[:first], *given[first + 1 : at])
     return Operands(predicates, tuple(neighbours(word, _words(instruction))), given[at:])
+
+
+def _spilled(instruction: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words that a spill or its return writes, and those that it reads: registers and places, or the other way."""
+    stores, count = instruction.base == "STL", max(1, width(instruction) // 4)
+    place, word = instruction.operands if stores else instruction.operands[::-1]
+    first = int((SPILLED.fullmatch(place) or [""])[1] or "0", 16)
+    places, words = tuple(f"[R1+{first + 4 * i:#x}]" for i in range(count)), tuple(neighbours(word, count))
+    return (places, words) if stores else (words, places)
 
 
 def _packed(mask: str) -> Iterator[str]:
@@ -92,7 +105,11 @@ def registers_read(instruction: Instruction) -> frozenset[str]:
 def _read_of(text: str, instruction: Instruction) -> Iterator[str]:
     """Those of one source: an address is a pair, so may be what a wide operation takes; a store has words."""
     is_wide = ".64" in text or "desc" in text or instruction.is_a("WIDE", "HI", "64")
-    count = max(1, width(instruction) // 4) if instruction.base.startswith("ST") and "[" not in text else 1 + is_wide
+    if SPILLED.fullmatch(text) and instruction.base == "LDL":
+        yield text
+        return
+    stores = instruction.base.startswith("ST") and instruction.base != "STL"
+    count = max(1, width(instruction) // 4) if stores and "[" not in text else 1 + is_wide
     for name in REGISTER.findall(text):
         yield from neighbours(name, count) if "R" in name else (name,)
 

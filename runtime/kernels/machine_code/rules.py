@@ -170,6 +170,10 @@ def _load_shared(s: Sources) -> Results:
     return tuple(s.values.shared.get(s.address(0) + 4 * i) for i in range(len(s.found.words)))
 
 
+def _each(s: Sources) -> Results:
+    return tuple(s.word(at) for at in range(len(s.found.words)))
+
+
 def _look(s: Sources) -> Results:
     return [s.values.found if "STRONG" in s.modifiers else None] * len(s.found.words)
 
@@ -202,7 +206,7 @@ RULES: dict[str, Callable[[Sources], Results]] = {
     "PRMT": lambda s: (a.permuted(s.word(0), s.word(1), s.word(2)),),
     "SHFL": lambda s: (1, s.word(0)), "VOTE": lambda s: (1,), "POPC": lambda s: (s.word(0).bit_count(),),
     "FLO": lambda s: (s.word(0).bit_length() - 1 & MASK,), "ATOMG": lambda s: (1, 0), "ATOM": lambda s: (1, 0),
-    "LDG": _look,
+    "LDG": _look, "STL": _each, "LDL": _each,
 }  # fmt: skip
 """An atomic operation finds zero: the program is the first to arrive, and leaves the finish to the last one. One that
 adds nothing is a load that sees what others store: it finds what `Values` are told. A vote is that of one lane; a

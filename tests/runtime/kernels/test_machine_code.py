@@ -130,6 +130,31 @@ def test_what_strips_share_is_counted_once(sharing: int, computed: int, monkeypa
     assert found.pipes["special"] == pytest.approx(computed) and found.flight == 4
 
 
+SPILLED = (
+    LOOP.replace("IADD3 R0, R0, 0x1, RZ ;", "LDL R0, [R1+0x8] ;\n        /*00c8*/     IADD3 R0, R0, 0x1, RZ ;\n"
+                 "        /*00cc*/     STL [R1+0x8], R0 ;")
+    .replace("MOV R0, RZ ;", "MOV R0, RZ ;\n        /*0004*/     STL [R1+0x8], R0 ;")
+    .replace("LDC R1,", "LDC R3,").replace("R0, R1, PT", "R0, R3, PT")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("turns", [1, 7])
+def test_a_counter_may_be_spilled_meanwhile(turns: int) -> None:
+    lane, issued = followed(SPILLED, turns)
+    assert issued["LDL"] == issued["MUFU.EX2"] == turns and not lane.data_dependent
+
+
+BRANCHED = LOOP.replace("MOV R0, RZ ;", "FSETP.GT.AND P4, PT, R9, RZ, PT ;\n        /*0008*/     MOV R0, RZ ;\n"
+                        "        /*000c*/     @P4 BRA `(.L_x_9) ;").replace(
+    "        /*00f0*/", ".L_x_9:\n        /*00f0*/")  # fmt: skip
+
+
+def test_a_side_that_divides_on_its_way_is_no_slow_path() -> None:
+    """What a team reduces where data says so; the slow paths of its divisions are not taken."""
+    _, issued = followed(BRANCHED, 5)
+    assert issued["MUFU.EX2"] == 5 and "MUFU.RCP" not in issued
+
+
 ASSERTED = LOOP.replace("CALL.REL.NOINC `($slow)", "CALL.ABS.NOINC R2").replace("RET.REL.NODEC R20 `(kernel)", "EXIT")
 
 
