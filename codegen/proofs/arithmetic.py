@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from math import gcd
 
 from .atoms import LANES, Case, Division
@@ -259,7 +260,7 @@ def _first_case(cases: Sequence[Case], sample: Sample) -> int:
 
 def is_multiple(world: World, value: Poly, factor: int, depth: int = 6) -> bool:
     """Provably a multiple: with choices made and remainders as x - d * (x // d)."""
-    if exact_quotient(value, Poly.of(factor)) is not None:
+    if exact_quotient(value, Poly.of(factor)) is not None or _is_known_multiple(world, value, factor):
         return True
     cases, divisions = world.atoms.cases, world.atoms.divisions
     composed = [a for a in value.atoms if a in cases or (a in divisions and divisions[a].kind == "%")]
@@ -271,3 +272,10 @@ def is_multiple(world: World, value: Poly, factor: int, depth: int = 6) -> bool:
     else:
         values = [divisions[atom].x - divisions[atom].d * Poly.atom(divisions[atom].quotient)]
     return all(is_multiple(world, value.with_atom(atom, v), factor, depth - 1) for v in values)
+
+
+def _is_known_multiple(world: World, value: Poly, factor: int) -> bool:
+    """A product of sizes that a guard says is one, n * m, as often as it comes, and what is one by itself."""
+    rest = Poly({m: c for m, c in value.terms.items() if Fraction(c) % factor})
+    known = [x for x, n in world.multiples if n % factor == 0 and x.number is None]
+    return any(exact_quotient(rest, x) is not None for x in known)

@@ -16,6 +16,7 @@ class World:
     def __init__(self) -> None:
         self.atoms = Atoms()
         self.budget = Budget()
+        self.multiples: list[tuple[Poly, int]] = []  # what is known to be one of a number, though no atom says so
 
     def atom(
         self, name: str, draw: Draw, least: int | None = None, most: Poly | int | None = None, order: int = 0

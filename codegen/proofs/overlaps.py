@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from .arithmetic import is_multiple
 from .atoms import LANES
@@ -261,14 +262,25 @@ class Varying:
             atoms = reader.places.get(name, set())
             if not all(self._is_alike(a, determined) for a in atoms):
                 return False
-            todo += () if atoms else reader.made_of.get(name, ())
+            # floats, and integers that are read or counted, are what they are made of
+            todo += reader.made_of.get(name, ()) if not atoms or any(map(self._is_of_data, atoms)) else ()
         return True
 
     def _is_alike(self, atom: int, determined: set[int]) -> bool:
-        """The same in every program, or one of what every program goes through."""
+        """The same in every program, or one of what every program goes through; data is judged by its names."""
         if atom in determined or not self.is_varying(atom):
             return True
+        if atom in self.atoms.data:
+            return self.atoms.data[atom] not in self._counted
         if (span := self.subject.read.spans.get(atom)) is not None:
             return all(self._is_same(p, determined) for p in span)
         parts = self.atoms.parts(atom)
         return atom >= LANES or (bool(parts) and all(self._is_alike(a, determined) for a in parts))
+
+    @cached_property
+    def _counted(self) -> set[str]:
+        """Words that programs change in turn: each finds another one there."""
+        return {a.pointer.removesuffix("_ptr") for a in self.subject.read.accesses if a.kind == "atomic"}
+
+    def _is_of_data(self, atom: int) -> bool:
+        return not self.atoms.data.keys().isdisjoint(self.atoms.origins(Poly.atom(atom)))

@@ -31,7 +31,6 @@ class Sizes:
     ) -> None:
         self.arithmetic, self.world = arithmetic, arithmetic.world
         self.pinned = dict(pinned)
-        self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
         dimensions, guards = [*dimensions], [*guards]
         self._divisors = _divisors(dimensions, guards)
         self._shares = _shares(dimensions, guards)
@@ -142,7 +141,7 @@ class Sizes:
         if isinstance(guard, sympy.Eq):
             if (multiple := _multiple(guard)) is not None:
                 size, number = self(multiple[0]), multiple[1]
-                self.multiples.append((size, number))
+                self.world.multiples.append((size, number))
                 self.world.atoms.keep_samples(lambda s: value_at(size, s) % number == 0)
             else:
                 difference = self(guard.lhs - guard.rhs)
@@ -153,7 +152,7 @@ class Sizes:
         self.world.atoms.assume(difference - (1 if isinstance(guard, (sympy.Gt, sympy.Lt)) else 0))
 
     def is_multiple(self, size: Poly, of: int) -> bool:
-        return any(size == x and n % of == 0 for x, n in self.multiples)
+        return any(size == x and n % of == 0 for x, n in self.world.multiples)
 
 
 def _shares(

@@ -245,7 +245,7 @@ MUTANTS = {
 MUTANTS |= {
     "a row and its remainder, one too many": (
         "layout shifted", ODD, "pid // tl.cdiv(N + 3, BLOCK_N)", "(pid + 1) // tl.cdiv(N + 3, BLOCK_N)", "range"),
-    "a remainder that is not known": ("layout shifted", ODD, "N = N // 16 * 16", "N = (N + 15) // 16 * 16", "range"),
+    "a remainder that is not known": ("layout shifted", ODD, "N = N // 4 * 4", "N = (N + 3) // 4 * 4", "range"),
     "blocks before the first of a walk backwards": (
         "layout forth and back", ODD, "(tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N", "(tl.cdiv(N, BLOCK_N) - 2) * BLOCK_N",
         "range"),
