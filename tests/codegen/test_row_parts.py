@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,3 +108,44 @@ def test_each_element_is_read_once(name: str, width: int) -> None:
     for report in found.directions.values():
         assert report.launch_count == 1
         assert report.moved <= 1.06 * report.minimal
+
+
+def halves(x: Tensor) -> Tensor:
+    """The rotary embedding of halves, whose backward adds up what the slices give back."""
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + halves(x) * sin
+
+
+def weighted_channels(x: Tensor, *_: Tensor) -> Tensor:
+    return 0.3 * x[:, 0] + 0.6 * x[:, 2].sin() + x[:, 1]
+
+
+@pytest.mark.parametrize("body", [rotated, weighted_channels])
+def test_slices_that_part_an_axis(body: Callable[..., Tensor]) -> None:
+    fast = fusegrad.compile(body, backend="interpret")
+    for n in (6, 8, 5, 4):
+        x, *angles = (torch.randn(2, 3, n, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        if body is rotated and n % 2:
+            angles = [a.detach() for a in angles]
+        results = [f(x, *angles) for f in (fast, body)]
+        assert torch.equal(*results)
+        assert torch.equal(*(torch.autograd.grad(r.cos().sum(), x)[0] for r in results))
+
+
+def test_slices_that_part_an_axis_are_read_once() -> None:
+    x = torch.empty(4, 32, 2048, 128, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    angles = [torch.empty(2048, 128, device="meta", dtype=torch.bfloat16) for _ in range(2)]
+    found = fusegrad.explain(fusegrad.compile(rotated), x, *angles, target="cuda:90")
+    for report in found.directions.values():
+        assert report.launch_count == 1 and report.moved <= 1.02 * report.minimal
+
+
+def test_minus_zero_of_a_slice_is_added_to_zero() -> None:
+    x = torch.zeros(3, 4, requires_grad=True)
+    fast = fusegrad.compile(lambda x: torch.cat([x[:, 2:] * -1.0, x[:, :2]], 1), backend="interpret")
+    (grad,) = torch.autograd.grad(fast(x), x, torch.zeros(3, 4))
+    assert not grad.signbit().any()

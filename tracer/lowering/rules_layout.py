@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from ...ir import Size, Value, emit
 from ...ir.errors import LoweringError
@@ -215,8 +218,18 @@ def _unbind(call: Call, x: Value, dim: int = 0) -> Result:
 def _cat(call: Call, xs: Sequence[Value], dim: int = 0) -> Result:
     """The one-dimensional empty tensor that torch lets pass among others is left out."""
     out = call.out
+    _agree_on_parts(call, dim)
     parts = [cast(x, out.dtype) for x in xs if len(out.shape) == 1 or x.shape != (0,)]
     return emit("cat", *parts, axis=dim % len(out.shape)) if len(parts) > 1 else parts[0]
+
+
+def _agree_on_parts(call: Call, dim: int) -> None:
+    """Pieces of one length that are as long now are so from now on: n // 2 and n - n // 2 of an even n are halves."""
+    lengths = [t.shape[dim] for t in call.argument(0) if t.ndim > 1]
+    symbolic = [n for n in lengths if isinstance(n, torch.SymInt) and n.node.expr.has(FloorDiv)]
+    for first, other in itertools.pairwise(symbolic):
+        if first.node.expr.free_symbols == other.node.expr.free_symbols:
+            call.agree(first, other)
 
 
 @rule("stack")

@@ -5,13 +5,16 @@ where(inside, pad(y[a:b]), y)          y                                 what wa
 where(inside, x, y)[a:b]               x[a:b]                            what was written is what is read
 where(inside, x, where(inside, y, z))  where(inside, x, z)               what was written over is not there
 where(rows, where(inside, x, y), y)    where(inside, x, y)               a part of a part: y[2:][:, :5] += v
+where(inside, pad(x), 0)               pad(x)
 pad(pad(x, lo=(0, 2)), lo=(3, 0))      pad(x, lo=(3, 2))
+pad(x, hi=(3)) + pad(y, lo=(5))        cat(x + 0, y + 0)                 gradients of slices that part an axis
 
 Without, a chain of such writes asks for y twice at each of them, under other guards each time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import sympy
@@ -23,6 +26,8 @@ from ...rewrite import Rules, make, number_of
 from ...types import Size, simplify_size
 from ..layout import only_ones
 
+MOST_PARTS = 8
+"""Slices that part an axis: their gradients are put together."""
 Side = tuple[Size, Size, int]
 """Of an axis the places before, behind, and between two elements."""
 
@@ -38,6 +43,8 @@ def written(value: Value) -> Value | None:
         return update
     if update.prim != "pad" or not _same_region(inside, update):
         return None
+    if number_of(rest) == 0 and not _is_negative(number_of(rest)):
+        return update
     whole = _Whole(update)
     if not whole.reads(update.args[0]):
         return None
@@ -68,6 +75,58 @@ def pads(value: Value) -> Value | None:
     return make("pad", *source.args, lo=lo, hi=hi, inner=inner)
 
 
+def parts_added(value: Value) -> Value | None:
+    """pad(x, hi=(3)) + pad(y, lo=(5))  ->  cat(x + 0, y + 0)   where they part an axis; -0.0 + 0.0 is 0.0"""
+    pads = _pads_added(value)
+    if not 1 < len(pads) <= MOST_PARTS or not all(map(_is_part, pads)):
+        return None
+    axes = {a for p in pads for a, side in enumerate(_sides(p)) if side != (0, 0, 0)}
+    if len(axes) != 1 or (ordered := _end_to_end(pads, axis := axes.pop())) is None:
+        return None
+    parts = [p.args[0] for p in ordered]
+    zeros = [make("full", value=0.0 if p.aval.is_float else 0, shape=p.shape, dtype=p.dtype) for p in parts]
+    return make("cat", *(make("add", p, zero) for p, zero in zip(parts, zeros, strict=True)), axis=axis)
+
+
+def _pads_added(value: Value) -> list[Value]:
+    """What a sum is of, as far as that are pads at last; none where it is longer than what is looked for."""
+    if value.prim != "add":
+        return [value]
+    found: list[Value] = []
+    waiting = [value]
+    while waiting and len(found) <= MOST_PARTS and len(waiting) <= MOST_PARTS:
+        term = waiting.pop()
+        if term.prim == "add":
+            waiting += term.args
+        elif term.prim != "pad":
+            return []
+        else:
+            found.append(term)
+    return found if not waiting else []
+
+
+def _is_part(pad: Value) -> bool:
+    return not any(pad.params["inner"]) and pad.dtype != "b1"
+
+
+def _end_to_end(pads: Sequence[Value], axis: int) -> list[Value] | None:
+    """The pads in the order of their places, each of which begins where the one before ends; None with gaps."""
+    ordered, end = list[Value](), sympy.Integer(0)
+    rest = list(pads)
+    while rest:
+        after = next((p for p in rest if sizes_equal(p.params["lo"][axis], simplify_size(end))), None)
+        if after is None:
+            return None
+        rest.remove(after)
+        ordered.append(after)
+        end = sympy.sympify(end) + after.args[0].shape[axis]
+    return ordered if sizes_equal(ordered[-1].params["hi"][axis], 0) else None
+
+
+def _is_negative(number: object) -> bool:
+    return isinstance(number, float) and math.copysign(1.0, number) < 0
+
+
 def _sides(pad: Value) -> Iterator[Side]:
     return zip(pad.params["lo"], pad.params["hi"], pad.params["inner"], strict=True)
 
@@ -80,7 +139,7 @@ def _both(first: Side, second: Side) -> Side | None:
     return None if second[2] else (first[0] + second[0], first[1] + second[1], first[2])
 
 
-regions: Rules = {"where": (written,), "slice": (read_back,), "pad": (pads,)}
+regions: Rules = {"where": (written,), "slice": (read_back,), "pad": (pads,), "add": (parts_added,)}
 
 
 class _Whole:
