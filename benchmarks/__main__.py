@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..__main__ import Parser
-from . import cpu, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
+from . import cpu, goals, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
 from . import stream_kernels as products
 from .loop_functions import LOOPS
 from .loop_kernels import loops
@@ -80,6 +80,14 @@ def _named(names: Iterable[str], options: argparse.Namespace) -> list[str]:
     return [name for name in names if options.match in name]
 
 
+def _beside_peers(options: argparse.Namespace) -> list[Case]:
+    """One shape of each Function, and all that the last count found over its budget."""
+    rows = read(options.out).get("instructions", {}).get("rows", [])
+    over = {row["case"] for row, direction in goals.modelled(rows) if row[direction]["share"] > 1}
+    first = {case.name for case in chosen(options.match, True)}
+    return [case for case in chosen(options.match) if case.name in over | first]
+
+
 PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "host": lambda cases, options: each(overhead.overhead, ["RMSNorm", "styles"], jobs=1),
     "latency": lambda cases, options: _latencies(options.quick),
@@ -88,8 +96,7 @@ PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "inductor": lambda cases, options: each(inductor.inductor, cases, options.jobs, inductor.pretend_gpu),
     "kernels": lambda cases, options: each(kernels.kernels, cases, options.jobs, kernels.one_compiler),
     "instructions": lambda cases, options: each(instructions.instructions, cases, options.jobs, kernels.one_compiler),
-    "peers": lambda cases, options: each(peer_instructions, chosen(options.match, True),
-                                         options.jobs, inductor.pretend_gpu),
+    "peers": lambda cases, options: each(peer_instructions, _beside_peers(options), options.jobs, inductor.pretend_gpu),
     "streams": lambda cases, options: _streams(options),
     "loops": lambda cases, options: each(loops, _named(LOOPS, options), options.jobs, kernels.one_compiler),
 }

@@ -346,7 +346,8 @@ NOTES = {
     "The goals of time and instructions, by Function": (
         "Out of the model below. Time: at most 1.1 times that of a copy of as many bytes from 4096x4096 on, 1.25 "
         "times at 512x1024. Instructions: at most the budget, or 1.05 of those of the better peer, where one was "
-        "counted (one shape a Function). Behind each shape that misses: how much, and what is waited for; its "
+        "counted (one shape a Function, and what is over its budget). Behind each shape that misses: how much, and "
+        "what is waited for; its "
         'instructions over the budget, and those with `numerics="fast"`: what lies between the two is the price of '
         "eager's roundings and exact quotients. Where both are above one the work itself is too much, or is done "
         "twice: rows of 50257 begin at odd places, long rows are read and computed again in a second pass. Strips of "

@@ -75,6 +75,8 @@ DEPTH = 120
 """Longest chain of values inside one kernel."""
 PATIENCE = 16
 """Attempts at a division into kernels that each materialise one value more; those behind them materialise many."""
+MOST_PAIRS = 16
+"""Pairs of kernels that are tried as one; each is generated for it."""
 ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
 
 
@@ -507,7 +509,10 @@ class _Group:
         It was materialised for a third one, which is no reason to read all of it again.
         """
         tried = set[tuple[str, str]]()
-        while pair := next((p for p in self._pairs_of_rows(made) if (p[0].label, p[1].label) not in tried), None):
+        for _ in range(MOST_PAIRS):
+            pair = next((p for p in self._pairs_of_rows(made) if (p[0].label, p[1].label) not in tried), None)
+            if pair is None:
+                break
             one, two = pair
             tried.add((one.label, two.label))
             both = self._rows_joined(one, two, memory)

@@ -34,7 +34,7 @@ from .access.traffic import Traffic, traffic_of
 from .access.two_tiles import in_two_tiles
 from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
-from .names import MULTIPLE, WIDTH, Names
+from .names import MULTIPLE, Names
 from .prelude import HELPERS
 from .reductions.direct_partials import DirectPartials
 from .reductions.final_reduction import FinalReductions
@@ -231,23 +231,23 @@ def _programs_of_a_unit(context: Context, grid: Size) -> int:
 
 
 def _kept_multiples(context: Context, read: set[str]) -> list[Statement]:
-    """N = N // 16 * 16: lengths and strides that are multiples now have to stay so, or another kernel serves.
+    """N = N // 8 * 8: lengths and strides that are multiples now have to stay so, or another kernel serves.
 
-    The length of a row held whole is a multiple of a constant, 16 or 1: one text serves both.
+    The length of a row held whole is a multiple of a constant, 8 or 1: one text serves both.
     """
-    sizes, bounded = context.sizes, [a.size for a in context.plan.pinned]
+    sizes, bounded, width = context.sizes, [a.size for a in context.plan.pinned], context.sizes.width
     statements: list[Statement] = []
     for size, label in sizes.scalars.items() if is_on("multiples") else ():
         if label not in read or label not in sizes.wide:
             continue
-        is_multiple = evaluate_size(size, context.hints) % WIDTH == 0
+        is_multiple = evaluate_size(size, context.hints) % width == 0
         if is_multiple:
-            sizes.guards[sympy.Eq(sympy.Mod(size, WIDTH), 0)] = None
+            sizes.guards[sympy.Eq(sympy.Mod(size, width), 0)] = None
         if size in bounded:
-            width = sizes.fixed(context.names.fresh(f"{MULTIPLE}{label}"), WIDTH if is_multiple else 1)
-            statements.append(_multiple(label, width, "accesses are as wide as it allows"))
+            allowed = sizes.fixed(context.names.fresh(f"{MULTIPLE}{label}"), width if is_multiple else 1)
+            statements.append(_multiple(label, allowed, "accesses are as wide as it allows"))
         elif is_multiple:
-            statements.append(_multiple(label, literal(WIDTH), f"a multiple of {WIDTH}: accesses are wide"))
+            statements.append(_multiple(label, literal(width), f"a multiple of {width}: accesses are wide"))
     return statements
 
 

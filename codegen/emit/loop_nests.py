@@ -26,18 +26,18 @@ class Loop:
 
 @dataclass(eq=False)
 class LoopNests:
-    """Loops that set coordinates. `span`: where loops along a row in pieces begin and end."""
+    """Loops that set coordinates. `span`: of a row in pieces the axis that is divided, where loops begin and end."""
 
     context: Context
     tile: TileAxes
     coords: Coordinates
     rows: AlignedRows
-    span: tuple[Expr, Expr] | None = None
+    span: tuple[Axis, Expr, Expr] | None = None
 
     @contextmanager
-    def along(self, first: Expr, stop: Expr) -> Iterator[None]:
-        """Within the block loops along the row are over a piece of it."""
-        self.span = first, stop
+    def along(self, axis: Axis, first: Expr, stop: Expr) -> Iterator[None]:
+        """Within the block loops along the axis are over a piece of it."""
+        self.span = axis, first, stop
         yield
         self.span = None
 
@@ -115,5 +115,7 @@ class LoopNests:
             self.coords.set_lanes(axis, begin, scope, scope.level, begin if is_reversed else start)
         else:
             self.coords[axis] = Coord(begin, None, None, scope.level)
-        begin_at, end = self.span or (literal(0), end)
+        begin_at = literal(0)
+        if self.span is not None and self.span[0] is axis:
+            _, begin_at, end = self.span
         return Loop(variable, call("tl.range", begin_at, end, step, **pipelined), scope)

@@ -30,8 +30,8 @@ RESERVED = frozenset(keyword.kwlist) | {
 }  # fmt: skip
 MULTIPLE = "MULTIPLE_"
 """Before a length: the constant that it is a multiple of."""
-WIDTH = 16
-"""Lengths and strides that are multiples of it make accesses wide."""
+GROUP, WIDTH = 16, 16
+"""Bytes of the widest access, and the elements of it that are bytes."""
 SPAN = 1 << 29
 """Elements between the first and last lane of a tile, below which 32 bits count them in bytes, too."""
 MOST = (1 << 31) - 1
@@ -77,7 +77,7 @@ class Names:
 class SizeArguments:
     """The scalar arguments and constants of one kernel, and its guards.
 
-    `wide`: names of scalars whose divisibility makes accesses wide.
+    `wide`: names of scalars whose divisibility makes accesses wide: by `width`, the elements of the widest access.
     """
 
     def __init__(self, program: Program, hints: Hints, names: Names) -> None:
@@ -86,6 +86,7 @@ class SizeArguments:
         self.constants: dict[str, int | str] = {}
         self.guards: dict[sympy.Basic, None] = {}
         self.wide: set[str] = set()
+        self.width = GROUP // min((t.itemsize for t in program.traffic()), default=GROUP // WIDTH)
 
     def text(self, size: Size, wish: str = "size") -> Expr:
         """A size as text: a number, the name of an axis's size, or a scalar argument."""
@@ -112,10 +113,10 @@ class SizeArguments:
         return text
 
     def is_multiple(self, size: Size) -> bool:
-        """True of a stride that is, and stays, a multiple of WIDTH."""
+        """True of a stride that is, and stays, a multiple of the width."""
         if isinstance(size, int):
-            return size % WIDTH == 0
-        return is_on("multiples") and evaluate_size(size, self.hints) % WIDTH == 0
+            return size % self.width == 0
+        return is_on("multiples") and evaluate_size(size, self.hints) % self.width == 0
 
     def stays_multiple(self, size: Size, block: int, largest: int) -> bool:
         """True of a size that blocks divide; also of one that blocks up to the largest divide now, by a guard.

@@ -57,7 +57,7 @@ class Walk:
         assert plan.items is not None and plan.programs is not None
         self.share = _items_per_program(plan.items, plan.programs, plan.step)
         self.require_nonzero(a.size for a in (*plan.walk, *plan.grid, *plan.row))
-        each, outermost = sizes.fixed("ITEMS", self.share), plan.walk[0].size
+        each, outermost = sizes.fixed("ITEMS", self.share), plan.walk[0].size if plan.walk else 1
         self.total = sizes.text(outermost) if same(plan.items, outermost) else sizes.fixed("TOTAL", plan.items)
         sizes.require_below(plan.items, 1 << 30)
         stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 and not plan.chunked else {}

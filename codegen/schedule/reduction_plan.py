@@ -12,7 +12,7 @@ from ...ir.types import ITEMSIZE, Size, product
 from ..program.axes import Axis
 from ..program.sizes import cdiv, evaluate_size, tidy, whole_times
 from .occupancy import EVEN, evenness, programs_per_unit
-from .pieces import choose_pieces
+from .pieces import choose_pieces, may_be_divided
 from .residency import Residency, passes_over
 from .roles import AxisRoles
 from .tiling import LEAST_THREADS, Tiling
@@ -51,17 +51,20 @@ def choose_reduction_plan(
     w: Workload, roles: AxisRoles, residency: Residency, tiling: Tiling, walk: tuple[Axis, ...]
 ) -> ReductionPlan:
     tile, chunked = tiling.tile, residency.chunked
-    if not roles.final and not (chunked and walk and passes_over(w, roles.row, residency.online) > 1):
+    again = chunked and passes_over(w, roles.row, residency.online) > 1
+    if not roles.final and not (again and (walk or may_be_divided(w, roles))):
         return ReductionPlan((), roles.outer)
     grid = roles.row if residency.shared else tuple(a for a in roles.outer if a not in walk)
     items, strips = (product(cdiv(a.size, tile.get(a, 1)) for a in axes) for axes in (walk, grid))
     # as many programs as the device runs at once, or fewer where the rows in flight are to stay in L2
     slots = w.budget.units * programs_per_unit(w, roles, residency, tiling)
     pieces = 1
-    if chunked and passes_over(w, roles.row, residency.online) > 1:
+    if again:
         fitting = evaluate_size(_least(_fitting_l2(w, roles, tile, slots), items), w.hints)
         pieces = choose_pieces(w, roles, residency, tiling, slots, fitting)
         programs = _fitting_l2(w, roles, tile, slots // pieces)
+        if pieces == 1 and not walk and not roles.final:
+            return ReductionPlan((), roles.outer)
     else:
         programs = slots * _waves(w, slots, strips, tiling.step)
     programs = _per_strip(programs, strips)

@@ -47,10 +47,7 @@ def choose_roles(w: Workload) -> AxisRoles:
     _check_nothing_waits(w, final)
     outer = tuple(a for a in w.order if a not in row)
     walk = _walk(w, final, outer, row)
-    roles = AxisRoles(tuple(a for a in w.order if a in row), outer, tuple(a for a in outer if a in walk), inner, final)
-    # last: a legal program may still be a slow one
-    _check_parallel(w, roles)
-    return roles
+    return AxisRoles(tuple(a for a in w.order if a in row), outer, tuple(a for a in outer if a in walk), inner, final)
 
 
 def nested_sums(w: Workload) -> dict[Term, Term]:
@@ -140,14 +137,15 @@ def _check_nothing_waits(w: Workload, final: Sequence[Term]) -> None:
         raise Materialize(nodes_of(bad))
 
 
-def _check_parallel(w: Workload, roles: AxisRoles) -> None:
-    """A few long rows would leave most of the device idle: reduce them in a kernel of their own."""
+def of_few_long_rows(w: Workload, roles: AxisRoles) -> list[Term]:
+    """Reductions of rows so few and long that a program for each would leave most of the device idle, the first ones.
+
+    They are for kernels of their own, or for teams.
+    """
     reused = [r for r in roles.inner if _meets_its_axes(w, r)]
     long = w.elements(roles.row) > w.budget.resident // 2
-    if long and w.elements(roles.outer) < w.budget.units // 4 and reused and not w.scans:
-        first = [r for r in reused if not any(q in w.under[r] for q in roles.inner)]
-        if first:
-            raise Materialize(nodes_of(first))
+    few = long and w.elements(roles.outer) < w.budget.units // 4 and not w.scans
+    return [r for r in reused if few and not any(q in w.under[r] for q in roles.inner)]
 
 
 def check_finish(w: Workload, roles: AxisRoles, after: frozenset[Term], chunked: bool) -> None:

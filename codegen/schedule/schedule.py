@@ -16,16 +16,17 @@ from dataclasses import dataclass
 import sympy
 
 from ...ir.types import Size, product
-from ..program.axes import Axis, Term
+from ..program.axes import Axis, Materialize, Term
 from ..program.sizes import cdiv
 from .alignment import Slide
 from .occupancy import choose_stages, keeps_weights, reads_ahead
+from .pieces import may_be_divided
 from .reduction_plan import choose_reduction_plan, choose_walk
 from .residency import choose_residency, is_hoisted, phases_of
-from .roles import check_finish, choose_roles
+from .roles import check_finish, choose_roles, of_few_long_rows
 from .separation.online import OnlineSum
 from .tiling import choose_tiling
-from .workload import Workload
+from .workload import Workload, nodes_of
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,9 @@ def schedule_of(w: Workload) -> Schedule:
     """Decide. Raises Materialize or Separate where the program has to be divided."""
     # roles before all: they say which programs there are, and whether the program can be one kernel
     roles = choose_roles(w)
+    few = of_few_long_rows(w, roles)
+    if few and not may_be_divided(w, roles):
+        raise Materialize(nodes_of(few))
     # what is read twice costs more than any choice of blocks
     residency = choose_residency(w, roles)
     # the finish is the last that may ask for a division: it depends on whether rows are in chunks
@@ -117,6 +121,8 @@ def schedule_of(w: Workload) -> Schedule:
     tiling = choose_tiling(w, roles, residency, walk)
     # last: how many programs, which depends on the bytes that one item moves
     plan = choose_reduction_plan(w, roles, residency, tiling, walk)
+    if few and plan.pieces == 1:
+        raise Materialize(nodes_of(few))
     hoisted = residency.chunked or is_hoisted(w, roles, tiling.lanes)
     return Schedule(
         row=roles.row, walk=plan.walk, grid=plan.grid, order=tuple(w.order),

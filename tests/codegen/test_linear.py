@@ -167,6 +167,7 @@ def test_what_is_asked_for_too_often_is_found_at_once_in_the_end(patience: int, 
     monkeypatch.setattr(kernel_partition, "PATIENCE", patience)
     monkeypatch.setattr(kernel_partition._Group, "_attempt", counted)
     monkeypatch.setattr(kernel_partition, "kernel_of", emitted)
+    monkeypatch.setattr(kernel_partition._Group, "_with_rows_together", lambda group, made, memory: made)
     made = generate(built(sums_of_a_chain, 14), target=TARGETS["cuda:90"], hints={M: 4096}, name="g").kernels
     assert (attempts <= 4) == (patience == 2)
     assert kernels == len(made) >= 7, "each kernel is emitted once"

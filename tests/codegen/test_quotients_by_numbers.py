@@ -156,3 +156,33 @@ def test_lanes_outside_are_neutral_where_a_reciprocal_is_infinite() -> None:
     kernels = generate(graph, target=TARGETS["hip:gfx942"], hints=sizes, name="body")
     (y,) = run(kernels, module(kernels.kernels), graph, [torch.ones(3, 50)], sizes)
     assert torch.equal(y, torch.full((3,), math.inf))
+
+
+# ------------------------------------------------------------------ quotients of few digits
+def test_a_quotient_of_few_digits_has_one_rounding_however_near_it_is_computed() -> None:
+    """All pairs of bfloat16's 128 significands; `div.full.f32` is off by 2 units of float32 at most."""
+    significands = (1 + torch.arange(128) / 128).float()
+    exact = significands[:, None].double() / significands.double()
+    for units in (-4, 0, 4):
+        near = ((significands[:, None] / significands).view(torch.int32) + units).view(torch.float32)
+        assert torch.equal(near.bfloat16(), exact.float().bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "body", "short"),
+    [
+        ("bf16", lambda x, y: x / y, True),
+        ("bf16", lambda x, y: (x.to("f32") / y.to("f32")).to("bf16"), True),
+        ("bf16", lambda x, y: x.to("f32") / y.to("f32"), False),
+        ("bf16", lambda x, y: (x.to("f32") / (y.to("f32") + 1.0)).to("bf16"), False),
+        ("f16", lambda x, y: x / y, False),
+        ("f32", lambda x, y: (x / y).to("bf16"), False),
+    ],
+)
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+def test_the_hardware_divides_where_all_quotients_are_rounded_alike(
+    target: str, dtype: str, body: Callable[..., T], short: bool
+) -> None:
+    vector = Input(dtype, (M,))
+    text = module_text(body, {M: 1 << 16}, target, x=vector, y=vector)
+    assert ("tl.div_rn(" not in text) == (short and target == "cuda:90")

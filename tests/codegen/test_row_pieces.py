@@ -48,6 +48,27 @@ def with_sums(x: T) -> tuple[T, T]:
     return x - total, total
 
 
+def planes(x: T) -> T:
+    """Rows as long as two sizes together, read in chunks that divide them."""
+    return normalised_rows(x.reshape(K, M * N)).reshape(K, M, N)
+
+
+def normalised_rows(x: T) -> T:
+    return x / (op("mul", x, x).sum(1, keep=True) + 1e-5).sqrt()
+
+
+def channels(x: T) -> T:
+    """Rows of two axes, of which the inner one is side by side in memory."""
+    centered = x - x.mean(0, 2, keep=True)
+    return centered * (op("mul", centered, centered).mean(0, 2, keep=True) + 1e-5).rsqrt()
+
+
+def counts(x: T) -> T:
+    """What stands at a maximum, as often as it does."""
+    top = x.amax(0, keep=True)
+    return x * op("eq", x, top.expand(x.shape)).to("i64").sum(0, keep=True).to("f32")
+
+
 BODIES: dict[str, tuple[Callable[..., Any], dict[str, Input]]] = {
     "softmax": (softmax, X),
     "softmax of bf16": (lambda x: softmax(x.to("f32")).to("bf16"), {"x": Input("bf16", (M, N))}),
@@ -56,6 +77,13 @@ BODIES: dict[str, tuple[Callable[..., Any], dict[str, Input]]] = {
     "two passes": (normalised, X),
     "sums": (with_sums, X),
     "integers": (lambda x: x - x.sum(0, keep=True), {"x": Input("i32", (M, N))}),
+    "sums of bf16": (lambda x: x - x.sum(0, keep=True), {"x": Input("bf16", (M, N))}),
+    "long rows": (normalised_rows, {"x": Input("f32", (N, M))}),
+    "channels": (channels, {"x": Input("f32", (M, K, N))}),
+    "planes": (planes, {"x": Input("f32", (K, M, N))}),
+    "counts": (counts, X),
+    "all of it": (lambda x: x / (op("mul", x, x).sum(0, 1, keep=True) + 1e-5).sqrt(), X),
+    "channels of bf16": (channels, {"x": Input("bf16", (M, K, N))}),
     "largest": (lambda x: x - x.amax(0, keep=True), X),
     "batches": (softmax_of_batches, {"x": Input("f32", (K, M, N))}),
 }
@@ -76,7 +104,7 @@ def test_agrees(body: str, sizes: dict[sympy.Symbol, int], target: Any) -> None:
 @pytest.mark.parametrize("body", BODIES)
 def test_these_columns_are_divided_and_need_not_be(body: str) -> None:
     function, inputs = BODIES[body]
-    sizes = {K: 2, M: 300, N: 3}
+    sizes = {K: 4, M: 300, N: 70} if body.startswith("channels") else {K: 2, M: 300, N: 3}
     assert are_divided(agree(function, sizes, CROWD, 8, **inputs))
     with switched_off(("pieces",)):
         assert not are_divided(agree(function, sizes, CROWD, 8, **inputs))
@@ -87,7 +115,7 @@ def test_these_columns_are_divided_and_need_not_be(body: str) -> None:
 def test_the_same_kernel_at_other_sizes(body: str, now: dict[sympy.Symbol, int]) -> None:
     """Fewer rows than pieces, more strips than programs."""
     function, inputs = BODIES[body]
-    assert are_divided(agree(function, {K: 2, **now}, CROWD, 8, hints={K: 2, M: 300, N: 3}, **inputs))
+    assert are_divided(agree(function, {K: 2, **now}, CROWD, 8, hints={K: 2, M: 301, N: 3}, **inputs))
 
 
 @pytest.mark.parametrize("body", ["softmax", "backward", "two passes"])
@@ -128,11 +156,13 @@ def test_all_pieces_are_read_after_all_are_stored() -> None:
     assert all('cache_modifier=".cg"' in line for line in text.splitlines() if "tl.load(top_partial_ptr" in line)
 
 
-@pytest.mark.parametrize("body", ["softmax", "backward", "two passes", "sums"])
+@pytest.mark.parametrize(
+    "body", "softmax,backward,two passes,sums,sums of bf16,channels,planes,counts,all of it".split(",")
+)
 def test_accesses_are_proved_for_all_sizes_and_who_stores_a_piece_stores_the_same(body: str) -> None:
     function, inputs = BODIES[body]
     graph = graph_of(function, **inputs)
-    kernels = generate(graph, target=TARGETS["cuda:90"], hints={M: 16384, N: 4096}, name="body")
+    kernels = generate(graph, target=TARGETS["cuda:90"], hints={K: 40, M: 16384, N: 4096}, name="body")
     assert are_divided(kernels)
     assert all(prove_kernel(k, graph, kernels, apart=True).proved for k in kernels.kernels)
 
@@ -145,3 +175,14 @@ def test_programs_that_wait_for_one_another_share_the_registers() -> None:
     assert kernel.roomy == 2 and kernel.options("cuda")["maxnreg"] == 65536 // 2 // (32 * kernel.num_warps)
     (kernel,) = generate(graph, target=TARGETS["cuda:90"], hints={M: 64, N: 4096}, name="body").kernels
     assert kernel.roomy == 0 and "maxnreg" not in kernel.options("cuda")
+
+
+@pytest.mark.parametrize("told", ["+ pid", "* tl.load(x_ptr + own).to(tl.int64)"])
+def test_a_count_that_is_not_everybodys_is_found(told: str) -> None:
+    graph = graph_of(counts, **X)
+    kernels = generate(graph, target=TARGETS["cuda:90"], hints={M: 16384, N: 4096}, name="body")
+    (kernel,) = kernels.kernels
+    old = ", total_piece)"
+    assert kernel.source.count(old) == 1
+    wrong = replace(kernel, source=kernel.source.replace(old, f", total_piece {told})"))
+    assert {f.kind for f in prove_kernel(wrong, graph, kernels, apart=True).faults} == {"overlap"}

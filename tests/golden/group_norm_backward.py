@@ -16,9 +16,9 @@ def last_to_arrive(counter, count):
 
 @triton.jit
 def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, sums_ptr, dy_sum_ptr, sum_partial_ptr, sum_partial_ptr_2, arrived_ptr, C, M, PROGRAMS, ITEMS, dy_stride, dy_stride_2, GROUPS, N: tl.constexpr, BLOCK_N: tl.constexpr, FAN: tl.constexpr, STRIPS: tl.constexpr, BLOCK_C: tl.constexpr):
-    C = C // 16 * 16  # a multiple of 16: accesses are wide
-    dy_stride = dy_stride // 16 * 16  # a multiple of 16: accesses are wide
-    dy_stride_2 = dy_stride_2 // 16 * 16  # a multiple of 16: accesses are wide
+    C = C // 4 * 4  # a multiple of 4: accesses are wide
+    dy_stride = dy_stride // 4 * 4  # a multiple of 4: accesses are wide
+    dy_stride_2 = dy_stride_2 // 4 * 4  # a multiple of 4: accesses are wide
     col = tl.arange(0, BLOCK_N)
     pid = tl.program_id(0)
     strip = pid // PROGRAMS

@@ -38,8 +38,8 @@ def newton_sigmoid(x, ptx: tl.constexpr):
 
 @triton.jit
 def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
-    N = N // 16 * 16  # a multiple of 16: accesses are wide
-    K = K // 16 * 16  # a multiple of 16: accesses are wide
+    N = N // 8 * 8  # a multiple of 8: accesses are wide
+    K = K // 8 * 8  # a multiple of 8: accesses are wide
     pid = tl.program_id(0)
     in_group = GROUP * tl.cdiv(N, BLOCK_N)
     above = pid // in_group * GROUP

@@ -18,10 +18,10 @@ def from_bf16(x):
 
 @triton.jit
 def masked_scores(q_ptr, k_ptr, mask_ptr, s_ptr, M, N, q_stride, k_stride, s_stride, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
-    N = N // 16 * 16  # a multiple of 16: accesses are wide
-    q_stride = q_stride // 16 * 16  # a multiple of 16: accesses are wide
-    k_stride = k_stride // 16 * 16  # a multiple of 16: accesses are wide
-    s_stride = s_stride // 16 * 16  # a multiple of 16: accesses are wide
+    N = N // 8 * 8  # a multiple of 8: accesses are wide
+    q_stride = q_stride // 8 * 8  # a multiple of 8: accesses are wide
+    k_stride = k_stride // 8 * 8  # a multiple of 8: accesses are wide
+    s_stride = s_stride // 8 * 8  # a multiple of 8: accesses are wide
     pid = tl.program_id(0)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     tile = pid % tiles

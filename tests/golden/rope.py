@@ -12,7 +12,7 @@ def from_bf16(x):
 
 @triton.jit
 def rope(q_ptr, cos_ptr, sin_ptr, out_ptr, D, q_stride, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    q_stride = q_stride // 16 * 16  # a multiple of 16: accesses are wide
+    q_stride = q_stride // 8 * 8  # a multiple of 8: accesses are wide
     c = tl.arange(0, BLOCK_C)[None, :, None]
     inside_c = c < 3
     col = tl.arange(0, BLOCK_N)[None, None, :]

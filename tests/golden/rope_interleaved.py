@@ -18,8 +18,8 @@ def odds(v):
 
 @triton.jit
 def rope_interleaved(q_ptr, c_ptr, s_ptr, output_ptr, N, M, q_stride, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr):
-    N = N // 16 * 16  # a multiple of 16: accesses are wide
-    q_stride = q_stride // 16 * 16  # a multiple of 16: accesses are wide
+    N = N // 4 * 4  # a multiple of 4: accesses are wide
+    q_stride = q_stride // 4 * 4  # a multiple of 4: accesses are wide
     pid = tl.program_id(0)
     rest = pid // tl.cdiv(N, BLOCK_N)
     col = tl.arange(0, BLOCK_N)[None, :]

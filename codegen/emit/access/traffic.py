@@ -36,7 +36,8 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
         # The first pass comes out of memory, the others out of the cache
         again = passes.get(load, 0) - (not plan.shared)
         if again > 0 and set(plan.walk) & load.axes:
-            add_bytes(traffic.cached, label, tidy(again * moved))
+            stays = _bytes_of_item(load, context) <= context.target.l2
+            add_bytes(traffic.cached if stays else traffic.reads, label, tidy(again * moved))
     _keep_tables(traffic, context, buffers)
     for sink in context.program.sinks:
         moved = tidy(_places_between(sink.axes, sink.within) * ITEMSIZE[sink.dtype])
@@ -47,6 +48,14 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
             stays = evaluate_size(moved, context.hints) <= context.target.l2 // WORKSPACE
             (traffic.cached if stays else traffic.reads)[label] = traffic.writes[label] = moved
     return traffic
+
+
+def _bytes_of_item(load: Term, context: Context) -> int:
+    """What a load reads of the rows that are walked at a time."""
+    plan = context.plan
+    own = product(a.size for a in load.axes if a in plan.row)
+    beside = product(plan.tile[a] for a in load.axes if a in plan.tile and a not in plan.row)
+    return evaluate_size(own, context.hints) * int(beside) * ITEMSIZE[load.dtype]
 
 
 def _loads(context: Context) -> Iterator[tuple[Term, bool]]:

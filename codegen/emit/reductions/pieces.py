@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ....ir.types import product
-from ...program.axes import Sink, Term
+from ...program.axes import Axis, Sink, Term
 from ...program.sizes import cdiv, tidy
+from ...schedule.pieces import divided_axis
 from ..access.buffers import Buffers
 from ..context import Context
 from ..loop_nests import LoopNests
+from ..names import MOST
 from ..statements import Accumulate, Expr, For, If, Let, Scope, Statement, Store, binary, call, literal, name
 from ..walk import Walk
 from .folds import accumulator_dtype
@@ -42,6 +44,7 @@ class RowPieces:
     # ------------------------------------------------------------------ a pass
     def emit(self, work: Sequence[Term | Sink], emit_loops: Callable[[], None]) -> None:
         """A pass over this program's own piece; of what it reduces, over the pieces of late programs, too."""
+        self.context.sizes.require_below(self.context.plan.items or 1, MOST // self.context.plan.pieces)
         if not any(isinstance(item, Term) for item in work):
             with self.nests.along(*self._span(name("own"))):
                 emit_loops()
@@ -61,14 +64,17 @@ class RowPieces:
         self._read_as_lanes(partials)
         self.lanes.fold(work)
 
-    def _span(self, piece: Expr) -> tuple[Expr, Expr]:
-        """Where a piece begins and ends: whole blocks."""
-        (row,), sizes = self.context.plan.row, self.context.sizes
-        block = self.context.plan.tile[row]
-        sizes.require_below(row.size, 1 << 30)
-        share = sizes.fixed("PIECE", tidy(product([cdiv(cdiv(row.size, block), self.context.plan.pieces), block])))
+    def _span(self, piece: Expr) -> tuple[Axis, Expr, Expr]:
+        """The axis that is divided, and where a piece begins and ends: whole blocks."""
+        plan, sizes = self.context.plan, self.context.sizes
+        axis = divided_axis(plan.order, plan.row)
+        block = plan.tile.get(axis, 1)
+        sizes.require_below(axis.size, 1 << 30)
+        share = sizes.fixed("PIECE", tidy(product([cdiv(cdiv(axis.size, block), plan.pieces), block])))
+        if axis is plan.order[-1]:  # side by side: accesses begin where a piece does
+            sizes.wide |= share.names
         first = binary("*", piece, share)
-        return first, call("tl.minimum", binary("+", first, share), sizes.text(row.size))
+        return axis, first, call("tl.minimum", binary("+", first, share), sizes.text(axis.size))
 
     # ------------------------------------------------------------------ pieces in memory
     def _store_folded(self, computing: list[Statement]) -> list[Partial]:
@@ -106,8 +112,8 @@ class RowPieces:
 
     def _read_as_lanes(self, partials: Sequence[Partial]) -> None:
         """All pieces side by side, from L2, where other programs have stored them."""
-        (row,), tile = self.context.plan.row, self.slots.folding.tile
-        shape = ", ".join(":" if a is row else "None" for a in tile.dims)
+        tile = self.slots.folding.tile
+        shape = ", ".join(":" if a in self.context.plan.row else "None" for a in tile.dims)
         each = call("tl.arange", literal(0), self._pieces())
         each = Expr(each.text + (f"[{shape}]" if len(tile.dims) > 1 else ""), names=each.names)
         slot = self.context.let(self.context.body, "slot", self._slot(each))

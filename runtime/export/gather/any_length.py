@@ -147,12 +147,8 @@ def _merged(run: Sequence[OfBlock], row: Row) -> list[Version]:
     wide = [b.multiples for b in run if b.multiples is not None]
     if both or len(wide) not in (0, len(run)):
         raise Different
-    versions = [as_one(wide, blocks, row, (bound, _is_multiple(row)))] if wide else []
+    versions = [as_one(wide, blocks, row, (bound, _divides(ALIGNED, row)))] if wide else []
     return [*versions, as_one([b.others for b in run], blocks, row, (bound,))]
-
-
-def _is_multiple(row: Row) -> sympy.Basic:
-    return sympy.Eq(sympy.Mod(row.length, ALIGNED), 0)
 
 
 def _both(block: OfBlock, row: Row) -> Kernels | None:
@@ -173,9 +169,13 @@ def _launch(kernel: Kernel) -> tuple[object, ...]:
 
 
 def _constants(multiples: Kernel, others: Kernel, row: Row) -> dict[str, Any]:
-    """The constants of both, which may be expressions here: 16 if N % 16 == 0 else 1."""
+    """The constants of both, which may be expressions here: 8 if N % 8 == 0 else 1."""
     pairs = {name: (multiples.constants[name], value) for name, value in others.constants.items()}
-    return {n: a if a == b else sympy.Piecewise((a, _is_multiple(row)), (b, True)) for n, (a, b) in pairs.items()}
+    return {n: a if a == b else sympy.Piecewise((a, _divides(a, row)), (b, True)) for n, (a, b) in pairs.items()}
+
+
+def _divides(number: Any, row: Row) -> sympy.Basic:
+    return sympy.Eq(sympy.Mod(row.length, number), 0)
 
 
 # ------------------------------------------------------------------ names
