@@ -44,6 +44,7 @@ from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, 
 from .program.concatenations import parts_to_store
 from .program.loops import STATE
 from .program.short_axes import in_pieces
+from .program.short_integers import MOST, in_short_integers
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
@@ -722,10 +723,12 @@ class _Group:
             return self._streamed(goals, memory, pins, terms, with_lone_rows(terms, sinks, self.virtual), label)
         if is_on("row_parts"):
             sinks = in_pieces(terms, sinks)
+        sinks, numbers = in_short_integers(terms, sinks, self.hints)
+        guards = tuple(sympy.Le(n, MOST) for n in numbers)
         if self.whole is not None:
             workload = Workload(Program(sinks), self.target, self.hints)
             kernel = kernel_of(workload.program, whole_schedule_of(workload), self.target, self.hints, label)
-            return (replace(kernel, pinned=self.whole),)
+            return (replace(kernel, pinned=self.whole, guards=kernel.guards + guards),)
         # after axes have been unified: only then is it seen which sinks walk the same space
         groups = _by_nested_axes(sinks)
         if len(groups) > 1:
@@ -741,7 +744,8 @@ class _Group:
         if free and not self.bounded:
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        return (replace(kernel_of(workload.program, plan, self.target, self.hints, label), pinned=pins),)
+        kernel = kernel_of(workload.program, plan, self.target, self.hints, label)
+        return (replace(kernel, pinned=pins, guards=kernel.guards + guards),)
 
     def _workload(self, terms: TermTable, sinks: Sequence[Sink], target: Target) -> Workload:
         """A sum over rows and columns takes over the sum over columns, where the schedule would have both."""
