@@ -82,7 +82,7 @@ class Values:
         self.uses = count_uses(context.program)
         self.sums = folding.folded_together()
         self.casts = casts_of_all_users(context.program)
-        self.powers = shares.powers_of_low_shares(context.program)
+        self.powers = shares.powers_beside_one(context.program)
 
     # ------------------------------------------------------------------ on demand
     def value(self, term: Term, scope: Scope) -> Expr:

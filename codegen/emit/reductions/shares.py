@@ -31,8 +31,8 @@ def is_below_maximum(term: Term) -> bool:
     return top.op == "amax" and _spread(top.args[0]) is x
 
 
-def powers_of_low_shares(program: Program) -> frozenset[Term]:
-    """Powers in float32 that go into sums, and into shares that are rounded to 16 bits, alone.
+def powers_beside_one(program: Program) -> frozenset[Term]:
+    """Powers in float32 that go into sums of their rows, and into shares that are rounded to 16 bits, alone.
 
     Beside the 1 of the maximum their subnormal results count for nothing.
     """
@@ -46,11 +46,13 @@ def powers_of_low_shares(program: Program) -> frozenset[Term]:
         casts = users.get(share, [])
         return share not in roots and all(t.op == "cast" and t.dtype in NARROW for t in casts)
 
-    def is_counted(user: Term) -> bool:
-        return user.op == "sum" or (is_share(user) and is_rounded(user))
+    def is_counted(power: Term, user: Term) -> bool:
+        if user.op == "sum":
+            return set(_spread(power.args[0].args[1]).param) <= set(user.param)
+        return is_share(user) and is_rounded(user)
 
-    powers = {_spread(t.args[0]) for t in program.terms if is_share(t)}
-    return frozenset(p for p in powers if p.dtype == "f32" and p not in roots and all(map(is_counted, users[p])))
+    powers = [t for t in program.terms if t.op == "exp" and t.dtype == "f32" and is_below_maximum(t.args[0])]
+    return frozenset(p for p in powers if p not in roots and all(is_counted(p, u) for u in users.get(p, ())))
 
 
 def _spread(term: Term) -> Term:

@@ -18,10 +18,10 @@ quotient in `sigmoid` by the step of Newton's that compilers divide by), product
 subnormal numbers are kept. bfloat16 and float16 are computed in float32 and rounded after each operation, as eager
 rounds them. What is free is the order of the terms of a sum; sums of `exp(x - max(x))` along rows in chunks are made in
 one pass, relative to the maximum so far, with a shorter `exp` of the same digits whose subnormal results, beside the 1
-of the maximum, are zero. So are the powers of a softmax that is rounded to 16 bits (subnormal ones of a softmax in
-float32 are kept), and what divides them, the sum of their row, is inverted once: the product with that, and what it
-leaves of the power times that, are the quotient of IEEE 754, in three instructions. A quotient by a number, and a mean,
-is what eager makes of it on the device. torch's kernels for GPUs multiply by the reciprocal, which is rounded to
+of the maximum, are zero. So are powers that are summed alone, and those of a softmax that is rounded to 16 bits
+(subnormal ones of a softmax in float32 are kept), and what divides them, the sum of their row, is inverted once: the
+product with that, and what it leaves of the power times that, are the quotient of IEEE 754, in three instructions. A
+quotient by a number, and a mean, is what eager makes of it on the device. torch's kernels for GPUs multiply by the reciprocal, which is rounded to
 float32 (of float64: to float64), and so do ours there; a tensor full of one number counts as that number. On a CPU
 torch divides, and so does `interpret`, with products where these have the quotient's bits: for powers of two, and, of
 what was bfloat16 or float16, where all 65,536 of them were compared. A quotient of two bfloat16 numbers that is rounded
