@@ -21,12 +21,13 @@ one pass, relative to the maximum so far, with a shorter `exp` of the same digit
 of the maximum, are zero. So are powers that are summed alone, and those of a softmax that is rounded to 16 bits
 (subnormal ones of a softmax in float32 are kept), and what divides them, the sum of their row, is inverted once: the
 product with that, and what it leaves of the power times that, are the quotient of IEEE 754, in three instructions. A
-quotient by a number, and a mean, is what eager makes of it on the device. torch's kernels for GPUs multiply by the reciprocal, which is rounded to
-float32 (of float64: to float64), and so do ours there; a tensor full of one number counts as that number. On a CPU
-torch divides, and so does `interpret`, with products where these have the quotient's bits: for powers of two, and, of
-what was bfloat16 or float16, where all 65,536 of them were compared. A quotient of two bfloat16 numbers that is rounded
-to bfloat16 is the hardware's on NVIDIA GPUs (`div.full`, off by 2 ulp of float32 at most): with 8 digits each, none is
-nearer than 2 ** -18 of itself to where rounding changes, and so all bits are those of the exact one.
+quotient by a number, and a mean, is what eager makes of it on the device. torch's kernels for GPUs multiply by the
+reciprocal, which is rounded to float32 (of float64: to float64), and so do ours there; a tensor full of one number
+counts as that number. On a CPU torch divides, and so does `interpret`, with products where these have the quotient's
+bits: for powers of two, and, of what was bfloat16 or float16, where all 65,536 of them were compared. A quotient of two
+bfloat16 numbers that is rounded to bfloat16 is the hardware's on NVIDIA GPUs (`div.full`, off by 2 ulp of float32 at
+most): with 8 digits each, none is nearer than 2 ** -18 of itself to where rounding changes, and so all bits are those
+of the exact one.
 
 `numerics="fast"` gives up rounding between the operations of bfloat16 and float16: values are rounded where they are
 stored, and where you convert them; quotients, roots and exponentials are the hardware's approximations (`div.full`,
