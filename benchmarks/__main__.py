@@ -84,7 +84,7 @@ def _beside_peers(options: argparse.Namespace) -> list[Case]:
     """One shape of each Function, and all that the last count found over its budget."""
     rows = read(options.out).get("instructions", {}).get("rows", [])
     over = {row["case"] for row, direction in goals.modelled(rows) if row[direction]["share"] > 1}
-    first = {case.name for case in chosen(options.match, True)}
+    first = {case.name for case in chosen(one_per_function=True)}
     return [case for case in chosen(options.match) if case.name in over | first]
 
 
