@@ -17,6 +17,7 @@ from ...ir.switches import is_on
 from ...ir.types import Size
 from ..program.axes import Program
 from ..program.sizes import Hints, evaluate_size, nonnegative, tidy
+from ..schedule.alignment import GROUP
 from .statements import Expr, literal, name
 
 LABELS = {
@@ -30,8 +31,8 @@ RESERVED = frozenset(keyword.kwlist) | {
 }  # fmt: skip
 MULTIPLE = "MULTIPLE_"
 """Before a length: the constant that it is a multiple of."""
-GROUP, WIDTH = 16, 16
-"""Bytes of the widest access, and the elements of it that are bytes."""
+WIDTH = 16
+"""Elements of the widest access, where they are bytes."""
 SPAN = 1 << 29
 """Elements between the first and last lane of a tile, below which 32 bits count them in bytes, too."""
 MOST = (1 << 31) - 1
@@ -86,7 +87,7 @@ class SizeArguments:
         self.constants: dict[str, int | str] = {}
         self.guards: dict[sympy.Basic, None] = {}
         self.wide: set[str] = set()
-        self.width = GROUP // min((t.itemsize for t in program.traffic()), default=GROUP // WIDTH)
+        self.width = GROUP // min((t.itemsize for t in program.traffic()), default=1)
 
     def text(self, size: Size, wish: str = "size") -> Expr:
         """A size as text: a number, the name of an axis's size, or a scalar argument."""
