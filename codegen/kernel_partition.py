@@ -44,7 +44,6 @@ from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, 
 from .program.concatenations import parts_to_store
 from .program.loops import STATE
 from .program.short_axes import in_pieces
-from .program.short_integers import MOST, in_short_integers
 from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
@@ -66,6 +65,7 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
+from .short_integers import MOST, in_short_integers
 from .walks import Walks
 from .whole import is_lighter, may_be_whole, moved_by, without_loops
 

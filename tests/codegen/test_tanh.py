@@ -22,6 +22,8 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("formula")
 def test_it_is_as_accurate_as_eager() -> None:
+    """As accurate as the device library's, which eager calls there: CUDA documents 2 ulp; 1.80 of 2,400,000 numbers."""
+    torch.manual_seed(0)
     x = torch.cat([torch.tensor(SPECIAL), torch.randn(40_000) * torch.exp2(torch.randint(-30, 5, (40_000,)))])
     graph = graph_of(lambda x: x.tanh(), x=F32)
     sizes = {M: x.numel()}
@@ -29,9 +31,8 @@ def test_it_is_as_accurate_as_eager() -> None:
     (y,) = run(kernels, module(kernels.kernels), graph, [x], sizes)
     exact, step = x.double().tanh(), torch.finfo(torch.float32).eps
     size = torch.exp2(torch.floor(torch.log2(exact.abs().clamp(min=2.0**-126))))
-    errors, eager = ((v.double() - exact).abs() / (size * step) for v in (y, x.tanh()))
-    numbers = ~exact.isnan()
-    assert errors[numbers].max() <= 1.5 * eager[numbers].max() + 1
+    errors, numbers = (y.double() - exact).abs() / (size * step), ~exact.isnan()
+    assert errors[numbers].max() <= 2
     assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.signbit()[numbers], exact.signbit()[numbers])
     assert y[2] == 1.0 and y[3] == -1.0 and not y[0].signbit() and y[1].signbit()
 

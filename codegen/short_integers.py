@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from ...ir.types import Size, product
-from .axes import Sink, Term, terms_below
-from .sizes import Hints, evaluate_size, tidy
-from .terms import TermTable
+from ..ir.types import Size, product
+from .program.axes import Sink, Term, terms_below
+from .program.sizes import Hints, evaluate_size, tidy
+from .program.terms import TermTable
 
 MOST = (1 << 31) - 1
 SHORT = ("b1", "i8", "i16", "i32", "u8", "u16")
