@@ -37,7 +37,7 @@ from .emit import prelude, products
 from .emit.emit import kernel_of
 from .emit.loops.kernel import kernel_of_round_trip, kernels_of_loop
 from .emit.mathematics import rules as elementwise_rules
-from .emit.names import identifier
+from .emit.names import MOST, identifier
 from .emit.streams.kernel import StreamPlan, kernel_of_stream, plan_of_stream
 from .kernel import ENDS, MERGED, TOTALS, Buffer, Kernel, Kernels, Leaning, Pointer, Ref, Target
 from .program.axes import Axis, Goal, Materialize, Memory, Part, Program, Sink, Term, terms_below
@@ -65,7 +65,7 @@ from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_produ
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
-from .short_integers import MOST, in_short_integers
+from .short_integers import in_short_integers
 from .walks import Walks
 from .whole import is_lighter, may_be_whole, moved_by, without_loops
 

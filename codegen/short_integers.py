@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import sympy
 
 from ..ir.types import Size, product
+from .emit.names import MOST
 from .program.axes import Sink, Term, terms_below
 from .program.sizes import Hints, evaluate_size, tidy
 from .program.terms import TermTable
 
-MOST = (1 << 31) - 1
 SHORT = ("b1", "i8", "i16", "i32", "u8", "u16")
 
 

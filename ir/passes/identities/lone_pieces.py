@@ -82,7 +82,6 @@ class _Place:
             before = simplify_size(before + piece.shape[axis])
         return None
 
-
     def _of_pad(self, x: Value, axis: int) -> Value | None:
         """What was padded, where it is this place alone: the gradient of one place that was taken."""
         (source,), low = x.args, x.params["lo"]
