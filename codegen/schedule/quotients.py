@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -167,12 +167,21 @@ def _part(size: Size) -> tuple[sympy.Symbol, int] | None:
 
 @dataclass(frozen=True)
 class _Back:
-    """Replaces parts by what they are parts of."""
+    """Replaces parts by what they are parts of; what sizes have in common once for all of them."""
 
     into: Mapping[sympy.Symbol, sympy.Expr]
+    known: dict[sympy.Basic, sympy.Basic] = field(default_factory=dict)
 
     def size(self, size: Any) -> Any:
-        return simplify_size(size.xreplace(dict(self.into))) if isinstance(size, sympy.Basic) else size
+        return simplify_size(self._replaced(size)) if isinstance(size, sympy.Basic) else size
+
+    def _replaced(self, size: sympy.Basic) -> sympy.Basic:
+        if size not in self.known:
+            self.known[size] = self._with_parts(size) if size.free_symbols & self.into.keys() else size
+        return self.known[size]
+
+    def _with_parts(self, size: sympy.Basic) -> sympy.Basic:
+        return self.into[size] if size in self.into else size.func(*map(self._replaced, size.args))
 
     def buffer(self, buffer: Buffer) -> Buffer:
         return replace(buffer, shape=tuple(map(self.size, buffer.shape)), strides=tuple(map(self.size, buffer.strides)))
