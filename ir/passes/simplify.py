@@ -20,6 +20,7 @@ from ..switches import switch_state
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .identities.constants import constants
 from .identities.lone_pieces import lone_pieces
+from .identities.made import made
 from .identities.regions import regions
 from .index_checks import index_checks
 from .layout import layout
@@ -214,7 +215,7 @@ numbers: Rules = {
 
 FAMILIES: dict[str, Rules] = {
     "constants": constants, "algebra": algebra, "numbers": numbers, "index_checks": index_checks,
-    "layout": join_rules(layout, lone_pieces), "regions": regions,
+    "layout": join_rules(layout, made, lone_pieces), "regions": regions,
 }  # fmt: skip
 """The rules by the name under which they can be left out; those of an earlier family are tried first."""
 

@@ -129,6 +129,11 @@ def bc(x: Value, shape: tuple[object, ...], *axes: int) -> Value:
     return emit("broadcast", x, shape=shape, axes=axes)
 
 
+def one(x: Value) -> Value:
+    """A mask as numbers."""
+    return emit("cast", x, dtype="f32")
+
+
 BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
     ("0 * i", lambda x: emit("mul", x, full(0, x)), I32,
      ["%1 = full(dtype=\"i32\", shape=(M, 4), value=0) : i32[M, 4]"]),
@@ -191,6 +196,16 @@ BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
      ["%1 = reshape(%0, shape=(M, 1, 4)) : f32[M, 1, 4]"]),
     ("iota of one", lambda x: emit("iota", size=1, dtype="i64"), F32,
      ["%1 = full(dtype=\"i64\", shape=(1,), value=0) : i64[1]"]),
+    ("a choice of two numbers is a mask", lambda x: emit("eq", emit("where", x, full(1, one(x)), full(0, one(x))),
+                                                         full(0, one(x))), B1, ["%1 = not(%0) : b1[M, 4]"]),
+    ("one less a mask", lambda x: emit("sub", full(1, one(x)), one(x)), B1,
+     ["%1 = full(dtype=\"f32\", shape=(M, 4), value=0.0) : f32[M, 4]",
+      "%2 = full(dtype=\"f32\", shape=(M, 4), value=1.0) : f32[M, 4]", "%3 = where(%0, %1, %2) : f32[M, 4]"]),
+    ("part of a mask of positions", lambda x: emit("slice", emit("le", emit("iota", size=8 * M, dtype="i64"), emit(
+        "full", value=3, shape=(8 * M,), dtype="i64")), start=(2,), stop=(M,), step=(1,)), F32,
+     ["%1 = iota(dtype=\"i64\", size=M - 2) : i64[M - 2]",
+      "%2 = full(dtype=\"i64\", shape=(M - 2,), value=2) : i64[M - 2]", "%3 = add(%1, %2) : i64[M - 2]",
+      "%4 = full(dtype=\"i64\", shape=(M - 2,), value=3) : i64[M - 2]", "%5 = le(%3, %4) : b1[M - 2]"]),
     ("amax over size 1", lambda x: emit("amax", emit("reshape", x, shape=(M, 4, 1)), axes=(2,)), F32, []),
 ]  # fmt: skip
 

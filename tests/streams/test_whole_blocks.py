@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from beside_eager import differences, transposed_heads
 from stream_functions import named
 
 Tensor = torch.Tensor
+INF = float("-inf")
 
 LENGTH, WIDTH = 330, 16  # blocks of 128 under the interpreter: the last rows walk two without a mask, then one with it
 
@@ -58,6 +60,38 @@ def test_blocks_that_are_masked_out_are_not_walked(dtype: str) -> None:
         assert ["tl.range(0, N, BLOCK_N" in text for text in walks] == [not causal] * 3
 
 
+def below(s: Tensor, longest: int | None = None) -> Tensor:
+    """Ones where a position is seen, by the widest matrix that a caller would have."""
+    n = s.shape[-1]
+    return torch.ones(longest or n, longest or n, device=s.device).tril()[:n, :n]
+
+
+SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tril(ones) == 0": lambda s: s.masked_fill(below(s) == 0, INF),
+    "1 - tril(ones)": lambda s: s.masked_fill((1 - below(s)).bool(), INF),
+    "tril(ones).logical_not()": lambda s: s.masked_fill_(below(s).view(1, 1, *s.shape[-2:]).logical_not(), INF),
+    "part of a larger one": lambda s: s.masked_fill(below(s, 8192) == 0, INF),
+    "zeros, filled": lambda s: s + torch.zeros_like(below(s)).masked_fill(below(s) == 0, INF),
+    "triu(full)": lambda s: s + torch.full(s.shape[-2:], INF, device=s.device).triu(1),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_causal_mask_is_known_however_it_is_spelled(spelling: str) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return SPELLINGS[spelling](q @ k.mT * 0.125).softmax(-1).to(v.dtype) @ v
+
+    fast = fusegrad.compile(attention)
+    explained = fusegrad.explain(fast, *["bf16[2,4,4096,64]"] * 3, target="cuda:90")
+    walks = [k.source for k in explained.kernels if "for col_at in" in k.source]
+    assert len(walks) >= 3 and not any(f"tl.range(0, {n}, BLOCK_N" in text for text in walks for n in "MN")
+    assert [d.launch_count for d in explained.directions.values()] == [1, 3]
+    draw = torch.Generator().manual_seed(3)
+    own = [torch.randn(1, 2, 37, 16, generator=draw) for _ in "qkv"]
+    with fusegrad.config.patch(backend="interpret"):
+        torch.testing.assert_close(fast(*own), attention(*own), rtol=1e-5, atol=1e-6)
+
+
 def test_the_longest_programs_of_a_causal_mask_come_first() -> None:
     """Where the last rows see most these begin, where the first do these; rows of a window see as much."""
     for name, expected in (("Alibi", [True, True, False]), ("SoftcapWindow", [False, False, False])):
@@ -74,7 +108,7 @@ class LaterQueries(Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n, m = q.shape[-2], k.shape[-2]
         behind = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None] > m - n
-        p = (q @ k.mT * 0.3).masked_fill(behind, float("-inf")).softmax(-1)
+        p = (q @ k.mT * 0.3).masked_fill(behind, INF).softmax(-1)
         ctx.save_for_backward(q, k, v, p)
         return p @ v
 

@@ -136,4 +136,31 @@ def fold_cast(value: Value) -> Value | None:
     return None if result is None else make("full", value=result, shape=value.shape, dtype=value.dtype)
 
 
-constants: Rules = {"cast": (fold_cast,), **{prim: (fold,) for prim in ARITHMETIC}}
+def fold_choice(value: Value) -> Value | None:
+    """sub(1, where(c, 1, 0))  ->  where(c, 0, 1)   of two numbers each is folded: `torch.tril(ones) == 0` is a mask"""
+    conditions = list(dict.fromkeys(c for a in value.args if (c := _condition(a)) is not None))
+    if len(conditions) != 1 or any(a.prim != "full" and _condition(a) is None for a in value.args):
+        return None
+    numbers = [make(value.prim, *(_chosen(a, answer) for a in value.args), **value.params) for answer in (True, False)]
+    return make("where", conditions[0], *numbers) if all(n.prim == "full" for n in numbers) else None
+
+
+def _condition(value: Value) -> Value | None:
+    """That which chooses between two numbers, of which a boolean as a number is one."""
+    if value.prim == "where":
+        return value.args[0] if all(a.prim == "full" for a in value.args[1:]) else None
+    return value.args[0] if value.prim == "cast" and value.args[0].dtype == "b1" else None
+
+
+def _chosen(value: Value, answer: bool) -> Value:
+    if value.prim == "where":
+        return value.args[1 if answer else 2]
+    return make("full", value=int(answer), shape=value.shape, dtype=value.dtype) if value.prim == "cast" else value
+
+
+def fold_cast_of_choice(value: Value) -> Value | None:
+    """cast(where(c, 1, 0), dtype)  ->  where(c, 1, 0)   in that dtype; a boolean that is cast twice is one cast"""
+    return fold_choice(value) if value.args[0].prim == "where" else None
+
+
+constants: Rules = {"cast": (fold_cast, fold_cast_of_choice), **{prim: (fold, fold_choice) for prim in ARITHMETIC}}
