@@ -201,7 +201,7 @@ def carried_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
 
 def read_in_pieces(loop: Loop) -> tuple[Loop, int, int, int] | None:
     """The same of the first carry that is read in pieces alone: one of them may go into no other step."""
-    found = next(((i, *how) for i, v in enumerate(loop.inputs.carries) if (how := _sliced_apart(loop, v))), None)
+    found = next((how for i in range(len(loop.init)) if (how := _read_pieces(loop, i)) is not None), None)
     if found is None:
         return None
     number, dim, bounds = found
@@ -230,6 +230,13 @@ def _update(value: Value, dim: int, start: Size, stop: Size) -> Value:
     if value.prim != "dot":
         return piece(value, dim, start, stop)
     return _sliced_product(value, value.args, dim, start, stop)
+
+
+def _read_pieces(loop: Loop, number: int) -> tuple[int, int, list[tuple[Size, Size]]] | None:
+    """A carry that is read in pieces and made in pieces, its dim and they; slices of what is whole have other lanes."""
+    found, after = _sliced_apart(loop, loop.inputs.carries[number]), loop.results[number]
+    is_made_so = found is not None and (after.prim == "dot" or bool(_ends_within(after, found[0])))
+    return (number, *found) if found is not None and is_made_so else None
 
 
 def _sliced_apart(loop: Loop, before: Value) -> tuple[int, list[tuple[Size, Size]]] | None:

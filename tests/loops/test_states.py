@@ -131,3 +131,19 @@ def test_pieces_of_a_size_and_numbers_that_are_put_in_one_place() -> None:
     torch.testing.assert_close(fast.apply(x, w), Windows.apply(x, w))
     forward = fusegrad.explain(fast, x, w).directions["forward"]
     assert not forward.reasons and sum(launch.times for launch in forward.launches) == 1
+
+
+def read_beside_later(x: Tensor, w: Tensor) -> Tensor:
+    """Of what is handed on for two steps all but the first is read, and nothing makes it in such pieces."""
+    one = two = torch.zeros_like(x[0])
+    out = []
+    for t in range(x.shape[0]):
+        one, two = x[t] + w * one + F.pad(two[:, 1:], (0, 1)), one
+        out.append(one)
+    return torch.stack(out)
+
+
+def test_what_is_read_but_for_its_first_element_is_carried_whole() -> None:
+    args = [torch.empty(shape, device="meta", requires_grad=True) for shape in ((20, 8, 32), (32,))]
+    found = fusegrad.explain(fusegrad.compile(read_beside_later), *args, target="cuda:90").directions
+    assert (found["forward"].launch_count, found["backward"].launch_count) == (1, 2)
