@@ -25,6 +25,13 @@ def test_loads_in_flight_leave_room_for_the_matrix() -> None:
     assert not [binary.error for of in found.binaries("cuda:90").values() for binary in of.values() if binary.error]
 
 
+def test_the_compiler_may_not_spill_for_a_fourth_program() -> None:
+    """More programs than a multiprocessor holds, each of which scans steps in most registers of its threads."""
+    found = explain(GatedRecurrence, *("f32[2048,32768]",) * 2, target="cuda:90")
+    assert [k.roomy for k in found.kernel_records] == [3, 3]
+    assert all(k.options("cuda")["maxnreg"] == 65536 // (3 * 128) for k in found.kernel_records)
+
+
 def test_every_loop_is_committed_for_every_target() -> None:
     rows = command.read(command.OUT)["loops"]["rows"]
     assert {row["case"]: set(row["targets"]) for row in rows} == {name: set(TARGETS) for name in LOOPS}

@@ -25,6 +25,7 @@ from ...schedule.loops.look_back import (
     without_late,
 )
 from ...schedule.loops.recurrences import Linear, recurrences_of
+from ...schedule.loops.registers import registers_of_scans
 from ...schedule.loops.roles import LoopProgram, LoopState
 from ...schedule.loops.round_trips import NEARBY, Planning, RoundTrip
 from ...schedule.loops.tiles import LoopTile, chunked_tile_of, in_chunks, schedule_of, tile_of
@@ -38,6 +39,9 @@ from .chunks import ChunkedLoop
 from .look_back import LookBackLoops
 from .round_trips import RoundTripLoops
 from .steps import Loop
+
+TEMPTING, EASY = 96, 168
+"""Registers of a thread: with as many, the compiler spills some so that a fourth program fits beside three; enough."""
 
 
 class LoopKernels(NamedTuple):
@@ -106,7 +110,17 @@ def _at_once(
         tile = tile_of(w, program, w.hints)
         loop = Loop(_emitter(program, tile, w.target, w.hints, label), program)
         course = _course_by_step(program, tile, w.target)
-    return LoopKernels((replace(_made(loop), course=course),))
+    kernel = replace(_made(loop), course=course)
+    if linear is not None and isinstance(loop, ChunkedLoop):
+        kernel = _with_registers(kernel, registers_of_scans(program, linear, tile.blocks, tile.warps * w.target.warp))
+    return LoopKernels((kernel,))
+
+
+def _with_registers(kernel: Kernel, wanted: int) -> Kernel:
+    """A kernel whose compiler may not spill for another program on a multiprocessor, where it would be tempted."""
+    if kernel.roomy or wanted < TEMPTING:
+        return kernel
+    return replace(kernel, roomy=max(1, ALL_REGISTERS // (32 * kernel.num_warps * EASY)))
 
 
 def kernel_of_round_trip(trip: RoundTrip, planning: Planning, label: str) -> Kernel:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
 from ....ir.types import ITEMSIZE
 from ...program.axes import Axis, Term, terms_below
-from .roles import LoopProgram
+from .recurrences import Linear
+from .roles import LoopProgram, LoopState
 
 ADDRESSES = 32
 """For addresses, masks and what a value is made of."""
@@ -45,6 +46,18 @@ def registers_of(program: LoopProgram, blocks: dict[Axis, int], threads: int) ->
 def registers_at_once(terms: Sequence[Term], blocks: dict[Axis, int], threads: int) -> int:
     """About so many where there is no loop, and all of it is one step."""
     return ADDRESSES + _most_at_once(list(terms), partial(_words, blocks=blocks, threads=threads))
+
+
+def registers_of_scans(
+    program: LoopProgram, linear: Mapping[LoopState, Linear], blocks: dict[Axis, int], threads: int
+) -> int:
+    """About so many while steps are taken at once: what is scanned and its scan, the states, what is read once more."""
+    words = partial(_words, blocks=blocks, threads=threads)
+    scanned = [part for line in linear.values() for part in line if part is not None]
+    before = terms_below(scanned)
+    again = {a for t in program.terms if t not in before for a in t.args if a in before and a.op not in FREE}
+    states = [s.update.value for s in linear]
+    return ADDRESSES + sum(map(words, (*scanned, *scanned, *states, *again)))
 
 
 def _moving(step: Iterable[Term], time: Axis) -> dict[Term, None]:
