@@ -73,6 +73,24 @@ def test_strides_are_those_of_eager(f: Callable[..., Any]) -> None:
     assert verdict_of(fast) == "rolled"
 
 
+def decayed(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    """The derivative of what is written to the buffer is a loop, found at small lengths of another."""
+    state, out = torch.zeros(q.shape[0], 3, 3), torch.zeros_like(q)
+    for t in range(q.shape[1]):
+        state = state * w[:, t].exp()[..., None] + k[:, t][..., None] * k[:, t][:, None]
+        out[:, t] = (q[:, t][..., None] * state).sum(-2)
+    return out
+
+
+def test_a_gradient_that_is_one_number_leaves_the_loop_of_a_buffer_a_loop() -> None:
+    fast = fusegrad.compile(decayed)
+    for steps in (12, 15):
+        args = [torch.rand(2, steps, 3, requires_grad=True) for _ in range(3)]
+        pairs = zip(*(torch.autograd.grad(f(*args).sum(), args) for f in (fast, decayed)), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert fast._fusegrad.ledger.records["backward"].reason is None
+
+
 def test_a_loop_of_which_nothing_is_left_is_none() -> None:
     """What every step writes is the same: all of it leaves the loop."""
     pytest.importorskip("triton")

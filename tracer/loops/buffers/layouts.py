@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ...sizes import hint_of
 from ..reasons import NotRolled
 
 Tensor = torch.Tensor
@@ -28,9 +27,9 @@ def in_layout(value: Any, strides: Sequence[Any] | None) -> Any:
     """The same numbers with these strides, under the tracer. Raises NotRolled where memory would have gaps."""
     if strides is None or not isinstance(value, Tensor) or _lies_so(value, strides):
         return value
-    wide = [d for d in range(value.dim()) if hint_of(value.shape[d]) != 1]
-    spread = [d for d in wide if hint_of(strides[d]) == 0]
-    order = sorted((d for d in wide if d not in spread), key=lambda d: -hint_of(strides[d]))
+    wide = [d for d in range(value.dim()) if _present(value.shape[d]) != 1]
+    spread = [d for d in wide if _present(strides[d]) == 0]
+    order = sorted((d for d in wide if d not in spread), key=lambda d: -_present(strides[d]))
     once = _once_along(value, spread)
     axes = [*order, *(d for d in range(value.dim()) if d not in order)]
     dense = once.permute(axes).clone(memory_format=torch.contiguous_format)
@@ -41,9 +40,14 @@ def in_layout(value: Any, strides: Sequence[Any] | None) -> Any:
 
 
 def _lies_so(value: Tensor, strides: Sequence[Any]) -> bool:
-    sizes = [hint_of(n) for n in value.shape]
+    sizes = [_present(n) for n in value.shape]
     pairs = zip(sizes, value.stride(), strides, strict=True)
-    return 0 in sizes or all(n == 1 or hint_of(a) == hint_of(b) for n, a, b in pairs)
+    return 0 in sizes or all(n == 1 or _present(a) == _present(b) for n, a, b in pairs)
+
+
+def _present(size: Any) -> Any:
+    """The value of a size now: what was told at another length has the number of that one."""
+    return int(size.node.expr.xreplace(size.node.shape_env.hints())) if isinstance(size, torch.SymInt) else size
 
 
 def _once_along(value: Tensor, axes: Sequence[int]) -> Tensor:
