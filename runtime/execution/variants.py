@@ -169,8 +169,9 @@ class Variants:
         graph, kernels = self.group.graph, variant.kernels
         if variant.proved is None:
             variant.proved = proofs.are_proved(graph, kernels)
-            if not variant.proved and self.assumed:
-                variant.proved, variant.assumed = proofs.are_proved(graph, kernels, self.assumed), self.assumed
+            assumed = tuple(a for a in self.assumed if a.free_symbols <= sizes.keys())  # a step has not all sizes
+            if not variant.proved and assumed:
+                variant.proved, variant.assumed = proofs.are_proved(graph, kernels, assumed), assumed
         if variant.proved and all(bool(a.xreplace(sizes)) for a in variant.assumed):
             return ""
         return proofs.unproved_at(graph, kernels, sizes)
