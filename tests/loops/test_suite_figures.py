@@ -25,7 +25,7 @@ MISSES: dict[tuple[str, int], Figures] = {
     ("CTC", 100): {"backward": (3, 2.7)},
     ("CTC", 4096): {"backward": (3, 2.7)},
     # what two steps hand to one another is read where each of them is, and where it was
-    ("MinGRU", 2): {"backward": (1, 1.31)},
+    ("MinGRU", 2): {"backward": (1, 1.38)},
     # a matmul of all steps beside the loop is the library's
     ("Retention", 2): {"backward": (2, 1.03)},
     ("Retention", 100): {"backward": (2, 1.03)},
