@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -281,3 +282,69 @@ def _hints(env: Any) -> Mapping[sympy.Basic, Any]:
 
 def hint_of(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+# ------------------------------------------------------------------------------------------- while a trace is made
+# A reshape into groups divides a size. torch, which keeps the remainder apart from the quotient, writes quotients of
+# quotients from there on, and takes tens of milliseconds for each question about them.
+Multiples = tuple[tuple[sympy.Symbol, int], ...]
+"""Sizes, each with a number that divides it."""
+
+
+def multiples_in(question: sympy.Basic, answer: bool) -> dict[sympy.Symbol, int]:
+    """{C: 4} where the answer says that 4 divides C.
+
+    C mod 4 = 0, or N H W = 16 N (H // 4) (W // 4), what a view of windows is asked: no factor may be less.
+    """
+    if not isinstance(question, sympy.Eq if answer else sympy.Ne):
+        return {}
+    left, right = question.lhs, question.rhs
+    if isinstance(left, torch_sympy.Mod) and right == 0:
+        size, divisor = left.args
+        return {size: int(divisor)} if size.is_Symbol and divisor.is_Integer else {}
+    return _in_equal_products(left, right) or _in_equal_products(right, left)
+
+
+def _in_equal_products(whole: sympy.Expr, parted: sympy.Expr) -> dict[sympy.Symbol, int]:
+    if whole.has(torch_sympy.FloorDiv) or not all(s.is_positive for s in whole.free_symbols):
+        return {}
+    parts = [f for f in sympy.Mul.make_args(parted) if isinstance(f, torch_sympy.FloorDiv)]
+    if not parts or not all(f.args[0].is_Symbol and f.args[1].is_Integer for f in parts):
+        return {}
+    at_most = sympy.Mul(*(f.args[0] / f.args[1] for f in parts), parted / sympy.Mul(*parts))
+    return {f.args[0]: int(f.args[1]) for f in parts} if at_most == whole else {}
+
+
+@lru_cache(maxsize=4096)
+def with_whole_parts(expr: sympy.Expr, multiples: Multiples) -> sympy.Expr:
+    """4 * B * (C // 4)  ->  B * C   and (4 * B * (C // 4)) // C  ->  B,  for (C, 4)"""
+    if not expr.has(torch_sympy.FloorDiv):
+        return expr
+    args = tuple(with_whole_parts(a, multiples) for a in expr.args)
+    expr = expr if args == expr.args else expr.func(*args)
+    if expr.is_Mul:
+        return _product(expr, dict(multiples))
+    return _quotient(expr, dict(multiples)) if isinstance(expr, torch_sympy.FloorDiv) else expr
+
+
+def _product(expr: sympy.Expr, multiples: dict[sympy.Symbol, int]) -> sympy.Expr:
+    """12 * (C // 4)  ->  3 * C"""
+    number, rest = expr.as_coeff_Mul()
+    for factor in sympy.Mul.make_args(rest):
+        if not isinstance(factor, torch_sympy.FloorDiv) or factor.args[0] not in multiples:
+            continue
+        size, divisor = factor.args
+        if divisor.is_Integer and multiples[size] % divisor == 0 and number % divisor == 0:
+            number, rest = number / divisor, size * (rest / factor)
+    return number * rest
+
+
+def _quotient(expr: sympy.Expr, multiples: dict[sympy.Symbol, int]) -> sympy.Expr:
+    """Of C = 4 c, where nothing is left to divide then."""
+    known = {s: n for s, n in multiples.items() if s in expr.free_symbols}
+    parts = {s: sympy.Dummy(s.name, integer=True, positive=True) for s in known}
+    divided = expr.xreplace({s: n * parts[s] for s, n in known.items()})
+    if not known or not divided.is_polynomial(*divided.free_symbols):
+        return expr
+    whole = divided.xreplace({part: torch_sympy.FloorDiv(s, known[s]) for s, part in parts.items()})
+    return sympy.Add(*(_product(t, multiples) for t in sympy.Add.make_args(whole)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import os
 import sys
 import types
@@ -14,8 +15,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import Mod
 
 from ..frames import TORCH, is_user_file
+from ..sizes import multiples_in, with_whole_parts
 from .reasons import NotRolled
 
 FEW, FEWEST = 9, 2
@@ -24,8 +27,8 @@ than the short traces from which a loop is rolled, until another short length sh
 are made: that of a loop costs less to make than those of a few steps, and moves fewer bytes."""
 NEAR = 2
 """The most by which the sizes of one loop differ: x[t + 1] of an x that is one longer."""
-LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms")
-"""What torch's ShapeEnv keeps of its assumptions."""
+LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms", "multiples")
+"""What is kept of assumptions: torch's ShapeEnv's own, and the sizes that have a number as divisor."""
 CACHED = [name for name, method in vars(ShapeEnv).items() if hasattr(method, "cache_clear")]
 """Its methods that keep what they answered: an answer that was an assumption has to be asked for again."""
 _FAKES = os.path.join(TORCH, "_subclasses", "")
@@ -56,6 +59,7 @@ class Lengths(ShapeEnv):
         self.unrolled: set[sympy.Symbol] = set()
         self.small: dict[sympy.Symbol, int] = {}
         self.asked: dict[sympy.Basic, bool] = {}
+        self.multiples: dict[sympy.Symbol, int] = {}
         self.counted: set[sympy.Symbol] = set()
         super().__init__(**options)
 
@@ -79,7 +83,25 @@ class Lengths(ShapeEnv):
             return self._answer(orig_expr)
         if self.is_watching and isinstance(orig_expr, sympy.Expr):
             self._stop_at_loop(orig_expr)
-        return super().evaluate_expr(orig_expr, hint, *args, **kwargs)
+        answer = super().evaluate_expr(orig_expr, hint, *args, **kwargs)
+        if isinstance(orig_expr, sympy.Rel):
+            self._learn_multiples(multiples_in(orig_expr, bool(answer)))
+        return answer
+
+    def replace(self, expr: Any) -> Any:  # type: ignore[override]  # its own has a cache
+        """The expression in sizes that are no others, and in no quotient of one that is a multiple."""
+        expr = super().replace(expr)
+        known = tuple((size, n) for size, n in self.multiples.items() if size not in self.small)
+        return with_whole_parts(expr, known) if known and isinstance(expr, sympy.Expr) else expr
+
+    def _learn_multiples(self, found: Mapping[sympy.Symbol, int]) -> None:
+        """Each is asked for as well, so that it is an assumption in as many words."""
+        for size, divisor in found.items():
+            before = self.multiples.get(size, 1)
+            if before % divisor:
+                self.multiples[size] = math.lcm(divisor, before)
+                self.evaluate_expr(sympy.Eq(Mod(size, divisor), 0))
+                self._forget_versions()
 
     def _stop_at_loop(self, expr: sympy.Expr) -> None:
         symbols = expr.free_symbols & self.hints().keys() - self.unrolled - self.small.keys()
