@@ -49,7 +49,7 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("question", "answer", "expected"), TOLD, ids=range(len(TOLD)))
-def test_what_an_answer_says_of_divisors(question: sympy.Basic, answer: bool, expected: dict[sympy.Symbol, int]) -> None:
+def test_an_answer_says_what_divides(question: sympy.Basic, answer: bool, expected: dict[sympy.Basic, int]) -> None:
     assert multiples_in(question, answer) == expected
 
 
