@@ -113,3 +113,19 @@ def test_composition(composition: str) -> None:
     exact = tree_leaves(run(attention, *(a.detach().double().requires_grad_() for a in arguments)))
     assert len(found) == len(exact)
     assert all(error(f, e.detach()) < DIGITS for f, e in zip(found, exact, strict=True))
+
+
+def labelled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The mean over the rows that count: how many do is a sum over all rows, of places alone."""
+    s, own = v[0, 0].exp() * q @ k.mT, torch.arange(q.shape[-2], device=q.device)
+    return F.cross_entropy(s, own) + F.cross_entropy(s.mT, own)
+
+
+def test_sums_over_rows_are_complete_before_their_blocks() -> None:
+    """Where the graph is kept, backward makes the count again."""
+    arguments = [a.detach()[0, 0].requires_grad_() for a in heads(*FIRST)]
+    fast = fusegrad.compile(labelled, backend="interpret", fullgraph=True)
+    found = torch.autograd.grad(fast(*arguments), arguments, create_graph=True)
+    exact = [a.detach().double().requires_grad_() for a in arguments]
+    for f, e in zip(found, torch.autograd.grad(labelled(*exact), exact), strict=True):
+        assert error(f, e) < 1e-5

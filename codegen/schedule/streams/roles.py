@@ -162,6 +162,8 @@ def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[
     """A reduction over the rows themselves, or over part of what is streamed, is complete before this kernel."""
     before: list[Value] = []
     for term in terms:
+        if term.op == "eq" and _is_above(term, virtual) and any(map(_is_extreme_in_memory, term.args)):
+            raise Unfusible(term.node or sink.node, "it is compared with an extreme that another kernel has found")
         if term.op in SCANS and set(term.param) & {roles.row, roles.stream, *roles.outer}:
             raise _scanned_before(term, terms, virtual, sink)
         if term.op in REDUCTIONS and term not in virtual and _is_above(term, virtual):
@@ -169,6 +171,12 @@ def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[
     if before:
         earlier = [node for node in before if node.id != sink.node.id]
         raise Materialize(earlier or _row_values(terms, virtual, sink))
+
+
+def _is_extreme_in_memory(term: Term) -> bool:
+    while term.op == "cast":
+        (term,) = term.args
+    return term.op == "load" and term.node is not None and term.node.prim in ("amax", "amin")
 
 
 def _scanned_before(scan: Term, terms: Sequence[Term], virtual: set[Term], sink: Sink) -> Exception:
@@ -196,12 +204,16 @@ def _columns(terms: Sequence[Term], roles: Roles) -> set[Axis]:
 
 
 def _small(terms: Sequence[Term], roles: Roles, contracted: set[Axis], places: set[Axis]) -> set[Axis]:
-    """Axes of reductions along what a tile holds whole, sum(g * out) of rows; of the stream they are made before."""
+    """Axes of reductions along what a tile holds whole, sum(g * out) of rows; of the stream they are made before.
+
+    Those along rows as well, how many of them count, say: a tile has a block of them.
+    """
     found: set[Axis] = set()
     for term in terms:
         if term.op not in REDUCTIONS or set(term.param) & (roles.over | places) or is_tile_product(term):
             continue
-        if term.args[0].axes & roles.over and term.node is not None:
+        is_in_blocks = term.args[0].axes & roles.over or {roles.row, roles.stream} & set(term.param)
+        if is_in_blocks and term.node is not None:
             raise Materialize([term.node])
         found |= set(term.param)
-    return found - {roles.row, roles.stream} - contracted
+    return found - contracted
