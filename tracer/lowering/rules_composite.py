@@ -53,8 +53,17 @@ def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     return torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta)
 
 
+def _elu_backward(g: Any, alpha: float, scale: float, input_scale: float, is_result: bool, x: Any) -> Any:
+    """What is not chosen is finite: the transpose multiplies it by zero."""
+    if is_result:
+        return torch.where(x <= 0, g * input_scale * (x + alpha * scale), g * scale)
+    falling = g * input_scale * (alpha * scale) * torch.exp(torch.clamp(x, max=0) * input_scale)
+    return torch.where(x <= 0, falling, g * scale)
+
+
 def _softplus_backward(g: Any, x: Any, beta: float, threshold: float) -> Any:
-    z = torch.exp(x * beta)
+    """What is not chosen is finite: the transpose multiplies it by zero."""
+    z = torch.exp(torch.clamp(x * beta, max=threshold))
     return torch.where(x * beta > threshold, g, g * z / (z + 1))
 
 
@@ -84,6 +93,7 @@ elementwise: dict[str, Callable[..., Any]] = {
     "silu": lambda x: x * torch.sigmoid(x),
     "silu_backward.default": _silu_backward,
     "elu": _elu,
+    "elu_backward.default": _elu_backward,
     "mish": _mish,
     "softplus": _softplus,
     "softplus_backward.default": _softplus_backward,
