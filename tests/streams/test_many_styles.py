@@ -56,6 +56,28 @@ def test_usual_sizes(style: Style) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
+class AboveTheMean(Function):
+    """What is above the mean of its row counts; backward finds it again."""
+
+    @staticmethod
+    def chosen(s):
+        return s > s.mean(-1, keepdim=True)
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        s = q @ k.mT
+        ctx.save_for_backward(q, k, v)
+        return torch.where(AboveTheMean.chosen(s), s, 0.0) @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v = ctx.saved_tensors
+        s = q @ k.mT
+        hit = AboveTheMean.chosen(s)
+        ds = torch.where(hit, g @ v.mT, 0.0)
+        return ds @ k, ds.mT @ q, torch.where(hit, s, 0.0).mT @ g
+
+
 class LargestInForward(Function):
     """What is the largest of its row counts; backward finds it again."""
 
@@ -74,12 +96,15 @@ class LargestInForward(Function):
         return ds @ k, ds.mT @ q, torch.where(hit, s, 0.0).mT @ g
 
 
-def test_what_one_method_compares_is_in_memory() -> None:
+@pytest.mark.parametrize(("cls", "is_in_memory"), [(AboveTheMean, True), (LargestInForward, False)])
+def test_what_one_method_compares(cls: Any, is_in_memory: bool) -> None:
+    """A row's extreme is where it was found."""
     arguments = [torch.randn(2, 97, 16).requires_grad_() for _ in range(3)]
-    assert not differences(compiled(LargestInForward).apply, LargestInForward.apply, arguments)
-    explanation = fusegrad.explain(fusegrad.compile(LargestInForward), *arguments)
+    assert not differences(compiled(cls).apply, cls.apply, arguments)
+    explanation = fusegrad.explain(fusegrad.compile(cls), *arguments)
     for report in explanation.directions.values():
-        assert any("compares it with what is made of it, bit for bit" in line for line in report.products)
+        told = any("compares it with what is made of it, bit for bit" in line for line in report.products)
+        assert told == is_in_memory
 
 
 # --------------------------------------------------------------------------------------------------- sums over pairs

@@ -181,7 +181,7 @@ class StreamPass:
         return label, highest
 
     def _begun_again(self, a: Accumulator, extreme: Term, scope: Scope) -> str:
-        """The place so far, and none where the extreme that it is of has moved: to what is no NaN, or from none."""
+        """The place or number so far, and none where the extreme that it is of has moved: to or from what is no NaN."""
         assert a.now is not None
         now, before = self.values.accumulated[a.now], name(self.labels[extreme])
         stays = binary("==", now, before)
@@ -222,7 +222,9 @@ class StreamPass:
             scope.body.append(Accumulate(label, "=", self._product(a, body, so_far, scope), comment))
             return
         added = self._folded(a, body, scope)
-        if a.scale is None:
+        if a.beside is not None:
+            so_far = name(self._begun_again(a, a.beside, scope))
+        if a.scale is None and a.beside is None:
             scope.body.append(replace(take_in(a.term, label, added), comment=comment))
         else:
             scope.body.append(Accumulate(label, "=", binary("+", so_far, added), comment))

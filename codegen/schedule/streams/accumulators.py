@@ -27,7 +27,8 @@ class Accumulator:
     """term: a reduction along the stream of `body`, found in pass `turn`.
 
     scale: exp(G) that it is relative to, of the `running` values of its own pass. beside: the extreme of which it is
-    the first place; its body reads that as `now`, as far as it is known, and it begins again where that moves.
+    the first place, or the number of elements that are it; its body reads that as `now`, as far as it is known, and it
+    begins again where that moves.
     """
 
     term: Term
@@ -193,7 +194,7 @@ class _Accumulators:
         running = frozenset(a.term for a in read if a.turn == turn)
         if not running:
             return Accumulator(term, body, kind, turn)
-        if (extreme := self._place_of(term, body, running)) is not None:
+        if (extreme := self._extreme_beside(term, body, running)) is not None:
             now = self.table.make("carried", dtype=extreme.dtype, param=extreme)
             body = self.algebra.replaced(body, {extreme: now})
             return Accumulator(term, body, kind, turn, beside=extreme, now=now)
@@ -207,19 +208,32 @@ class _Accumulators:
             return Accumulator(term, body, kind, turn + 1)
         return Accumulator(term, body, kind, turn, running, found.shift, found.base)
 
-    def _place_of(self, term: Term, body: Term, running: frozenset[Term]) -> Term | None:
-        """The extreme r, if the term is the least j with x == r, or where x is NaN, and their number elsewhere."""
-        if term.op != "amin" or body.op != "where" or body.dtype in FLOATS or len(running) != 1:
+    def _extreme_beside(self, term: Term, body: Term, running: frozenset[Term]) -> Term | None:
+        """The extreme r, if the term is its first place, or the number of its places; None where it is neither."""
+        if body.dtype in FLOATS or len(running) != 1:
             return None
-        ((extreme,), (condition, place, nothing)), hits = (tuple(running), body.args), body.args[0].args
+        (extreme,) = running
+        if self.found[extreme].kind not in ("amax", "amin"):
+            return None
+        return self._counted(term, body, extreme) if term.op == "sum" else self._place_of(term, body, extreme)
+
+    def _counted(self, term: Term, body: Term, extreme: Term) -> Term | None:
+        """The extreme r of a sum over x == r."""
+        counts = body.op == "cast" and _meets(body.args[0], self.found[extreme].body, extreme)
+        return extreme if counts and not self.roles.keeps_stream else None
+
+    def _place_of(self, term: Term, body: Term, extreme: Term) -> Term | None:
+        """The extreme r, if the term is the least j with x == r, or where x is NaN, and their number elsewhere."""
+        if term.op != "amin" or body.op != "where":
+            return None
+        (condition, place, nothing), hits = body.args, body.args[0].args
         hits = hits if condition.op == "or" else (condition,)
         stream = self.roles.stream
         is_place = place.op == "index" and place.param == Index.over(stream) and not self.roles.keeps_stream
         if not is_place or nothing.op != "const" or not same(nothing.param, stream.size):
             return None
         x = self.found[extreme].body
-        is_extreme = self.found[extreme].kind in ("amax", "amin")
-        is_found = is_extreme and any(_meets(h, x, extreme) for h in hits)
+        is_found = any(_meets(h, x, extreme) for h in hits)
         others = all(_meets(h, x, extreme) or (h.op == "isnan" and h.args[0] == x) for h in hits)
         return extreme if is_found and others else None
 

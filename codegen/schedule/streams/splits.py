@@ -118,7 +118,7 @@ class _Merge:
         return self._over_parts(partial, self._of_best(partial, partial.of_all.beside))
 
     def _of_best(self, partial: _Partial, extreme: Term | None) -> Term:
-        """What a part has found; of the place of an extreme nothing, where another part has a better one."""
+        """What a part has found; of the place or number of an extreme nothing, where another part has a better one."""
         if extreme is None:
             return partial.load
         of_part, load = self.partials[extreme].load, partial.load
@@ -126,11 +126,12 @@ class _Merge:
         if of_part.dtype in FLOATS:
             is_nan = self.table.make("isnan", of_part, dtype="b1")
             is_best = self.table.test("or", is_best, is_nan)
-        nothing = self.table.const(MOST_PLACES, load.dtype)
+        nothing = self.table.const(0 if partial.of_all.kind == "sum" else MOST_PLACES, load.dtype)
         return self.table.make("where", is_best, load, nothing, dtype=load.dtype)
 
     def _sum(self, partial: _Partial) -> Term:
-        accumulator, value = partial.of_all, partial.load
+        accumulator = partial.of_all
+        value = self._of_best(partial, accumulator.beside)
         if accumulator.scale is not None:
             value = self.algebra.make("mul", value, self._ratio(accumulator))
         return self._over_parts(partial, value)

@@ -28,6 +28,7 @@ from .spellings.picked import without_picks
 from .spellings.row_sums import wide_row_sums
 from .spellings.split_sums import split_sums
 from .spellings.symmetric import one_sided, without_transposes
+from .spellings.ties import tie_of, without_ties
 
 UNSEEN = ("aten._assert_async", "aten.rand.", "aten.randn.")
 """No kernel sees when they run: what is asserted, and what is drawn in an order of its own."""
@@ -279,13 +280,20 @@ class Region:
         return self._effects()
 
     def _compared(self) -> Value | None:
-        """What compares floats that two kernels would make, each in its own order of additions."""
+        """What compares floats that two kernels would make, each in its own order of additions.
+
+        Not what is a row's extreme: the walk that finds that says so (`ties`).
+        """
         nodes = self.nodes()
         made = {v.id for v in self.products}
         for value in nodes:
             made |= {value.id} if any(a.id in made for a in value.args) else set()
-        compared = (v for v in nodes if v.prim in COMPARE and v.args[0].aval.is_float)
+        compared = (v for v in nodes if v.prim in COMPARE and v.args[0].aval.is_float and not self._is_tie(v))
         return next((v for v in compared if all(a.id in made for a in v.args)), None)
+
+    def _is_tie(self, value: Value) -> bool:
+        tie = tie_of(value)
+        return tie is not None and tie.x.id in self.virtual
 
     def _effects(self) -> str:
         """An effect between its first and its last step stays where it is."""
@@ -332,8 +340,8 @@ def _plain(graph: Graph, _: frozenset[int]) -> Graph:
 
 
 SPELLINGS: tuple[Callable[[Graph, frozenset[int]], Graph], ...] = (
-    without_picks, without_picked_extremes, without_concatenations, without_transposes, one_sided, without_mirrors,
-    _plain, split_sums, wide_row_sums,
+    without_ties, without_picks, without_picked_extremes, without_concatenations, without_transposes, one_sided,
+    without_mirrors, _plain, split_sums, wide_row_sums,
 )  # fmt: skip
 """What a region is read as, one after the other."""
 
