@@ -19,6 +19,7 @@ from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, join_rules, make, number
 from ..switches import switch_state
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .identities.constants import constants
+from .identities.flattened import flattened
 from .identities.lone_pieces import lone_pieces
 from .identities.made import made
 from .identities.regions import regions
@@ -215,7 +216,7 @@ numbers: Rules = {
 
 FAMILIES: dict[str, Rules] = {
     "constants": constants, "algebra": algebra, "numbers": numbers, "index_checks": index_checks,
-    "layout": join_rules(layout, made, lone_pieces), "regions": regions,
+    "layout": join_rules(layout, made, lone_pieces, flattened), "regions": regions,
 }  # fmt: skip
 """The rules by the name under which they can be left out; those of an earlier family are tried first."""
 

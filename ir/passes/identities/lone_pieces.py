@@ -77,7 +77,7 @@ class _Place:
         before: Size = 0
         for piece in x.args if x.params["axis"] == axis else ():
             if piece.shape[axis] == 1 and sizes_equal(before, self.at):
-                self.is_beside_product |= any(_is_of_product(other) for other in x.args if other != piece)
+                self.is_beside_product |= any(is_of_product(other) for other in x.args if other != piece)
                 return piece
             before = simplify_size(before + piece.shape[axis])
         return None
@@ -90,7 +90,8 @@ class _Place:
         return source if is_there and all(n == 0 for n in others) else None
 
 
-def _is_of_product(x: Value) -> bool:
+def is_of_product(x: Value) -> bool:
+    """Made of a product element by element, as far as MOST values tell."""
     todo, seen = [x], set[Value]()
     while todo and len(seen) < MOST:
         if (value := todo.pop()) in seen:
