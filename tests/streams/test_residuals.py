@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fusegrad
+from fusegrad.examples.gallery import info_nce as gallery_info_nce
 from fusegrad.ir.errors import Unfusible
 from fusegrad.runtime.execution import graph_to_kernels
 from fusegrad.runtime.report.explain import compiler_of
@@ -185,3 +186,12 @@ def test_memory_counts_where_the_model_of_time_nearly_agrees(target: str) -> Non
     found = fusegrad.explain(fusegrad.compile(SAVED_P.cls), *heads, 0.1, target=target)
     for report in found.directions.values():
         assert [line for line in report.products if ": never in memory" in line] == report.products
+
+
+def test_the_sums_of_logsumexp_serve_a_softmax() -> None:
+    """In both directions: backward has no walk for rows, and none for columns."""
+    rows = "bf16[4096,128]"
+    found = fusegrad.explain(gallery_info_nce.InfoNCE, rows, rows, 0.1, target="cuda:90")
+    walks = [k for k in found.kernels if k.walk and "backward" in k.name]
+    assert len(walks) == 2 and all("tl.dot(" in k.source and "row_max" not in k.source for k in walks)
+    assert found.directions["backward"].launch_count == 4

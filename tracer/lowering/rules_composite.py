@@ -226,9 +226,10 @@ def _logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
         return wide.to(dtype)
     if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
         return torch.log(torch.sum(torch.exp(wide), dims, keepdim=keepdim)).to(dtype)
+    # relative to the extreme itself, as softmax's sum is: a backward that asks for that has this one
     top = torch.amax(wide, dims, keepdim=True)
-    top = torch.where(torch.abs(top) == math.inf, 0.0, top)
     result = torch.log(torch.sum(torch.exp(wide - top), dims, keepdim=True)) + top
+    result = torch.where(torch.abs(top) == math.inf, top, result)
     return (result if keepdim else torch.squeeze(result, dims)).to(dtype)
 
 
