@@ -61,7 +61,7 @@ from .schedule.streams.accumulators import accumulation_of
 from .schedule.streams.bins import Binned, with_found, with_tiles
 from .schedule.streams.lone_rows import with_lone_rows
 from .schedule.streams.places import few_places, with_own_places
-from .schedule.streams.roles import Roles, joined_roles, roles_of, virtual_products
+from .schedule.streams.roles import Roles, joined_roles, require_own_extremes, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
 from .selected_sums import with_selected_sums
@@ -833,6 +833,7 @@ class _Group:
             refs = [{s.ref for s, _ in members} for members in walks.values()]
             return [[g for g in goals if g.memory.ref in part] for part in refs]
         (members,) = walks.values()
+        require_own_extremes(sinks, self.virtual)
         roles = joined_roles(r for _, r in members if r is not None)
         # tiles hold depths from end to end: build again with the values of their symbols
         if free := symbols(a.size for a in (*roles.depth, *few_places(roles, self.hints))):

@@ -162,8 +162,6 @@ def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[
     """A reduction over the rows themselves, or over part of what is streamed, is complete before this kernel."""
     before: list[Value] = []
     for term in terms:
-        if term.op == "eq" and _is_above(term, virtual) and any(map(_is_extreme_in_memory, term.args)):
-            raise Unfusible(term.node or sink.node, "it is compared with an extreme that another kernel has found")
         if term.op in SCANS and set(term.param) & {roles.row, roles.stream, *roles.outer}:
             raise _scanned_before(term, terms, virtual, sink)
         if term.op in REDUCTIONS and term not in virtual and _is_above(term, virtual):
@@ -173,10 +171,23 @@ def _require_rows(sink: Sink, terms: Sequence[Term], roles: Roles, virtual: set[
         raise Materialize(earlier or _row_values(terms, virtual, sink))
 
 
-def _is_extreme_in_memory(term: Term) -> bool:
+def require_own_extremes(sinks: Sequence[Sink], virtual: frozenset[int]) -> None:
+    """What is never in memory is compared with an extreme of this walk; another kernel's may have other bits."""
+    own = {s.node.id for s in sinks}
+    for sink in sinks:
+        terms = terms_below(sink.terms)
+        made = set(virtual_products(terms, virtual))
+        for term in terms:
+            extremes = [e for a in term.args if (e := _extreme_in_memory(a)) is not None] if term.op == "eq" else []
+            if any(e.id not in own for e in extremes) and _is_above(term, made):
+                raise Unfusible(term.node or sink.node, "it is compared with an extreme that another kernel has found")
+
+
+def _extreme_in_memory(term: Term) -> Value | None:
     while term.op == "cast":
         (term,) = term.args
-    return term.op == "load" and term.node is not None and term.node.prim in ("amax", "amin")
+    is_extreme = term.op == "load" and term.node is not None and term.node.prim in ("amax", "amin")
+    return term.node if is_extreme else None
 
 
 def _scanned_before(scan: Term, terms: Sequence[Term], virtual: set[Term], sink: Sink) -> Exception:
