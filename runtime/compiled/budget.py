@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir.switches import is_on
-from ...tracer.capture.capture import OpaqueCallError, operations_traced
+from ...tracer.capture.capture import OpaqueCallError, operations_kept, operations_traced
 from ...tracer.reads.value_keys import Same
 
 AT_ONCE = 16
@@ -25,7 +25,8 @@ AT_ONCE = 16
 CLOSURES = 4
 """Functions that close over something for which a class is captured at once: most are made anew at every call."""
 WORK: float = 2048
-"""Operations in the graphs of a class, all together, for which it is captured at once: dtypes, layouts, sizes."""
+"""Operations in the graphs of a class, all together, for which it is captured at once: dtypes, layouts, sizes. A loop
+counts as the node that it is, and not as the traces that it was rolled from: it is traced for all lengths at once."""
 FAMILY: float = 8 * WORK
 """The same of all classes that one class statement makes, but for the first: some 250 small ones."""
 FAILED = 128
@@ -129,7 +130,7 @@ class Budget:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """An attempt at a capture. One that only found what is to run between its segments is part of the next."""
-        before, self.is_counting = operations_traced(), True
+        before, kept, self.is_counting = operations_traced(), operations_kept(), True
         try:
             yield
         except OpaqueCallError:
@@ -142,7 +143,7 @@ class Budget:
             self.is_counting = False
             self._count_for_all(operations_traced() - before + (0 if self.is_begun else ANEW))
             self.is_begun = True
-        self.work += operations_traced() - before
+        self.work += operations_kept() - kept
 
     @contextmanager
     def of_backward(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from torch import Tensor
 import fusegrad
 from fusegrad.runtime.settings import config
 from fusegrad.tracer.capture.capture import Session
+from fusegrad.tracer.loops import looped
 
 
 @pytest.fixture
@@ -63,3 +64,43 @@ def test_a_loop_that_rolls_is_traced_once_at_each_of_three_lengths(lengths: list
 def test_sizes_that_no_short_trace_shows_are_not_tried_in_turn(lengths: list[int]) -> None:
     require_eager(from_the_middle, *made(11))
     assert lengths == [5, 6, 5, 5, 5], "the first group's with what it learnt; one of each other group, like the first"
+
+
+def gated(x: Tensor, w: Tensor) -> Tensor:
+    """A recurrence behind a row that is taken apart."""
+    a, b, c = (x @ w).chunk(3, -1)
+    h, hs = torch.zeros_like(a[0]), list[Tensor]()
+    for t in range(x.shape[0]):
+        h = torch.sigmoid(a[t]) * h + b[t]
+        hs.append(c[t] * h)
+    return torch.stack(hs)
+
+
+def test_parts_of_a_row_are_no_loop_over_it(lengths: list[int]) -> None:
+    require_eager(gated, torch.randn(40, 2, 4), torch.randn(4, 24))
+    assert lengths == [5, 6, 8], "those of the steps; 24 in three parts is in three parts at any length"
+
+
+def rows_of_nine(x: Tensor, y: Tensor) -> Tensor:
+    """A loop within one, which raises where the outer one is short."""
+    rows = []
+    for s in range(x.shape[1]):
+        h = x[0, s]
+        for t in range(y.shape[0]):
+            h = torch.tanh(h + x[1, 8] * y[t])
+        rows.append(h)
+    return torch.stack(rows)
+
+
+def test_a_loop_that_fails_in_a_short_trace_is_looked_at_again_in_a_longer_one(lengths: list[int]) -> None:
+    require_eager(rows_of_nine, torch.randn(2, 40), torch.randn(30, 3))
+    inner = [5, 6, 8]
+    assert lengths == [5, 5, 9, *inner, 10, *inner, 12, *inner]
+
+
+def test_short_traces_end_after_so_many_operations(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looped, "MOST", 20)
+    require_eager(from_the_middle, *made(11))
+    assert lengths == [5, 6, 5], "what the loop itself has in 11 steps is spent"
+    report = fusegrad.explain(fusegrad.compile(from_the_middle), *made(11))
+    assert "at small lengths" in str(report)

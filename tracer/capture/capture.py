@@ -496,6 +496,16 @@ def operations_traced() -> int:
     return getattr(_traced, "operations", 0)
 
 
+def operations_kept() -> int:
+    """The same without those that came into no graph: the traces at small lengths from which a loop was rolled."""
+    return operations_traced() - getattr(_traced, "dropped", 0)
+
+
+def drop_operations(count: int) -> None:
+    """So many of them came into no graph."""
+    _traced.dropped = getattr(_traced, "dropped", 0) + count
+
+
 class _Provenance(TorchFunctionMode):
     """Marks every node with the user's line that caused it: meta["fusegrad_origin"] = (name, where, line)."""
 

@@ -27,8 +27,9 @@ than the short traces from which a loop is rolled, until another short length sh
 are made: that of a loop costs less to make than those of a few steps, and moves fewer bytes."""
 NEAR = 2
 """The most by which the sizes of one loop differ: x[t + 1] of an x that is one longer."""
-LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms", "multiples")
-"""What is kept of assumptions: torch's ShapeEnv's own, and the sizes that have a number as divisor."""
+LEARNT = ("guards", "replacements", "var_to_range", "divisible", "axioms", "multiples", "unrolled")
+"""What is kept of assumptions: torch's ShapeEnv's own, the sizes that have a number as divisor, and what was found of
+loops in one that is looked at."""
 CACHED = [name for name, method in vars(ShapeEnv).items() if hasattr(method, "cache_clear")]
 """Its methods that keep what they answered: an answer that was an assumption has to be asked for again."""
 _FAKES = os.path.join(TORCH, "_subclasses", "")
@@ -37,7 +38,7 @@ _NUMBERS = os.path.join(TORCH, "__init__.py")
 
 class LoopMet(BaseException):
     """A trace turns a size into a number where the source has a loop. Internal, and no Exception: no method may
-    catch it. turns: how many it has, which may be fewer than the size has places: `chunk(3)` of a row."""
+    catch it. turns: how many it has, which may be fewer than the size has places: `split(3)` of a row."""
 
     def __init__(self, symbol: sympy.Symbol, steps: int, expr: sympy.Expr, turns: int) -> None:
         super().__init__(f"a loop of {steps} steps over {symbol}")
@@ -111,8 +112,8 @@ class Lengths(ShapeEnv):
         if (steps := int(self.hints()[symbol])) < self.rolls:
             self.is_cut_short = True
             return
-        # what is asked for may be another number that is made of the size: that of the parts of `chunk`
-        if (turns := int(self._value(expr))) >= self.rolls:
+        # what is asked for may be another number that is made of the size
+        if (turns := int(self._value(expr))) >= self.rolls and not is_constant(expr, symbol, steps):
             self.met = LoopMet(symbol, steps, expr, turns)
             raise self.met
 
@@ -192,6 +193,11 @@ class Lengths(ShapeEnv):
 
 def _nothing() -> None:
     pass
+
+
+def is_constant(expr: sympy.Expr, symbol: sympy.Symbol, size: int) -> bool:
+    """True of a number that is the same for longer sizes: the parts of `chunk(3)` are no loop over a row."""
+    return len({expr.xreplace({symbol: sympy.Integer(size * times)}) for times in (1, 2, 4)}) == 1
 
 
 def asked_by_the_user(*methods: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import sympy
 import torch
 
-from ..capture.capture import Session, written_placeholders
+from ..capture.capture import Session, drop_operations, operations_kept, operations_traced, written_placeholders
 from ..containers import leaves, map_leaves
 from ..lowering.functional import without_writes, writes
 from ..scoped_state import attribute_within
@@ -43,6 +43,9 @@ SHORT = ((5, 6, 8), (9, 10, 12))
 for what begins and ends a loop, and the loop is longer still."""
 LONG = 64
 """Operations from which on what is repeated a fixed number of times is a loop: fewer fuse as they are."""
+MOST = 8192
+"""Operations that the short traces of one loop may have, or as many as its steps one by one, where these are more: what
+stays unrolled after that costs at most twice what it has to, and else half a minute."""
 Facts = dict[str, Any]
 Short = tuple[Program, Facts, Mapping[sympy.Basic, bool]]
 """A short trace: the program, the facts that the method told, and the questions that it asked."""
@@ -108,9 +111,12 @@ class _Rolling:
         self.from_source, self.facts = from_source, facts if facts is not None else {}
         self.tokens: list[Any] | None = None  # what the newest short trace of two is made of
         self.failed: list[tuple[Any, NotRolled]] = []  # first short traces that came to nothing, and why
+        self.traced_before, self.kept_before = operations_traced(), operations_kept()
+        self.turns, self.most = 0, MOST
 
     def trace(self, met: LoopMet) -> Trace:
         """The rolled trace of the loop over this size. Raises NotRolled."""
+        self.turns = met.turns
         try:
             return self.with_steps_for(EACH, met)
         except NotRolled as why:
@@ -175,6 +181,7 @@ class _Rolling:
         self.require_multiples(symbol, multiples)
         facts = _Facts(self.session, symbol, lengths, multiples)
         strides = [facts.strides(found) for found in zip(*(p.strides for p in programs), strict=True)]
+        in_no_graph = operations_kept() - self.kept_before
         trace, results = self.written(rolled, symbol, [*programs[0].trace.lifted], strides, multiples)
         self.require_together(symbol, sizes)
         if any(p.memory != shared_memory(trace.graph_module) for p in programs):
@@ -184,6 +191,7 @@ class _Rolling:
         trace.rolled = tuple(dict.fromkeys(size for size in looped if size.is_Symbol))
         trace.graph_module.meta[HAD_WRITES] = programs[0].had_writes
         self.settle(facts.of(told), results)
+        drop_operations(in_no_graph)
         return trace
 
     def rolled(self, lengths: Sequence[int], sizes: Mapping[sympy.Symbol, int], multiples: Multiples) -> Found:
@@ -309,10 +317,19 @@ class _Rolling:
 
     def at_length(self, length: int, sizes: Mapping[sympy.Symbol, int], multiples: Multiples) -> Short:
         """At a short length the program, the facts that the method told, and the questions that it asked."""
+        self.require_patience()
         small = {s: multiples.size(length) + d for s, d in sizes.items()}
+        before = operations_traced()
         with self.refusals(), self.session.at_lengths(small) as asked:
             program = self.short_trace(length)
+        self.most = max(self.most, (operations_traced() - before) * self.turns // length)
         return program, dict(self.facts), dict(asked)
+
+    def require_patience(self) -> None:
+        """Raises NotRolled where the short traces have taken more than they may."""
+        taken = operations_traced() - self.traced_before
+        if taken > self.most:
+            raise NotRolled(f"looking for what is repeated took {taken:,} operations at small lengths, and found none")
 
     def short_trace(self, length: int) -> Program:
         fakes = [self.session.at_present(fake) for fake in self.fakes]

@@ -23,7 +23,9 @@ def cheapest(
     network.add_edges_from((("out", v.id), "read") for v in ends)
     nodes = [*body.inputs, *nodes_between(ends, [v.id for v in body.inputs])]
     for value in nodes:
-        network.add_edge(("in", value.id), ("out", value.id), capacity=cost(value))
+        # What has several results, such as a loop in the body, is cut at each of them: behind it, with no capacity here
+        capacity = {"capacity": cost(value)} if len(value.avals) == 1 else {}
+        network.add_edge(("in", value.id), ("out", value.id), **capacity)
         if value.prim != "input" and PRIMS[value.prim].family in AGAIN:
             network.add_edges_from((("out", a.id), ("in", value.id)) for a in value.args)
         elif value not in at_hand:

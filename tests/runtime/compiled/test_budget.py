@@ -66,6 +66,24 @@ class Repeated(Function):
         return grad * ctx.by * 2, None, None
 
 
+def carried(x: Tensor) -> Tensor:
+    h, hs = x[0], list[Tensor]()
+    for t in range(x.shape[0]):
+        h = torch.sin(h) * x[t]
+        hs.append(h)
+    return torch.stack(hs)
+
+
+def test_a_loop_counts_as_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three short traces of it have 60 operations."""
+    monkeypatch.setattr(budget, "WORK", 50)
+    fast = fusegrad.compile(carried)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        x = torch.randn(20, 3).to(dtype)
+        assert torch.equal(fast(x), carried(x))
+    assert captured(fast) == 4, "with a fallback the warning would be an error"
+
+
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
 def test_a_long_graph_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "AT_ONCE", 100)

@@ -78,8 +78,14 @@ def is_repeatable(like: Node, leaves: Sequence[Any]) -> bool:
     if target is not aten.select.int or moved != [2] or not isinstance(leaves[0], Use):
         return False
     dim, index = (leaf.get(ONE, 0) if leaf.keys() <= {ONE} else -1 for leaf in leaves[1:])
-    size: int = hint_of(leaves[0].node.step.value.shape[dim])
+    size: int = hint_of(_value_of(leaves[0]).shape[dim])
     return 0 <= index < size
+
+
+def _value_of(use: Use) -> Any:
+    """What is read: of an operation with several results, such as `chunk`, one of them."""
+    value = use.node.step.value
+    return value if use.port is None else value[use.port]
 
 
 def _is_same_port(a: Any, b: Any) -> bool:
