@@ -14,6 +14,7 @@ from test_random_loops import SEEDS, Program, close, numbers, sizes
 from fusegrad.ir import Graph, building, emit, verify
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.loops import separate as separation
+from fusegrad.ir.loops.around.cut import cheapest
 from fusegrad.ir.loops.blocks import in_blocks
 from fusegrad.ir.loops.body import Body
 from fusegrad.ir.loops.loop import Loop, loop_of, rebuild_scans, results_of
@@ -80,6 +81,16 @@ def test_what_is_larger_is_kept_every_so_many_steps() -> None:
     assert len(blocks) == 2  # one that keeps what is carried into each block, and one that runs each block again
     kept = [s for s in stacks(pulled) if s[1:] == (D, D)]
     assert str(kept[0][0]) == "floor(T/64)" and all(str(s[0]) in ("floor(T/64)", "T - 64*floor(T/64)") for s in kept)
+
+
+def test_a_loop_in_a_step_is_cut_at_its_results() -> None:
+    body = Graph("step")
+    operands = [body.input(x.aval, f"x{i}") for i, x in enumerate(state(reads=True).inputs)]
+    with building(body):
+        inner = Body(state(reads=True).order()[-1].args[0].params["body"].graph)
+        last, steps = results_of(emit("scan", *operands, body=inner, carries=1, steps=3, length=T, reverse=False))
+        body.returning([emit("broadcast", last, shape=(D, D, D), axes=(0, 1)), steps])
+    assert cheapest(body, body.results[:1], lambda v: v.ndim, ()) == [last]
 
 
 @pytest.mark.parametrize("length", [0, 1, 66])
