@@ -16,6 +16,7 @@ from ...ir.lazy_attribute import lazy_attribute
 from ...ir.switches import use_switch_state
 from ...tracer.capture.capture import OpaqueCallError, capture_lock
 from ...tracer.function import rebind
+from ...tracer.loops.lengths import FEWEST
 from ...tracer.loops.reasons import LATE_STEPS
 from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Mismatch, Tape
@@ -227,17 +228,35 @@ class Backward:
         return sibling.entry_at(kinds, sibling.captured.sizes(args))
 
     def sibling_at(self, sizes: Sizes) -> tuple[Backward, list[Any]]:
-        """A capture at these sizes, and arguments that have them. Raises CaptureError."""
-        own = self.captured
+        """A capture that is for these sizes, and arguments that have them. Raises CaptureError."""
         for sibling, args in self.siblings:
-            if all(_same_shape(a, f, sizes) for a, f in zip(args, own.forward.fakes, strict=True)):
+            if all(_same_shape(a, f, sizes) for a, f in zip(args, self.captured.forward.fakes, strict=True)):
                 return sibling, args
-        args = [_stand_in(f, sizes) for f in own.forward.fakes]
-        sibling = Backward(capture_function(own.cls, own.with_tensors(args), own.reads, own.dynamic, own.report))
-        if sibling.captured.residual_places != own.residual_places:
-            raise CaptureError(reason="what it saves depends on the sizes", where="unknown")
+        args = [_stand_in(f, sizes) for f in self.captured.forward.fakes]
+        for sibling, _ in self.siblings:
+            if sibling.has_entry_for(sibling.captured.sizes(args)):
+                return sibling, args
+        sibling = Backward(self._captured_again(args))
         self.siblings.append((sibling, args))
         return sibling, args
+
+    def has_entry_for(self, sizes: Sizes) -> bool:
+        """True if a backward that was captured is for these sizes."""
+        known = (e for e in self.entries.values() if isinstance(e, BackwardEntry))
+        return admits_sizes(self.captured, sizes) and any(e.admits(sizes) for e in known)
+
+    def _captured_again(self, args: Sequence[Any]) -> CapturedFunction:
+        """Forward's capture at the sizes of these arguments, which keeps the same. Raises CaptureError.
+
+        A loop that was traced step by step turned out to have several lengths: it is one node if it can be.
+        """
+        own = self.captured
+        whole, rolls = own.with_tensors(args), min(FEWEST, own.session.env.rolls)
+        for fewest in dict.fromkeys((rolls, 0)):
+            again = capture_function(own.cls, whole, own.reads, own.dynamic, own.report, rolls=fewest)
+            if again.residual_places == own.residual_places:
+                return again
+        raise CaptureError(reason="what it saves depends on the sizes", where="unknown")
 
 
 def is_apart(backward: Backward) -> bool:

@@ -104,3 +104,27 @@ def test_short_traces_end_after_so_many_operations(lengths: list[int], monkeypat
     assert lengths == [5, 6, 5], "what the loop itself has in 11 steps is spent"
     report = fusegrad.explain(fusegrad.compile(from_the_middle), *made(11))
     assert "at small lengths" in str(report)
+
+
+def filtered(x: Tensor, a: Tensor) -> Tensor:
+    """A second-order filter, whose backward's steps are the same in the middle alone."""
+    ys = list[Tensor]()
+    for n in range(x.shape[1]):
+        y = x[:, n]
+        if n >= 1:
+            y = y + x[:, n - 1] - a[0] * ys[n - 1]
+        if n >= 2:
+            y = y + x[:, n - 2] - a[1] * ys[n - 2]
+        ys.append(y)
+    return torch.stack(ys, 1)
+
+
+def test_a_backward_that_was_traced_step_by_step_is_looked_at_again_once() -> None:
+    """Short traces of 9, 10 and 12 steps tell what those of 5, 6 and 8 do not."""
+    fast, captures = fusegrad.compile(filtered), list[int]()
+    for steps in (12, 13, 14, 30, 11):
+        x, a = torch.randn(3, steps).requires_grad_(), torch.randn(2).requires_grad_()
+        gradients = [torch.autograd.grad(f(x, a).square().sum(), (x, a)) for f in (fast, filtered)]
+        assert all(map(torch.equal, *gradients)), steps
+        captures.append(fusegrad.stats()["captures"])
+    assert captures[1:] == [captures[1]] * 4, "of any length, once it had two"

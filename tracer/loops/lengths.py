@@ -49,6 +49,7 @@ class Lengths(ShapeEnv):
     """A ShapeEnv in which a loop over a size can be looked at: `watching` for one, then at `small` lengths of it.
 
     rolls: the fewest steps of a loop that is one node; 0: none is. is_cut_short: a shorter one was met.
+    unrolled: sizes with loops that are none.
     asked: at small lengths, the user's own questions about them, with their answers.
     counted: the sizes that the user's own source took as numbers, such as `range` does, and not only an operation of
     torch that makes one tensor for each step.

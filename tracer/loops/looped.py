@@ -26,7 +26,7 @@ from .buffers.unfollowed import require_followed_writes
 from .description import Rolled
 from .emission import Emission
 from .floats import floats_apart
-from .lengths import FEW, LoopMet, is_number
+from .lengths import FEW, FEWEST, LoopMet, is_number
 from .program import Program, program_of
 from .proof import is_proved, require_proved
 from .reasons import NotRolled, OtherSteps
@@ -155,9 +155,15 @@ class _Rolling:
         A loop in a loop is looked for at the shortest lengths only: each of them is as many loops as the outer one has
         steps.
         """
-        is_long = met.steps >= 2 * SHORT[1][-1] and not self.session.env.small
         groups = self.groups(met.symbol)
-        yield from ((lengths, group) for lengths in short[: 2 if is_long else 1] for group in groups)
+        yield from ((lengths, group) for lengths in short[: 2 if self.is_long(met) else 1] for group in groups)
+
+    def is_long(self, met: LoopMet) -> bool:
+        """Whether longer short traces are worth it: for a long loop, and for a shorter one whose steps are launches, or
+        whose length turned out to vary."""
+        env = self.session.env
+        least = SHORT[0][-1] + 1 if env.rolls <= FEWEST else 2 * SHORT[1][-1]
+        return not env.small and met.steps >= least
 
     def groups(self, symbol: sympy.Symbol) -> list[Mapping[sympy.Symbol, int]]:
         """Sizes that may be those of one loop, each with what it is longer than this one.
