@@ -98,3 +98,22 @@ def test_a_loop_of_which_nothing_is_left_is_none() -> None:
         fast = fusegrad.compile(one_for_all)
         for a, b in zip(results(one_for_all, 12), results(fast, 12), strict=True):
             torch.testing.assert_close(a, b)
+
+
+def solved(y: Tensor, times: Tensor) -> Tensor:
+    ys = [y]
+    for t in range(times.shape[0] - 1):
+        y = y + (times[t + 1] - times[t]) * torch.sin(y)
+        ys.append(y)
+    return torch.stack(ys)
+
+
+@pytest.mark.filterwarnings("error::fusegrad.FallbackWarning")
+def test_slices_of_a_gradient_lie_as_the_gradient_does() -> None:
+    """In derived backwards the slices are a loop of their own; sums along both axes go through memory."""
+    torch.manual_seed(0)
+    args = [torch.randn(5, 7).requires_grad_(), torch.rand(12).requires_grad_()]
+    weights = torch.randn(12, 7, 5).mT
+    with fusegrad.config.patch(backend="reference"):
+        both = [torch.autograd.grad(f(*args), args, weights) for f in (fusegrad.compile(solved), solved)]
+    assert all(map(torch.equal, *both))

@@ -30,9 +30,9 @@ class Affine:
         return self.step * t + self.length * length + self.constant
 
     def after(self, t: Affine) -> Affine:
-        """The same as a function of the length, where the step is one."""
-        assert not t.step
-        return Affine(0, self.length + self.step * t.length, self.constant + self.step * t.constant)
+        """The same where the step is a function of the length, and of another loop's step."""
+        length, constant = self.length + self.step * t.length, self.constant + self.step * t.constant
+        return Affine(self.step * t.step, length, constant)
 
 
 def number_of(value: Any) -> Number:

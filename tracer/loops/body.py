@@ -38,7 +38,7 @@ def wanted_of(rolled: Rolled, located: Located) -> Wanted:
     operands = [o for step in rolled.outside for o in step] + list(rolled.results)
     operands += [o for body in rolled.bodies for step in body for o in step]
     for read in (r for operand in operands for r in reads_in(operand)):
-        if not (isinstance(read, Read) and not read.index.step and is_view(rolled, located, read.source)):
+        if not (isinstance(read, Read) and is_view(rolled, located, read.source)):
             _note(wanted, rolled, read)
     wanted.finals -= wanted.stacked - _carried_or_returned(rolled)
     return wanted
@@ -63,7 +63,7 @@ def is_view(rolled: Rolled, located: Located, source: Any) -> bool:
         return False
     same = (Each(source.loop, o.step, o.port) for o in operands if isinstance(o, Same))
     others = (o for o in operands if not isinstance(o, Same))
-    return not any(isinstance(o, Carried | tuple) for o in others) and all(is_view(rolled, located, s) for s in same)
+    return not any(isinstance(o, Carried | Formula | tuple) for o in others) and all(is_view(rolled, located, s) for s in same)
 
 
 def _note(wanted: Wanted, rolled: Rolled, read: Any) -> None:
@@ -229,8 +229,16 @@ class Body:
             if slices.kept:
                 return self.graph.call_function(aten.slice.Tensor, (whole, slices.axis, index, self.plus(index, 1)))
             return self.graph.call_function(aten.select.int, (whole, slices.axis, index))
+        if is_view(self.emission.rolled, self.emission.located, read.source):
+            return self.seen_again(read.source, read.index)
         whole = self.given(read.source, lambda: self.emission.stacked[read.source])
         return self.graph.call_function(aten.select.int, (whole, 0, self.affine(read.index)))
+
+    def seen_again(self, source: Any, index: Affine) -> fx.Node:
+        """The view that another loop's step makes, made here: a stack of them would have another layout."""
+        step = self.emission.located.steps[Place(source)]
+        operands = self.emission.rolled.bodies[source.loop][source.step]
+        return self.add(step, [self.node(of_step(source.loop, o, index)) for o in operands])
 
     def whole(self, operand: Any) -> fx.Node:
         """What is the same in each step; of a tensor of numbers, a copy that is made before the loop."""
@@ -309,6 +317,17 @@ class Body:
     def module(self) -> fx.GraphModule:
         """The graph, ready to be called."""
         return fx.GraphModule({}, self.graph, "Loop")
+
+
+def of_step(loop: int, operand: Any, index: Affine) -> Any:
+    """An operand of a loop's step as what is outside of the loop reads it, of the step at an index."""
+    if isinstance(operand, Same):
+        return Read(Each(loop, operand.step, operand.port), index)
+    if isinstance(operand, Read):
+        return Read(operand.source, operand.index.after(index))
+    if isinstance(operand, Fit):
+        return Fit(tuple((term, affine.after(index)) for term, affine in operand.terms))
+    return operand
 
 
 def _order(each: Each) -> tuple[int, int]:

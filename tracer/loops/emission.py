@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ..arithmetic import compute_number
 from ..opaque.extension_calls import add_call_node, newest_node, nodes_after
 from .affine import ONE, Affine, Fit
-from .body import Body, called_with, is_view, wanted_of
-from .description import Each, Items, Outside, Parts, Place, Read, Rolled, Run, Same
+from .body import Body, called_with, is_view, of_step, wanted_of
+from .description import Each, Items, Outside, Parts, Place, Read, Rolled, Run
 from .lengths import symbols_of
 from .node import fake_results, loop_function, loop_of
 from .program import UNBIND, Constant, Expression, Step, is_sliced
@@ -137,17 +137,7 @@ class Emission:
         """The view that a step of a loop makes, with its number at an index, made outside."""
         step = self.located.steps[Place(Each(source.loop, source.step))]
         operands = self.rolled.bodies[source.loop][source.step]
-        return called(step, [self.outside_of(source.loop, o, index) for o in operands])
-
-    def outside_of(self, loop: int, operand: Any, index: Affine) -> Any:
-        """An operand of a loop's step, at an index."""
-        if isinstance(operand, Same):
-            return self.read(Each(loop, operand.step, operand.port), index)
-        if isinstance(operand, Read):
-            return self.read(operand.source, operand.index.after(index))
-        if isinstance(operand, Fit):
-            return self.number(Fit(tuple((term, affine.after(index)) for term, affine in operand.terms)))
-        return self.operand(operand)
+        return called(step, [self.operand(of_step(source.loop, o, index)) for o in operands])
 
     # ------------------------------------------------------------------ lists
     def joined(self, step: Step, operands: Sequence[Any]) -> Tensor:
@@ -202,6 +192,8 @@ class Emission:
         count = self.at(self.rolled.layout.counts(number))
         if not count >= 1:
             raise NotRolled("at this length the loop has no step that is like the others")
+        if not body.carries and not body.stacked:
+            return  # views, which its readers make themselves
         body.trace(count)
         loop = loop_function(body.module(), len(body.carries))
         origin = self.located.steps[next(p for p in self.located.places if _is_of(p.source, number))].meta
