@@ -63,7 +63,8 @@ def is_view(rolled: Rolled, located: Located, source: Any) -> bool:
         return False
     same = (Each(source.loop, o.step, o.port) for o in operands if isinstance(o, Same))
     others = (o for o in operands if not isinstance(o, Same))
-    return not any(isinstance(o, Carried | Formula | tuple) for o in others) and all(is_view(rolled, located, s) for s in same)
+    is_made_anew = any(isinstance(o, Carried | Formula | tuple) for o in others)
+    return not is_made_anew and all(is_view(rolled, located, s) for s in same)
 
 
 def _note(wanted: Wanted, rolled: Rolled, read: Any) -> None:
