@@ -423,16 +423,21 @@ class _Group:
         What ends walks waits for the last of its kind, with which it may share a kernel.
         """
         walks = Walks.of(self.order, self.virtual, self.cut)
-        stages, ready = self._stages_with({}, walks.ends)
+        stages, ready, beside = self._stages_with({}, walks.ends)
         stored = {*self.cut, *(v.id for v in self.graph.results)} & walks.ends
         late = max((stages[i] for i in stored), default=0)
-        walks.stages = dict.fromkeys(stored, late)
-        return (walks, *(self._stages_with(walks.stages, walks.ends) if late else (stages, ready)))
+        if late:
+            stages, ready, beside = self._stages_with(dict.fromkeys(stored, late), walks.ends)
+        # of two that wait, one may read a sum of the other: that is not made before both
+        walks.stages = {i: max(late, beside[i]) for i in stored}
+        return walks, stages, ready
 
     def _stages_with(
         self, late: Mapping[int, int], ends: Container[int]
-    ) -> tuple[dict[int, int], dict[int, int]]:  # fmt: skip
-        """The same with some values in stages that are given; the place of an extreme is made beside the extreme."""
+    ) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+        """The same with some values in stages that are not begun before a given one; and the stages in which values
+        may be made that another one is read beside. The place of an extreme is made beside the extreme.
+        """
         stages: dict[int, int] = {}
         ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
         beside = dict(ready)  # the same, where what walks a stream may be made beside what it is relative to
@@ -443,11 +448,11 @@ class _Group:
                 stage = max(stage, ready[v.args[0].id] + 1)
             is_late_sum = v.id not in ends and self._sums_rows(v)
             if v.id in self.cut and v.id in self.streamed and not is_late_sum and v.prim != "scatter":
-                stage = near = late.get(v.id, near)
+                stage = near = max(near, late.get(v.id, near))
             stages[v.id] = near if v.id in ends and not v.aval.is_float else stage
             ready[v.id] = stage + 1 if v.id in self.cut else stage
             beside[v.id] = near if v.id in self.streamed and not is_late_sum else ready[v.id]
-        return stages, ready
+        return stages, ready, beside
 
     def _sums_rows(self, value: Value) -> bool:
         """A reduction of what walks have summed: no walk makes it beside these."""
@@ -466,6 +471,7 @@ class _Group:
         made = self._with_rows_together(self._with_round_trips(made), memory)
         kernels = [k for m in made for k in m.kernels]
         self._check_stored(kernels)
+        self._check_order(kernels)
         if len({_stem_and_end(k.name)[0] for k in kernels}) == 1:
             kernels = [_with_name(k, self.name + _stem_and_end(k.name)[1]) for k in kernels]
         return Kernels(tuple(kernels), tuple(self.temporaries), {} if kernels else dict(self.empty))
@@ -482,6 +488,14 @@ class _Group:
             places = math.prod(evaluate_size(n, self.hints) for n in value.shape)
             if written[Ref("output", position)] < places * ITEMSIZE[value.dtype]:
                 raise Unfusible(value, "kernels were found that do not store all of it: please report this")
+
+    def _check_order(self, kernels: Sequence[Kernel]) -> None:
+        """No kernel reads what only a later one writes. Raises Unfusible."""
+        written = [{a.buffer for a in k.arguments if isinstance(a, Pointer) and a.name in k.writes} for k in kernels]
+        for at, kernel in enumerate(kernels):
+            read = {a.buffer for a in kernel.arguments if isinstance(a, Pointer) and a.name in kernel.reads}
+            if read & set().union(*written[at + 1 :]) - set().union(*written[: at + 1]):
+                raise Unfusible(self.order[-1], "kernels were found that read what is not there: please report this")
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
         """Goals that may share a kernel; scatters and values in `alone` get their own."""
