@@ -15,7 +15,7 @@ from ...program.sizes import same
 from ...program.terms import TermTable
 from ..separation.algebra import Algebra, Factor, Shift, depends, is_number, is_tile_product
 from ..separation.exponents import Exponents
-from .roles import Roles
+from .roles import Roles, extreme_in_memory
 
 Kind = Literal["product", "sum", "amax", "amin"]
 LARGE = 1e30
@@ -69,10 +69,11 @@ class _Plain:
     def __init__(self, table: TermTable, roles: Roles, fast: bool) -> None:
         self.algebra, self.roles, self.fast = Algebra(table, roles.is_fixed), roles, fast
         self.between: set[Term] = set()
+        self.compared: set[Term] = set()
 
     def sinks(self, sinks: Sequence[Sink]) -> list[Sink]:
         roots = [t for s in sinks for t in s.terms]
-        self.between = self._between(roots)
+        self.between, self.compared = self._between(roots), _compared(roots)
         new = self.algebra.rewritten(roots, self._rule)
         return [s.of_terms(new) for s in sinks]
 
@@ -82,6 +83,8 @@ class _Plain:
         return {t for s in sums for t in terms_below(s.args) if depends(t, sums)}
 
     def _rule(self, term: Term, args: tuple[Term, ...]) -> Term:
+        if term in self.compared:
+            return self.algebra.again(term, args)
         is_wide = self.fast or term in self.between
         new = self.algebra.widened(term, args) if is_wide else self.algebra.again(term, args)
         return self._in_order(self._without_quotient(new))
@@ -111,6 +114,12 @@ class _Plain:
             parts = [self._in_order(table.make("not", a, dtype="b1")) for a in inner.args]
             return table.make("and", *parts, dtype="b1") if inner.op == "or" else inner.args[0]
         return term
+
+
+def _compared(roots: Sequence[Term]) -> set[Term]:
+    """What is compared with an extreme in memory: to the last digit what it was where the extreme was found."""
+    found = [t.args for t in terms_below(roots) if t.op == "eq" and any(map(extreme_in_memory, t.args))]
+    return {t for args in found for t in terms_below(args)}
 
 
 def _is_before(first: Term, second: Term) -> bool:

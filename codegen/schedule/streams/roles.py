@@ -178,12 +178,13 @@ def require_own_extremes(sinks: Sequence[Sink], virtual: frozenset[int]) -> None
         terms = terms_below(sink.terms)
         made = set(virtual_products(terms, virtual))
         for term in terms:
-            extremes = [e for a in term.args if (e := _extreme_in_memory(a)) is not None] if term.op == "eq" else []
+            extremes = [e for a in term.args if (e := extreme_in_memory(a)) is not None] if term.op == "eq" else []
             if any(e.id not in own for e in extremes) and _is_above(term, made):
                 raise Unfusible(term.node or sink.node, "it is compared with an extreme that another kernel has found")
 
 
-def _extreme_in_memory(term: Term) -> Value | None:
+def extreme_in_memory(term: Term) -> Value | None:
+    """The maximum or minimum that a term reads from memory."""
     while term.op == "cast":
         (term,) = term.args
     is_extreme = term.op == "load" and term.node is not None and term.node.prim in ("amax", "amin")
