@@ -84,6 +84,7 @@ def kernel_of_stream(
     program = Program(sums.sinks)
     blocks = {**tile.blocks, **{a: power_of_two(evaluate_size(a.size, hints)) for a in roles.bins}}
     emitter = Emitter(program, schedule_of(roles, tile), target, hints, label, partial(name_axes, roles), blocks)
+    emitter.loads.padding.clear()  # operands of products are loads, too: zeros
     emitter.context.names.release(["k"])  # of products' loops, which are not here: users call their keys so
     is_low = any(t.op == "load" and t.dtype in LOW_FLOATS for t in program.terms)
     rules = rules_for(target.kind, target.fast, is_low)

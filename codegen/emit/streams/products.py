@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from ....ir import Value
 from ....ir.errors import Unfusible
 from ....ir.types import LOW_FLOATS
-from ...program.axes import Term
+from ...program.axes import Axis, Term
 from ...schedule.separation.algebra import source_of
 from ...schedule.streams.roles import Roles
 from ..context import Context, name_of
 from ..mathematics import narrow
-from ..statements import Expr, Let, Scope, call, name
-from ..values import Values
+from ..statements import Expr, Let, Scope, call, literal, name
+from .shapes import Shapes
+from .values import StreamValues
 
 
 @dataclass(eq=False)
@@ -21,8 +22,12 @@ class TileProducts:
     """Products [row, stream] contracted along a depth, and operands of those that are summed along the stream."""
 
     context: Context
-    values: Values
+    values: StreamValues
     roles: Roles
+
+    @property
+    def shapes(self) -> Shapes:
+        return self.values.shapes
 
     def emit(self, term: Term, scope: Scope) -> None:
         """A tile product [row, stream], under a name; its value is known from here on."""
@@ -31,13 +36,25 @@ class TileProducts:
             raise Unfusible(_node(term), "it is contracted along several axes")
         left, right = (x, y) if self.roles.row in x.axes else (y, x)
         dtype = self.multiplied_in(x, y, term)
-        first = self.operand(left, dtype, scope)
-        second = call("tl.trans", self.operand(right, dtype, scope))
+        first, second = (self._contracted(side, term.param[0], dtype, scope) for side in (left, right))
+        second = call("tl.trans", second)
         label = self.context.names.fresh(name_of(term) or self._of_operands(left, right))
         product = call("tl.dot", first, second, **self.context.precision(dtype))
         home = scope.home(self.values.levels.of(term))
         home.body.append(Let(label, product, self.context.comment(term)))
         self.values.accumulated[term] = name(label)
+
+    def _contracted(self, term: Term, depth: Axis, dtype: str, scope: Scope) -> Expr:
+        """An operand; its lanes beyond the end of the sum add nothing, whatever it makes of the zeros read there."""
+        mask, value = self._mask(term, depth), self.operand(term, dtype, scope)
+        if mask is None or self.values.folding.pad(term, depth) == 0.0:
+            return value
+        return call("tl.where", mask, value, literal("0.0"))
+
+    def _mask(self, term: Term, depth: Axis) -> Expr | None:
+        """What of an operand is inside along a depth."""
+        with self.shapes.of(*self.shapes.dims(term)):
+            return self.shapes.coords[depth].mask
 
     def _of_operands(self, *operands: Term) -> str:
         """q_k of q @ k.T, where both are in memory."""

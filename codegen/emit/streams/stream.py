@@ -47,10 +47,11 @@ class Stream:
 
     def reduce_depth(self, term: Term, scope: Scope) -> None:
         """A reduction along a depth, under a name."""
-        dims = self.shapes.dims(term)
-        value = self.values.value(term.args[0], scope)
+        dims, arg = self.shapes.dims(term), term.args[0]
+        with self.shapes.of(*self.shapes.dims(arg)):
+            value = self.values.argument_of_reduction(term, scope)
         with self.shapes.of(*dims, term.param[0]):
-            value = self.shapes.spread(value, self.shapes.dims(term.args[0]))
+            value = self.shapes.spread(value, self.shapes.dims(arg))
         folded = as_result(term, call(fold_function(term), value, literal(len(dims))))
         self.values.accumulated[term] = self.context.let(scope, name_of(term) or "total", folded)
 

@@ -16,7 +16,7 @@ from ....ir.errors import Unfusible
 from ....ir.types import FLOATS, Size
 from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
 from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
-from ..separation.algebra import Algebra, Test, is_number, is_tile_product, source_of
+from ..separation.algebra import Algebra, Test, is_infinite, is_number, is_tile_product, source_of
 from .accumulators import Accumulator, operands_of
 from .roles import Roles
 
@@ -208,21 +208,35 @@ def _is_scaled(term: Term) -> bool:
     return term.op == "mul" and is_number(term.args[1]) and term.args[1].param > 0
 
 
-WILD = ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow", "exp", "exp2", "expm1")
+TAME = frozenset(
+    "load index const cast spread where not and or xor eq ne lt le gt ge isnan isinf signbit check_index random "
+    "carried add sub mul fma neg abs sign max min floor ceil round trunc sin cos atan atan2 tanh asinh erf "
+    "sigmoid".split()
+)
+"""Operations on floats whose result is finite where their arguments are, whatever these are."""
 
 
 def is_tame(term: Term, roles: Roles, sums: frozenset[Term]) -> bool:
-    """Finite beyond the end of the stream, where loads gave zeros, and so did products of matrices.
+    """Finite beyond the end of the stream, where loads gave zeros.
 
-    Nothing divides by what is loaded, nor takes its logarithm or a great power; nothing that a row has is in it, which
-    is what it is there too: NaN, where all of a row is masked. `sums`: so far, they are finite.
+    Nothing divides by what is loaded, nor takes its logarithm, its root or a great power; nothing that a row has is in
+    it, which is what it is there too: NaN, where all of a row is masked. `sums`: so far, they are finite. A matrix
+    product is there what its operand along the stream makes it: zero, or NaN in all rows.
     """
-    below = terms_below([term], sums | {t for t in terms_below([term]) if is_tile_product(t)})
-    return not any(_is_wild(t) or _is_of_rows(t, roles) for t in below if t not in sums)
+    products = {t for t in terms_below([term]) if is_tile_product(t)} - sums
+    below = [t for t in terms_below([term], sums | products) if t not in sums]
+    if any(_is_wild(t) or _is_of_rows(t, roles) for t in below if t not in products):
+        return False
+    operands = (y for t in below if t in products for y in t.args[0].args if roles.stream in y.axes)
+    return all(is_tame(y, roles, sums) for y in operands)
 
 
 def _is_wild(term: Term) -> bool:
-    return term.op in WILD or (term.op == "div" and not is_number(term.args[1]))
+    if term.op == "const":
+        return is_infinite(term)
+    if term.op == "div":
+        return not (is_number(term.args[1]) and term.args[1].param)
+    return term.dtype in FLOATS and term.op not in TAME and term.op not in REDUCTIONS
 
 
 def _is_of_rows(term: Term, roles: Roles) -> bool:
