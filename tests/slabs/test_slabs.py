@@ -190,12 +190,12 @@ def test_a_product_is_kept_where_that_is_not_proved(monkeypatch: pytest.MonkeyPa
 # ------------------------------------------------------------------ what is saved
 def fate_of_logits(limit: int) -> str:
     with small(limit):
-        kept = fusegrad.explain(loss("SavedLogits").cls, *loss("SavedLogits").arguments(37, 16)).kept
-    return next(row.how for row in kept if row.type == "f32[37,111]")
+        kept = fusegrad.explain(loss("SavedLogits").cls, *loss("SavedLogits").arguments(37, 64)).kept
+    return next(row.how for row in kept if row.name == "z")
 
 
 def test_logits_are_saved_only_where_memory_allows() -> None:
-    """They are made again where they would take more than a slab."""
+    """They are made again where they would take more than a slab; 16 deep a product moves less than what it saves."""
     assert fate_of_logits(1 << 20) == "saved as written"
     assert fate_of_logits(12_000) == "computed again"
 
