@@ -287,7 +287,7 @@ def hint_of(size: Any) -> Any:
 # ------------------------------------------------------------------------------------------- while a trace is made
 # A reshape into groups divides a size. torch, which keeps the remainder apart from the quotient, writes quotients of
 # quotients from there on, and takes tens of milliseconds for each question about them.
-Multiples = tuple[tuple[sympy.Symbol, int], ...]
+Divisors = tuple[tuple[sympy.Symbol, int], ...]
 """Sizes, each with a number that divides it."""
 
 
@@ -316,15 +316,15 @@ def _in_equal_products(whole: sympy.Expr, parted: sympy.Expr) -> dict[sympy.Symb
 
 
 @lru_cache(maxsize=4096)
-def with_whole_parts(expr: sympy.Expr, multiples: Multiples) -> sympy.Expr:
+def with_whole_parts(expr: sympy.Expr, divisors: Divisors) -> sympy.Expr:
     """4 * B * (C // 4)  ->  B * C   and (4 * B * (C // 4)) // C  ->  B,  for (C, 4)"""
     if not expr.has(torch_sympy.FloorDiv):
         return expr
-    args = tuple(with_whole_parts(a, multiples) for a in expr.args)
+    args = tuple(with_whole_parts(a, divisors) for a in expr.args)
     expr = expr if args == expr.args else expr.func(*args)
     if expr.is_Mul:
-        return _product(expr, dict(multiples))
-    return _quotient(expr, dict(multiples)) if isinstance(expr, torch_sympy.FloorDiv) else expr
+        return _product(expr, dict(divisors))
+    return _quotient(expr, dict(divisors)) if isinstance(expr, torch_sympy.FloorDiv) else expr
 
 
 def _product(expr: sympy.Expr, multiples: dict[sympy.Symbol, int]) -> sympy.Expr:

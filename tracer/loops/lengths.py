@@ -114,7 +114,7 @@ class Lengths(ShapeEnv):
             self.is_cut_short = True
             return
         # what is asked for may be another number that is made of the size
-        if (turns := int(self._value(expr))) >= self.rolls and not is_constant(expr, symbol, steps):
+        if (turns := int(self.value(expr))) >= self.rolls and not is_constant(expr, symbol, steps):
             self.met = LoopMet(symbol, steps, expr, turns)
             raise self.met
 
@@ -172,11 +172,12 @@ class Lengths(ShapeEnv):
     def _is_small(self, expr: Any) -> bool:
         return bool(getattr(expr, "free_symbols", set()) & self.small.keys())
 
-    def _value(self, expr: Any) -> Any:
+    def value(self, expr: Any) -> Any:
+        """The number that an expression is at the present sizes."""
         return expr.xreplace(self.hints())
 
     def _answer(self, expr: Any) -> Any:
-        value = self._value(expr)
+        value = self.value(expr)
         if not isinstance(expr, sympy.Expr) and asked_by_the_user("__bool__"):
             self.asked.setdefault(expr, bool(value))
         if isinstance(expr, sympy.Expr) and asked_by_the_user("__index__", "__int__"):

@@ -458,7 +458,7 @@ class _Facts:
         expr = sympy.expand(sum(terms, sympy.Integer(0)))
         if expr.is_Integer:
             return int(expr)
-        return self.session.env.create_symintnode(expr, hint=int(expr.xreplace(self.session.env.hints())))
+        return self.session.env.create_symintnode(expr, hint=int(self.session.env.value(expr)))
 
 
 def _nothing(leaf: Any) -> None:

@@ -47,7 +47,7 @@ def _lies_so(value: Tensor, strides: Sequence[Any]) -> bool:
 
 def _present(size: Any) -> Any:
     """The value of a size now: what was told at another length has the number of that one."""
-    return int(size.node.expr.xreplace(size.node.shape_env.hints())) if isinstance(size, torch.SymInt) else size
+    return int(size.node.shape_env.value(size.node.expr)) if isinstance(size, torch.SymInt) else size
 
 
 def _once_along(value: Tensor, axes: Sequence[int]) -> Tensor:

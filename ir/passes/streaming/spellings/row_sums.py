@@ -18,6 +18,7 @@ from ....prims import PRIMS
 from ....rewrite import make, rebuild
 from ....types import LOW_FLOATS, Size
 from ...virtual import sums_of
+from .split_sums import exact
 
 Builders: TypeAlias = dict[int, Callable[[dict[int, Value]], Value]]
 PLAIN = ("elementwise", "layout")
@@ -98,6 +99,4 @@ def _apart(value: Value, wide: dict[int, Value], env: dict[int, Value]) -> Value
 
 
 def _exact(value: Value, wide: dict[int, Value], env: dict[int, Value]) -> Value:
-    if value.id in wide:
-        return wide[value.id]
-    return make("cast", env[value.id], dtype="f32") if value.dtype in LOW_FLOATS else env[value.id]
+    return wide[value.id] if value.id in wide else exact(env[value.id])

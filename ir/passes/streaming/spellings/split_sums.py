@@ -33,8 +33,12 @@ def _axes(value: Value, sides: dict[tuple[int, int], bool]) -> int:
 
 def _split(value: Value, columns: tuple[int, ...], env: dict[int, Value]) -> Value:
     (x,) = (env[a.id] for a in value.args)
-    exact = make("cast", x, dtype="f32") if x.dtype in LOW_FLOATS else x
-    rows = make(value.prim, exact, axes=columns)
+    rows = make(value.prim, exact(x), axes=columns)
     others = [a for a in value.params["axes"] if a not in columns]
     total = make(value.prim, rows, axes=tuple(a - sum(c < a for c in columns) for a in others))
     return make("cast", total, dtype=value.dtype) if total.dtype != value.dtype else total
+
+
+def exact(value: Value) -> Value:
+    """A value, where it is a low float as float32: what is made of it is not rounded to that."""
+    return make("cast", value, dtype="f32") if value.dtype in LOW_FLOATS else value

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ....graph import Graph, Value
 from ....rewrite import make, rebuild
 from ....types import LOW_FLOATS
+from .split_sums import exact
 
 PLACES = {"amax": "argmax", "amin": "argmin"}
 NEAR = 2.0**-12
@@ -80,7 +81,7 @@ def _is_wider(cast: Value) -> bool:
     return cast.args[0].dtype == cast.dtype or (cast.args[0].dtype in LOW_FLOATS and cast.dtype in ("f32", "f64"))
 
 
-def counts_of(tie: Value, axis: int) -> list[Value]:
+def _counts(tie: Value, axis: int) -> list[Value]:
     """The sums along a row of what is equal to its extreme: they are made where the extreme is."""
     casts = [u for u in tie.users if u.prim == "cast"]
     return [u for v in (tie, *casts) for u in v.users if u.prim == "sum" and u.params["axes"] == (axis,)]
@@ -90,7 +91,7 @@ def without_ties(graph: Graph, virtual: frozenset[int]) -> Graph:
     """The graph in which walks find the ties of virtual values, and the others read what these have found."""
     ties = {v: tie for v in graph.order() if (tie := tie_of(v)) is not None and tie.x.id in virtual}
     replaced = {v.id: partial(_found, tie) for v, tie in ties.items()}
-    counts = {u.id: partial(_counted, tie, u.dtype) for v, tie in ties.items() for u in counts_of(v, tie.axis)}
+    counts = {u.id: partial(_counted, tie, u.dtype) for v, tie in ties.items() for u in _counts(v, tie.axis)}
     return rebuild(graph, {}, {**replaced, **counts}) if ties else graph
 
 
@@ -112,7 +113,7 @@ def _found(tie: Tie, env: dict[int, Value]) -> Value:
     columns = make("broadcast", make("iota", size=x.shape[axis], dtype="i64"), shape=x.shape, axes=(axis,))
     first = make("eq", columns, _rows(place, x, axis))
     one = make("full", value=1, shape=count.shape, dtype="i64")
-    near = make("and", _rows(make("gt", count, one), x, axis), _is_near(tie, _wide(x)))
+    near = make("and", _rows(make("gt", count, one), x, axis), _is_near(tie, exact(x)))
     return make("where", _rows(make("eq", count, one), x, axis), first, near)
 
 
@@ -122,10 +123,6 @@ def _is_near(tie: Tie, x: Value) -> Value:
     far = make("mul", make("abs", extreme), make("full", value=NEAR, shape=extreme.shape, dtype=extreme.dtype))
     apart = make("abs", make("sub", x, _rows(extreme, x, tie.axis)))
     return make("not", make("gt", apart, _rows(far, x, tie.axis)))
-
-
-def _wide(x: Value) -> Value:
-    return make("cast", x, dtype="f32") if x.dtype in LOW_FLOATS else x
 
 
 def _rows(row: Value, x: Value, axis: int) -> Value:
