@@ -1,6 +1,6 @@
 """Random Functions whose scores need not be in memory: a product of matrices, what is made of it, and what sums it.
 
-    s = q @ k.mT  ->  scales, caps, biases  ->  masks  ->  a normaliser  ->  p @ v, a loss, rows
+    operands  ->  s = q @ k.mT  ->  scales, caps, biases  ->  masks  ->  a normaliser  ->  p @ v, a loss, rows
 
 Each comes with a backward in plain code, put together of the derivatives of its pieces.
 """
@@ -19,6 +19,12 @@ Tensor = torch.Tensor
 ROWS = (17, 18, 23, 31, 32, 33, 37, 48, 50, 64, 65, 67)
 FEW_ROWS = (1, 2, 5, 16)
 DEPTHS = (1, 3, 4, 8, 13, 16)
+OPERANDS_FROM = 100_000
+"""From this seed on, what is multiplied may be made of an argument, and the depths are of more kinds.
+
+Those before stay the programs that they were: what was found by them is found again.
+"""
+MORE_DEPTHS = (1, 3, 5, 7, 8, 11, 13, 16, 19, 24, 31, 33)
 SCORES = ("b", "h", "r", "n", "m")
 HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch.autograd import Function\n\nINF = float('inf')\n"
 
@@ -123,12 +129,13 @@ class Written:
 def program(seed: int) -> Written:
     """The program of a seed, the same one each time."""
     rng, p = random.Random(seed), Written(seed)
+    of_operands = random.Random(f"{seed} operands") if seed >= OPERANDS_FROM else None
     lead = rng.choice(((), ("b",), ("b", "h"), ("b", "h"), ("b", "h", "r")))
     p.scores = (*lead, "n", "m")
     shared = [a for a in lead if a != "r" and not (a == "h" and rng.random() < 0.2)]
     q, k = p.argument("q", (*lead, "n", "d")), p.argument("k", (*shared, "m", "d"))
-    chain = _Chain(p, rng)
-    left, right = (q, chain.spread(k))
+    chain = _Chain(p, rng, of_operands)
+    left, right = chain.operand(q), chain.spread(chain.operand(k))
     p.forward += [f"s = {left} @ {right}.mT", *PLACES]
     chain.score_steps()
     chain.mask()
@@ -149,24 +156,48 @@ def sizes_of(seed: int, turn: int = 0) -> dict[str, int]:
     """Sizes of a program's axes; another turn has others, of the same depths."""
     rng, fixed = random.Random(f"{seed} sizes {turn}"), random.Random(f"{seed} depths")
     rows = [rng.choice(FEW_ROWS if rng.random() < 0.05 else ROWS) for _ in "nm"]
+    depths = MORE_DEPTHS if seed >= OPERANDS_FROM else DEPTHS
     return {
         "b": rng.choice((1, 2)), "h": fixed.choice((1, 2, 3)), "r": fixed.choice((2, 3)), "n": rows[0], "m": rows[1],
-        "d": fixed.choice(DEPTHS), "e": fixed.choice(DEPTHS),
+        "d": fixed.choice(depths), "e": fixed.choice(depths),
     }  # fmt: skip
 
 
 class _Chain:
-    """Scores on their way. `back`: for each step the statements that take a gradient back through it."""
+    """Scores on their way. `back`: for each step the statements that take a gradient back through it.
 
-    def __init__(self, p: Written, rng: random.Random) -> None:
-        self.p, self.rng, self.at = p, rng, "s"
+    of_operands: what draws the operands, None where they are the arguments. `made_of`: the argument of an operand;
+    `ends`: the statements that take the gradient of an operand, `d_` and its argument, back to the argument.
+    """
+
+    def __init__(self, p: Written, rng: random.Random, of_operands: random.Random | None) -> None:
+        self.p, self.rng, self.at, self.of_operands = p, rng, "s", of_operands
+        self.made_of: dict[str, str] = {}
+        self.ends: list[str] = []
         self.back: list[Callable[[str], list[str]]] = []
         self.more: dict[str, list[str]] = {}
         self.after_softmax = True
 
+    def operand(self, name: str) -> str:
+        """What is multiplied in the place of an argument: the argument, or something made of it."""
+        if self.of_operands is None or self.of_operands.random() > 0.35:
+            return name
+        made = f"{name}_"
+        self.made_of[made] = name
+        text, back = self.of_operands.choice(OPERANDS)(self, name)
+        self.p.forward.append(f"{made} = {text}")
+        if self.of_operands.random() < 0.3:
+            self.p.saved.append(made)
+        self.ends += back
+        return made
+
+    def multiplied(self, name: str) -> str:
+        """The operand that an argument stands for."""
+        return f"{name}_" if f"{name}_" in self.made_of else name
+
     def spread(self, name: str) -> str:
         """Keys as batched as scores are."""
-        axes = next(a.axes for a in self.p.arguments if a.name == name)
+        axes = next(a.axes for a in self.p.arguments if a.name == self.made_of.get(name, name))
         lead = self.p.scores[:-2]
         if all(a in axes for a in lead):
             return name
@@ -218,13 +249,65 @@ class _Chain:
         p.backward = [*again, *p.backward]
         for back in reversed(self.back):
             p.backward += back("ds")
-        p.gradients["q"] = " + ".join([f"ds @ {self.spread('k')}", *self.more.get("q", [])])
-        p.gradients["k"] = self.gathered("k", " + ".join(["ds.mT @ q", *self.more.get("k", [])]))
+        q, k = self.multiplied("q"), self.multiplied("k")
+        p.gradients["q"] = " + ".join([f"ds @ {self.spread(k)}", *self.more.get("q", [])])
+        p.gradients["k"] = self.gathered("k", " + ".join([f"ds.mT @ {q}", *self.more.get("k", [])]))
         for name, text in p.gradients.items():
             line = f"d_{name} = {text}"
             if name in ("q", "k"):
                 p.backward.append(line)
                 p.gradients[name] = f"d_{name}"
+        p.backward += self.ends
+
+
+# ----------------------------------------------------------------------------------- operands: (text, the way back)
+def _quotient(c: _Chain, u: str) -> tuple[str, list[str]]:
+    """By a number for each column of the depth, or for each row."""
+    axes = next(a.axes for a in c.p.arguments if a.name == u)
+    w = c.p.argument("by", axes[-1:] if c.of_operands.random() < 0.5 else axes[:-1], "positive")
+    kept = next(a.axes for a in c.p.arguments if a.name == w)
+    by = w if kept == axes[-1:] else f"{w}[..., None]"
+    over = tuple(n for n, a in enumerate(axes) if a not in kept)
+    c.p.gradients[w] = f"d_{w}"
+    return f"{u} / {by}", [f"d_{w} = (-d_{u} * {u} / ({by} * {by})).sum({over})", f"d_{u} = d_{u} / {by}"]
+
+
+def _exponential(c: _Chain, u: str) -> tuple[str, list[str]]:
+    return f"torch.exp({u} / 4.0)", [f"d_{u} = d_{u} * {u}_ / 4.0"]
+
+
+def _logarithm_of_one_more(c: _Chain, u: str) -> tuple[str, list[str]]:
+    return f"torch.log1p({u} * {u})", [f"d_{u} = d_{u} * 2 * {u} / (1 + {u} * {u})"]
+
+
+def _unit(c: _Chain, u: str) -> tuple[str, list[str]]:
+    """Of length one."""
+    length = f"({u} * {u}).sum(-1, keepdim=True).add(0.1).sqrt()"
+    return f"{u} / {length}", [f"d_{u} = (d_{u} - {u}_ * ({u}_ * d_{u}).sum(-1, keepdim=True)) / {length}"]
+
+
+def _shares(c: _Chain, u: str) -> tuple[str, list[str]]:
+    axis = c.of_operands.choice((-1, -2))
+    return f"torch.softmax({u}, {axis})", [f"d_{u} = {u}_ * (d_{u} - ({u}_ * d_{u}).sum({axis}, keepdim=True))"]
+
+
+def _rolled(c: _Chain, u: str) -> tuple[str, list[str]]:
+    back = f"d_{u} = torch.cat((d_{u}[..., -1:], d_{u}[..., :-1]), -1)"
+    return f"torch.cat(({u}[..., 1:], {u}[..., :1]), -1)", [back]
+
+
+def _gate(c: _Chain, u: str) -> tuple[str, list[str]]:
+    return f"{u} * torch.sigmoid({u})", [f"g_{u} = torch.sigmoid({u})", f"d_{u} = d_{u} * (g_{u} + {u}_ * (1 - g_{u}))"]
+
+
+def _mean_taken_off(c: _Chain, u: str) -> tuple[str, list[str]]:
+    axis = c.of_operands.choice((-1, -2))
+    return f"{u} - {u}.mean({axis}, keepdim=True)", [f"d_{u} = d_{u} - d_{u}.mean({axis}, keepdim=True)"]
+
+
+OPERANDS: tuple[Callable[[_Chain, str], tuple[str, list[str]]], ...] = (
+    _quotient, _quotient, _exponential, _logarithm_of_one_more, _unit, _shares, _rolled, _gate, _mean_taken_off,
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- score steps
@@ -294,7 +377,9 @@ def _swish(c: _Chain) -> None:
 
 def _norms(c: _Chain) -> None:
     """Squares of distances."""
-    c.step("{s} - (q * q).sum(-1)[..., :, None] / 2", lambda x, y, g: [f"of_q = {g}.sum(-1, keepdim=True) * q"])
+    q = c.multiplied("q")
+    less = f"({q} * {q}).sum(-1)[..., :, None] / 2"
+    c.step(f"{{s}} - {less}", lambda x, y, g: [f"of_q = {g}.sum(-1, keepdim=True) * {q}"])
     c.more.setdefault("q", []).append("(-of_q)")
 
 
@@ -419,11 +504,32 @@ def _values(c: _Chain) -> None:
     v = c.p.argument("v", (*axes[:-1], "e"))
     back = _normalised(c)
     used, factor = _dropout(c)
-    spread = c.spread("v")
-    c.p.forward.append(f"out = {used} @ {spread}")
-    c.p.results.append("out")
-    c.p.backward += [f"dp = (g_out @ {spread}.mT){factor}", f"d_v = {c.gathered(v, f'{used}.mT @ g_out')}", *back]
+    spread = c.spread(c.operand("v"))
+    g = _finished(c, f"{used} @ {spread}")
+    c.p.backward += [f"dp = ({g} @ {spread}.mT){factor}", f"d_v = {c.gathered(v, f'{used}.mT @ {g}')}", *back]
     c.p.gradients[v] = "d_v"
+
+
+def _finished(c: _Chain, text: str) -> str:
+    """The result, with a residual, a gate or a factor for each row where they are drawn; the product's gradient."""
+    c.p.results.append("out")
+    kind = 1.0 if c.of_operands is None else c.of_operands.random()
+    if kind > 0.35:
+        c.p.forward.append(f"out = {text}")
+        return "g_out"
+    o = c.p.argument("o", (*c.p.scores[:-1], "e")[: -1 if kind < 0.1 else None])
+    over = f"{o}[..., None]" if kind < 0.1 else o
+    c.p.gradients[o] = f"d_{o}"
+    c.p.forward.append(f"held = {text}")
+    if kind > 0.22:
+        c.p.forward.append(f"out = held + {over}")
+        c.p.backward.append(f"d_{o} = g_out")
+        return "g_out"
+    c.p.forward.append(f"out = held * torch.sigmoid({over})")
+    slope = f"g_out * held * torch.sigmoid({over}) * (1 - torch.sigmoid({over}))"
+    c.p.backward.append(f"d_{o} = ({slope}).sum(-1)" if kind < 0.1 else f"d_{o} = {slope}")
+    c.p.backward.append(f"g_held = g_out * torch.sigmoid({over})")
+    return "g_held"
 
 
 def _transposed_values(c: _Chain) -> None:
