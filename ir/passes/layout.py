@@ -283,6 +283,15 @@ def _on(x: Value, axes: Axes, filled: Sequence[int], shape: tuple[Size, ...]) ->
     return make("broadcast", squeezed(x.args[0]), shape=shape, axes=tuple(filled.index(a) for a in axes))
 
 
+def without_axes(x: Value, gone: Axes) -> Value | None:
+    """A value that is the same along these axes, without them; None where it need not be."""
+    filled = _spread(x)
+    if filled is None or set(filled) & set(gone):
+        return None
+    kept = [a for a in range(x.ndim) if a not in gone]
+    return _on(x, filled, kept, tuple(x.shape[a] for a in kept))
+
+
 # ------------------------------------------------------------------------------------------------------ reductions
 def reduced(value: Value) -> Value | None:
     """A reduction over nothing, over axes of size 1, of a reduction, of a permuted, reshaped or broadcast value."""

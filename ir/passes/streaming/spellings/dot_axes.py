@@ -3,6 +3,7 @@
     dot(reshape(q [b, h, n, d] -> [b*h, n, d]), ..)   ->  dot(q, .., bhnd,bhmd->bhnm)
     dot(q, broadcast(k [b, m, d] -> [b, h, m, d]))    ->  dot(q, k, bhnd,bmd->bhnm)
     sum(dot(x, y, bhnd,bhmd->bhnm), 1)                ->  dot(x, y, bhnd,bhmd->bnm)
+    sum(dot(..) + dot(..) * 2, 1)                     ->  sum(dot(..), 1) + sum(dot(..), 1) * 2
 
 A library merges the axes of a batch into one, and repeats an operand for it; a kernel walks them as they are, and so
 does whoever compares two products.
@@ -17,10 +18,13 @@ from ....graph import Graph, Value
 from ....infer import sizes_equal
 from ....rewrite import Rules, join_rules, make, rebuild
 from ....types import Size, product
-from ...layout import layout, segments, squeezed, wide
+from ...layout import Axes, layout, segments, squeezed, wide, without_axes
 
 SIDES = ("x_axes", "y_axes")
 Labels = tuple[int, ...]
+TERM_BY_TERM = ("add", "sub", "neg", "cast")
+SCALED = ("mul", "div")
+"""Linear in the first operand, where the second is the same along what is summed; mul in either."""
 
 
 class Dot(NamedTuple):
@@ -141,22 +145,54 @@ def _without_ones(value: Value) -> Value | None:
     return make("reshape", make("permute", squeezed(x), perm=perm), shape=value.shape)
 
 
-def _sum_of_dot(value: Value) -> Value | None:
-    """A sum over axes that both operands have is part of the product."""
-    (dot,) = value.args
-    if dot.prim != "dot":
+def _sum_of_products(value: Value) -> Value | None:
+    """A sum over axes that both operands have is part of the product; one of what is linear in products, of each."""
+    return _summed(value.args[0], value.params["axes"])
+
+
+def _summed(x: Value, gone: Axes) -> Value | None:
+    """The sum over these axes with no more than products in memory; None where something else is summed."""
+    if x.prim == "dot":
+        return _sum_of_dot(Dot.of(x), gone)
+    if x.prim == "reshape":
+        return _summed_in_parts(x.args[0], x.shape, gone)
+    if x.prim in TERM_BY_TERM and all(v.aval.is_float for v in (x, *x.args)):
+        terms = [s for a in x.args if (s := _summed(a, gone)) is not None]
+        return make(x.prim, *terms, **x.params) if len(terms) == len(x.args) else None
+    if x.prim in SCALED:
+        ways = (x.args, x.args[::-1]) if x.prim == "mul" else (x.args,)
+        for scaled, by in ways:
+            factor = without_axes(by, gone)
+            if factor is not None and (total := _summed(scaled, gone)) is not None:
+                return make(x.prim, total, factor)
+    return None
+
+
+def _summed_in_parts(x: Value, shape: tuple[Size, ...], gone: Axes) -> Value | None:
+    """The same of a reshape, that of heads into groups: it goes to the products, of which an axis is several."""
+    if x.prim in (*TERM_BY_TERM, *SCALED):
+        parts = [make("reshape", a, shape=shape) for a in x.args]
+        return _summed(make(x.prim, *parts, **x.params), gone)
+    for axes, parts in segments(x.shape, shape) if x.prim == "dot" else ():
+        sizes = [shape[i] for i in parts if shape[i] != 1]
+        label = Dot.of(x).out[axes[0]] if len(axes) == 1 < len(sizes) else None
+        if label is not None and _is_divisible(Dot.of(x), label, sizes):
+            (divided,) = _divided(x, label, sizes).args
+            return _summed(make("reshape", divided, shape=shape), gone)
+    return None
+
+
+def _sum_of_dot(dot: Dot, gone: Axes) -> Value | None:
+    if not {dot.out[i] for i in gone} <= set(dot.labels[0]) & set(dot.labels[1]):
         return None
-    found, gone = Dot.of(dot), value.params["axes"]
-    if not {found.out[i] for i in gone} <= set(found.labels[0]) & set(found.labels[1]):
-        return None
-    return found._replace(out=tuple(label for i, label in enumerate(found.out) if i not in gone)).made()
+    return dot._replace(out=tuple(label for i, label in enumerate(dot.out) if i not in gone)).made()
 
 
 PLAIN: Rules = join_rules(
     {
         "dot": (_of_permute, _of_broadcast, _of_ones, _of_merged),
         "permute": (_without_ones,),
-        "sum": (_sum_of_dot,),
+        "sum": (_sum_of_products,),
     },
     layout,
 )
