@@ -348,7 +348,7 @@ class _Group:
         for node in (*request.nodes, *request.otherwise):
             if node.id in self.virtual:
                 raise Unfusible(node, "a product of it would have to be in memory")
-        for nodes in (self._in_parts(request.nodes), request.otherwise):
+        for nodes in (self._in_parts(request.nodes), request.otherwise, request.nodes):
             new = [n.id for n in nodes if n.id not in self.cut and n.prim != "input"]
             if new:
                 self.cut.update(dict.fromkeys(new))

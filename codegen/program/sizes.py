@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 import sympy
@@ -76,7 +76,17 @@ def longer_than_one(size: Size) -> bool:
 
 def evaluate_size(size: Size, hints: Hints) -> int:
     """The size at the current values of the symbols."""
-    return size if isinstance(size, int) else int(sympy.sympify(size).subs(dict(hints)))
+    return size if isinstance(size, int) else _at(sympy.sympify(size), frozenset(_known(size, hints)))
+
+
+def _known(size: sympy.Expr, hints: Hints) -> Iterator[tuple[sympy.Symbol, int]]:
+    return ((s, int(hints[s])) for s in size.free_symbols if s in hints)
+
+
+@lru_cache(maxsize=65536)
+def _at(size: sympy.Expr, values: frozenset[tuple[sympy.Symbol, int]]) -> int:
+    """All symbols at once: sympy compares the operands of a Min or Max, which takes long as long as one is left."""
+    return int(size.xreplace(dict(values)))
 
 
 def symbols(sizes: Iterable[Size]) -> set[sympy.Symbol]:
@@ -97,7 +107,8 @@ def whole_times(size: Size, block: Size) -> Size:
     """
     if isinstance(size, int) and isinstance(block, int):
         return max(1, size // block)
-    return sympy.Max(1, sympy.ceiling((sympy.sympify(size) + 1) / block) - 1)
+    times = sympy.ceiling((sympy.sympify(size) + 1) / block) - 1
+    return sympy.Max(1, times, evaluate=bool(times.is_number))  # what it would compare with symbols takes long
 
 
 def power_of_two(n: int) -> int:

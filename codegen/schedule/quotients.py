@@ -63,7 +63,7 @@ class Quotients:
 
     def hints(self, hints: Hints) -> dict[sympy.Symbol, int]:
         """The current values, those of the parts too; rounded up where they were made up."""
-        more = {part: int(sympy.ceiling(quotient.subs(dict(hints)))) for part, quotient in self.parts.items()}
+        more = {part: int(sympy.ceiling(quotient.xreplace(dict(hints)))) for part, quotient in self.parts.items()}
         return {**hints, **more}
 
     def restored(self, kernels: Kernels) -> Kernels:

@@ -44,7 +44,7 @@ def wanted_parts(roles: Roles, sums: Accumulation, tile: StreamTile, target: Tar
     by_length = whole_times(cdiv(roles.stream.size, tile.blocks[roles.stream]), LEAST)
     if all(isinstance(n, int) for n in (by_device, by_length)):
         return min(MOST, by_device, by_length)
-    return sympy.Min(MOST, by_device, by_length)
+    return sympy.Min(MOST, by_device, by_length, evaluate=False)
 
 
 def _at_least_one(n: Size) -> Size:
