@@ -71,11 +71,11 @@ class Walk:
 
     `rows` are divided among programs and the `stream` is walked, by `blocks` of each; `letters` are their names in the
     text. `elements`: of one matrix. `beside`: lengths of further axes that are walked, one place at a time.
-    `keeps_stream`: a program has one tile, and walks these alone. `products` are the matrices, by the names in the
-    user's source; `relative_to` what sums are rescaled by as it moves; `skips` the blocks in which all is masked,
-    `alive` the share of all that the others are, at the sizes that it was generated for. `multiplied`: additions and
-    multiplications in products of `dtype`; `exponentials`: what the unit for special functions computes; masked ones
-    included.
+    `keeps_stream`: a program has one tile, and walks these alone. `prologue`: what it makes of its rows first, and
+    stores for kernels behind it. `products` are the matrices, by the names in the user's source; `relative_to` what
+    sums are rescaled by as it moves; `skips` the blocks in which all is masked, `alive` the share of all that the
+    others are, at the sizes that it was generated for. `multiplied`: additions and multiplications in products of
+    `dtype`; `exponentials`: what the unit for special functions computes; masked ones included.
     """
 
     rows: Size
@@ -90,6 +90,7 @@ class Walk:
     relative_to: tuple[str, ...] = ()
     skips: tuple[str, ...] = ()
     alive: float = 1.0
+    prologue: tuple[str, ...] = ()
     multiplied: Size = 0
     dtype: str = "f32"
     exponentials: Size = 0

@@ -61,6 +61,7 @@ from .schedule.streams.accumulators import accumulation_of
 from .schedule.streams.bins import Binned, with_found, with_tiles
 from .schedule.streams.lone_rows import with_lone_rows
 from .schedule.streams.places import few_places, with_own_places
+from .schedule.streams.prologues import Walked, with_prologues
 from .schedule.streams.roles import Roles, joined_roles, require_own_extremes, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
@@ -278,6 +279,17 @@ class _Made:
     def loaded(self) -> frozenset[Ref]:
         return self._memory([{**k.reads, **k.cached} for k in self.kernels])
 
+    @property
+    def is_one_walk(self) -> bool:
+        """One kernel, each of whose programs has all of its rows' stream."""
+        walk = self.kernels[0].walk if len(self.kernels) == 1 else None
+        return walk is not None and not walk.keeps_stream
+
+    def walks_as(self, other: _Made) -> bool:
+        """With the same tiles: what one of two kernels makes besides leaves the other the registers that it had."""
+        walks = [m.kernels[0].walk for m in (self, other) if m.is_one_walk]
+        return len({w.blocks for w in walks if w is not None}) == 1 and len(walks) == 2
+
     def _memory(self, moved: Sequence[Mapping[str, Size]]) -> frozenset[Ref]:
         """What kernels share. Scratch is a kernel's own."""
         pointers = ((a, m) for k, m in zip(self.kernels, moved, strict=True) for a in k.arguments)
@@ -469,6 +481,7 @@ class _Group:
             for part in self._in_order(self._parts(goals)):
                 made += self._stage(part, memory, sum(len(m.kernels) for m in made))
         made = self._with_rows_together(self._with_round_trips(made), memory)
+        made = self._with_prologues(made, memory)
         kernels = [k for m in made for k in m.kernels]
         self._check_stored(kernels)
         self._check_order(kernels)
@@ -590,6 +603,40 @@ class _Group:
             else:
                 todo += node.args
         return tuple(found.items())
+
+    # ------------------------------------------------------------------ numbers of rows, and a walk that reads them
+    def _with_prologues(self, made: list[_Made], memory: Mapping[int, Memory]) -> list[_Made]:
+        """Row sums made by a walk that reads them, which stores them for those behind it: a launch less.
+
+        Those that another walk makes are found in a pass before its own.
+        """
+        if not self.virtual or not is_on("prologues"):
+            return made
+        for one in [m for m in made if self._is_of_rows(m) or m.is_one_walk]:
+            # one that has taken another's row sums has given way to both
+            made = next(self._with_prologue(made, one, memory), made) if one in made else made
+        return made
+
+    def _with_prologue(self, made: list[_Made], one: _Made, memory: Mapping[int, Memory]) -> Iterator[list[_Made]]:
+        """The kernels with the row sums of `one` in each walk that may have them."""
+        for two in made[made.index(one) + 1 :]:
+            place = _place_of_both(made, one, two) if one.stored & two.loaded and two.is_one_walk else None
+            both = None if place is None else self._prologue_joined(one, two, memory)
+            if both is not None:
+                yield [both if m is place else m for m in made if m is place or m not in (one, two)]
+
+    def _prologue_joined(self, one: _Made, two: _Made, memory: Mapping[int, Memory]) -> _Made | None:
+        """None where the walk's programs do not own these rows, where it has other tiles then, or all moves more."""
+        goals, before = [*one.goals, *two.goals], list(self.temporaries)
+        try:
+            kernels = self._kernel(goals, memory, self.empty, two.label)
+        except (Unfusible, Materialize):
+            kernels = []
+        both = _Made(tuple(goals), kernels, two.label) if isinstance(kernels, tuple) else None
+        if both is not None and both.walks_as(two) and self._is_better(both, one, two):
+            return both
+        self.temporaries = before
+        return None
 
     # ------------------------------------------------------------------ two loops in one kernel
     def _with_round_trips(self, made: list[_Made]) -> list[_Made]:
@@ -837,12 +884,13 @@ class _Group:
         sinks: Sequence[Sink], label: str,
     ) -> tuple[Kernel, ...] | list[list[Goal]]:  # fmt: skip
         """The kernels that walk a stream, or the goals in parts: those of one walk share a kernel."""
-        walks: defaultdict[Any, list[tuple[Sink, Roles | None]]] = defaultdict(list)
+        walks: Walked = defaultdict(list)
         sinks, binned = with_tiles(terms, with_own_places(terms, sinks, self.virtual), self.virtual)
         for sink in sinks:
             products = virtual_products(terms_below(sink.terms), self.virtual)
             roles = roles_of(sink, products, self.hints) if products else None
             walks[roles and roles.walk].append((sink, roles))
+        walks = with_prologues(walks)
         if len(walks) > 1:
             refs = [{s.ref for s, _ in members} for members in walks.values()]
             return [[g for g in goals if g.memory.ref in part] for part in refs]
@@ -922,6 +970,14 @@ def _without_lone_axes(sink: Sink) -> Sink:
     """The store without axes of one place that nothing of it varies along: the only row of a stream."""
     varying = sink.place.axes.union(*(t.axes for t in terms_below(sink.terms)))
     return replace(sink, axes=tuple(a for a in sink.axes if a.size != 1 or a in varying))
+
+
+def _place_of_both(made: Sequence[_Made], one: _Made, two: _Made) -> _Made | None:
+    """Which of the two gives way to a kernel that is both; None where what is between them is between all they do."""
+    between = made[made.index(one) + 1 : made.index(two)]
+    if not any(m.stored & two.loaded for m in between):
+        return one
+    return None if any(one.stored & m.loaded for m in between) else two
 
 
 def _stem_and_end(label: str) -> tuple[str, str]:

@@ -56,6 +56,7 @@ KERNELS: dict[str, str] = {
     "pieces": "programs share the passes over one long column, where there are few columns",
     "strips": "long rows are divided among programs that share their reductions",
     "splits": "a stream is divided among programs, where its rows alone are too few for the device",
+    "prologues": "sums of rows are made and stored by a walk that has the rows; off: by a kernel of their own",
     "boundary": "rows at odd places are read from the 16-byte boundary below",
     "pairs": "every other element: two accesses become one wide one",
     "hoist": "weights stay in registers from row to row",

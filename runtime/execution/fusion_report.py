@@ -198,8 +198,9 @@ def _breaks_within(kernels: Kernels) -> Iterator[FusionBreak]:
 
 
 def _why_within(earlier: Kernel, later: Kernel, shared: Sequence[str]) -> str:
-    """shared: what the one writes, and the other reads."""
-    if shared:
+    """shared: what the one writes, and the other reads. Numbers of rows that both could make are no reason."""
+    first = earlier.walk.prologue if earlier.walk is not None and later.walk is not None else ()
+    if not set(shared) <= set(first):
         return f"it needs the complete `{', '.join(shared)}` of the one before (a grid-wide dependency)"
     both = earlier.walk is not None and later.walk is not None
     return DIRECTIONS if both else APART

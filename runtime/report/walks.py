@@ -18,6 +18,7 @@ def walk_text(walk: Walk, sizes: Sizes) -> str:
     if walk.keeps_stream:
         text = f"tiles of {first} by {rows} and {second} by {stream}"
     parts = [text, *([f"sums over {' x '.join(beside)} besides"] if beside else [])]
+    parts += [f"makes {listed(walk.prologue)} of them first"] if walk.prologue else []
     parts += [f"walks them {walk.passes} times"] if walk.passes > 1 else []
     moves = "moves" if len(walk.relative_to) == 1 else "move"
     parts += [f"rescaled as {listed(walk.relative_to)} {moves}"] if walk.relative_to else []

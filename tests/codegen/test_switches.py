@@ -68,6 +68,13 @@ def few_queries(q: T, k: T) -> T:
     return T(emit("dot", e.v, k.v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)))
 
 
+def beside_row_sums(q: T, k: T, g: T) -> tuple[T, T]:
+    """What is summed both ways, less a number of each row."""
+    d = T(emit("dot", q.v, k.v, x_axes=(0, 1), y_axes=(2, 1), out_axes=(0, 2))).exp() - (q * g).sum(1, keep=True)
+    along = T(emit("dot", d.v, k.v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)))
+    return along, T(emit("dot", d.v, q.v, x_axes=(1, 0), y_axes=(1, 2), out_axes=(0, 2)))
+
+
 def shares_of_both(x: T) -> T:
     """Of columns, then of rows: what one sums along, the other keeps."""
     e = x.exp()
@@ -102,6 +109,9 @@ WITNESSES: dict[str, Witness] = {
     "pieces": Witness(column_softmax, {"x": Input("f32", (M, N))}, FEW, {M: 97, N: 3}),
     "strips": _of("rms_backward", SMALL, EVEN),
     "splits": Witness(few_queries, {"q": Input("f32", (3, 16)), "k": Input("f32", (N, 16))}, INTERPRET, {N: 1100}),
+    "prologues": Witness(
+        beside_row_sums, dict.fromkeys("qkg", Input("f32", (M, 16))), INTERPRET, {M: 70}
+    ),
     "boundary": _of("rms_backward", MANY, ODD),
     "pairs": Witness(interleaved, {"x": Input("f32", (M, 64))}, INTERPRET, EVEN),
     "hoist": _of("rms_backward", INTERPRET, EVEN),

@@ -16,6 +16,6 @@ def test_usual_sizes() -> None:
     explained = fusegrad.explain(fusegrad.compile(Cache), *described(Cache, 2048), target="cuda:90")
     forward, backward = explained.directions.values()
     assert not forward.reasons and not backward.reasons
-    assert len(forward.launches) == 3 and len(backward.launches) == 3
+    assert len(forward.launches) == 3 and len(backward.launches) == 2
     moved = [sum(launch.bytes_read + launch.bytes_written for launch in d.launches) for d in (forward, backward)]
-    assert moved[0] < 1.3 * forward.minimal and moved[1] < 1.8 * backward.minimal
+    assert moved[0] < 1.3 * forward.minimal and moved[1] < 1.6 * backward.minimal

@@ -97,7 +97,7 @@ def test_beside_eager(cls: type[Masked], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("cls", "mask"), [(Masked, "bf16[4096,4096]"), (Sloped, "f32[32]")])
 def test_no_probabilities_are_saved(cls: type[Masked], mask: str) -> None:
     explained = fusegrad.explain(fusegrad.compile(cls), *["bf16[4,32,4096,64]"] * 3, mask, target="cuda:90")
-    for direction, launches in (("forward", 1), ("backward", 3)):
+    for direction, launches in (("forward", 1), ("backward", 2)):
         report = explained.directions[direction]
         assert len(report.launches) == launches and not report.reasons
         assert any(": never in memory" in line for line in report.products)

@@ -72,7 +72,7 @@ def flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 PLAIN = {f.__name__: f for f in (attention, causal, capped, sigmoid, contrastive, neighbours, queue, flat)}
 LAUNCHES = {
-    "attention": (1, 3), "causal": (1, 3), "capped": (1, 3),
+    "attention": (1, 2), "causal": (1, 2), "capped": (1, 2),
     "sigmoid": (1, 2), "neighbours": (2, 4), "queue": (2, 4),
 }
 """The most launches, forward and backward."""

@@ -67,9 +67,8 @@ def test_the_matrices_go_by_the_names_in_the_source() -> None:
 
 
 def test_kernels_of_two_directions_wait_for_none_of_the_other() -> None:
-    """Both read the row sums that a kernel before them writes."""
-    sums, keys = explained("SavedProbabilities").directions["backward"].cuts
-    assert sums.code == "FG117" and sums.before.endswith("backward_0")
+    """The second reads the row sums that the first one makes before it walks."""
+    (keys,) = explained("SavedProbabilities").directions["backward"].cuts
     assert keys.code == "FG122" and keys.reason.startswith("a kernel for each direction in which")
 
 
@@ -95,6 +94,8 @@ def test_words_of_a_walk() -> None:
         "rows M = 1,000 by 128, walks N = 40 by 64; sums over 2 x 3 besides; walks them 2 times; "
         "rescaled as the maximum and the minimum move"
     )
+    first = Walk(1000, 40, 40_000, (128, 64), ("M", "N"), prologue=("a", "b"))
+    assert walk_text(first, {}) == "rows M = 1,000 by 128, walks N = 40 by 64; makes a and b of them first"
     kept = Walk(1000, 40, 40_000, (128, 64), ("M", "N"), (2,), keeps_stream=True)
     assert walk_text(kept, {}) == "tiles of M = 1,000 by 128 and N = 40 by 64; sums over 2 besides"
     pair = [("a", Walk(1, 1, 1, (1, 1), ("M", "N"), products=("s",))), ("b", Walk(1, 1, 1, (1, 1), ("M", "N")))]

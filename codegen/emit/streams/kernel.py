@@ -14,7 +14,7 @@ from functools import partial
 
 from ....ir.types import ITEMSIZE, LOW_FLOATS, product
 from ...kernel import Kernel, Target, Walk
-from ...program.axes import Axis, Program
+from ...program.axes import Axis, Program, Sink
 from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
 from ...program.terms import TermTable
 from ...schedule.schedule import Schedule
@@ -28,6 +28,7 @@ from ..access.traffic import Traffic, add_bytes
 from ..emit import Emitter, assemble
 from ..mathematics import fast_rules, rules_for
 from ..names import Names
+from ..statements import Barrier
 from .bins import store_bins
 from .passes import StreamPass, uses_of
 from .stream import Stream
@@ -55,6 +56,9 @@ def traffic_of_stream(emitter: Emitter, roles: Roles, tile: StreamTile) -> Traff
         if roles.row not in load.axes and again != 0:
             once = tidy(product(a.size for a in load.axes) * ITEMSIZE[load.dtype])
             add_bytes(traffic.cached, emitter.buffers.labels[load.param.ref], tidy(once * again))
+    # row numbers that the program has stored itself
+    own = [label for label in traffic.reads if label in traffic.writes]
+    traffic.cached.update((label, traffic.reads.pop(label)) for label in own)
     return traffic
 
 
@@ -103,12 +107,22 @@ def _with_remarks(source: str, walk: Walk) -> str:
 
 
 def _emit(stream: Stream, spans: Sequence[Span]) -> None:
-    """Where the program is; one pass after the other; the stores."""
+    """Where the program is; stores of what is made of rows alone; one pass after the other; the other stores."""
     stream.set_coordinates(any(s.grows_with_rows for s in spans))
+    first = [s for s in stream.context.program.sinks if stream.is_of_rows(s)]
+    loaded = {t.param.ref for t in stream.context.program.terms if t.op == "load"}
+    for sink in first:
+        _emit_stores(stream, [sink])
+        if sink.ref in loaded:
+            stream.context.top.body.append(Barrier())
     for turn, span in enumerate(spans):
         stream.context.sizes.guards.update(dict.fromkeys(span.guards))
         StreamPass(stream, stream.sums.of_pass(turn), span).emit()
-    sinks = stream.context.program.sinks
+    _emit_stores(stream, [s for s in stream.context.program.sinks if s not in first])
+
+
+def _emit_stores(stream: Stream, sinks: Sequence[Sink]) -> None:
+    """What is known by now."""
     stream.values.uses = uses_of([t for s in sinks for t in s.terms], stream.labels)
     for sink in sinks:
         stream.reduce_depths(sink)

@@ -23,6 +23,7 @@ class Stream:
     def __init__(self, emitter: Emitter, table: TermTable, roles: Roles, sums: Accumulation) -> None:
         self.emitter, self.context, self.roles, self.sums = emitter, emitter.context, roles, sums
         self.labels: dict[Term, str] = {}
+        self.summed = {a.term for a in sums.accumulators}
         self.algebra = Algebra(table, roles.is_fixed)
         self.shapes = Shapes(self.context, emitter.tile, emitter.coords, roles)
         self.values = StreamValues(emitter, self.shapes)
@@ -62,6 +63,10 @@ class Stream:
         for term in rows:
             self.reduce_depth(term, self.context.top)
             self.emitter.levels.fix(term, 0)
+
+    def is_of_rows(self, sink: Sink) -> bool:
+        """Made of rows alone: no sum of a pass is below it."""
+        return not self.summed & set(terms_below(sink.terms))
 
     def store(self, sink: Sink) -> None:
         """What is made of complete sums."""

@@ -34,8 +34,14 @@ def walk_of(stream: Stream, spans: Sequence[Span], tile: StreamTile) -> Walk:
         tuple(dict.fromkeys(source_name(t.node) for t in made if t.node is not None)),
         tuple(dict.fromkeys(EXTREMES.get(t.op, f"the {t.op}") for t in sorted(running, key=lambda t: t.op))),
         tuple(dict.fromkeys(word for span in spans for word in _skips(span, stream, _rows_are_left(tiles, roles)))),
-        sum(_alive(span, stream, tile) for span in spans) / len(spans), *_arithmetic(stream, tiles),
+        sum(_alive(span, stream, tile) for span in spans) / len(spans), _prologue(stream),
+        *_arithmetic(stream, tiles),
     )  # fmt: skip
+
+
+def _prologue(stream: Stream) -> tuple[str, ...]:
+    """What is stored before a pass begins."""
+    return tuple(stream.emitter.buffers.stem(s.ref) for s in stream.sums.sinks if stream.is_of_rows(s))
 
 
 # ------------------------------------------------------------------ how much it computes
@@ -81,6 +87,8 @@ def remarks_on(walk: Walk) -> Iterator[str]:
     yield f"never in memory: {', '.join(walk.products)}; {way}" if walk.products else way
     moves = f"sums are relative to {' and '.join(walk.relative_to)} so far" if walk.relative_to else ""
     skips = f"blocks {' and '.join(walk.skips)} are skipped" if walk.skips else ""
+    if walk.prologue:
+        yield f"of its rows it makes {', '.join(walk.prologue)} first, which kernels behind it read"
     yield from filter(None, ["; ".join(filter(None, [moves, skips]))])
 
 
