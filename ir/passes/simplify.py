@@ -22,6 +22,7 @@ from .identities.constants import constants
 from .identities.flattened import flattened
 from .identities.lone_pieces import lone_pieces
 from .identities.made import made
+from .identities.places import places
 from .identities.regions import regions
 from .index_checks import index_checks
 from .layout import layout
@@ -215,7 +216,7 @@ numbers: Rules = {
 }
 
 FAMILIES: dict[str, Rules] = {
-    "constants": constants, "algebra": algebra, "numbers": numbers, "index_checks": index_checks,
+    "constants": constants, "algebra": join_rules(algebra, places), "numbers": numbers, "index_checks": index_checks,
     "layout": join_rules(layout, made, lone_pieces, flattened), "regions": regions,
 }  # fmt: skip
 """The rules by the name under which they can be left out; those of an earlier family are tried first."""

@@ -137,3 +137,19 @@ def test_sums_over_rows_are_complete_before_their_blocks() -> None:
     exact = [a.detach().double().requires_grad_() for a in arguments]
     for f, e in zip(found, torch.autograd.grad(labelled(*exact), exact), strict=True):
         assert error(f, e) < 1e-5
+
+
+def clip(x: Tensor, y: Tensor, log_scale: Tensor) -> Tensor:
+    """Each row's label is its own place: none is ignored, and its gradient is one number of the row."""
+    scores, labels = x @ y.T * log_scale.exp(), torch.arange(x.shape[0], device=x.device)
+    return (F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2
+
+
+def test_labels_that_are_places() -> None:
+    found = fusegrad.explain(fusegrad.compile(clip), "bf16[4096,128]", "bf16[4096,128]", "f32[]", target="cuda:90")
+    assert [d.launch_count for d in found.directions.values()] == [3, 5] and "!= -100" not in found.module
+    assert "skips blocks outside the window" in found.directions["forward"].launches[0].walk
+    draw = torch.Generator().manual_seed(3)
+    given = [F.normalize(torch.randn(37, 24, generator=draw), dim=-1).requires_grad_() for _ in "xy"]
+    fast = fusegrad.compile(clip, backend="interpret", fullgraph=True)
+    assert not differences(fast, clip, [*given, torch.tensor(1.5).requires_grad_()])
