@@ -60,6 +60,7 @@ from .schedule.schedule import schedule_of
 from .schedule.streams.accumulators import accumulation_of
 from .schedule.streams.bins import Binned, with_found, with_tiles
 from .schedule.streams.lone_rows import with_lone_rows
+from .schedule.streams.nothing import with_rows_of_nothing
 from .schedule.streams.places import few_places, with_own_places
 from .schedule.streams.prologues import Walked, with_prologues
 from .schedule.streams.roles import Roles, joined_roles, require_own_extremes, roles_of, virtual_products
@@ -901,7 +902,7 @@ class _Group:
         if free := symbols(a.size for a in (*roles.depth, *few_places(roles, self.hints))):
             pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, pinned, label)
-        sums = accumulation_of(terms, sinks, roles, self.target.fast)
+        sums = with_rows_of_nothing(terms, accumulation_of(terms, sinks, roles, self.target.fast), roles)
         plan = plan_of_stream(terms, sums, roles, self.target, self.hints)
         if binned:
             return tuple(replace(k, pinned=pins) for k in self._binning(terms, plan, roles, binned, label))

@@ -86,8 +86,8 @@ def _guards(
 ) -> tuple[sympy.Basic, ...] | None:  # fmt: skip
     """The conditions on sizes under which no row is masked out whole; None where one is now, or data decides.
 
-    A row of nothing is NaN in eager, by what its sum divides. A kernel that makes the sum itself finds that, too; one
-    that reads it from memory would have to see every block.
+    A row of nothing is NaN in eager, by what its sum divides. A walk that makes the sum itself finds that, too; one
+    that reads it from memory, or has it of a walk before, would have to see every block.
     """
     guards: dict[sympy.Basic, None] = {}
     for along, across in ((roles.row, roles.stream), (roles.stream, roles.row)):
@@ -106,10 +106,11 @@ def _guards(
 def _reads_along(
     along: Axis, across: Axis, conditions: frozenset[Term], accumulators: Sequence[Accumulator]
 ) -> bool:  # fmt: skip
-    """Numbers in memory, one for each place along the axis, that a row of nothing reads, too."""
-    seen = _seen_by_nothing([a.body for a in accumulators], conditions)
-    loads = (t for t in seen if t.op == "load" and t.dtype in FLOATS and across not in t.axes)
-    return any((along in t.axes or along.size == 1) and not _is_operand(t, accumulators) for t in loads)
+    """Numbers of before this walk, one for each place along the axis, that a row of nothing reads, too."""
+    seen, own = _seen_by_nothing([a.body for a in accumulators], conditions), {a.term for a in accumulators}
+    before = (t for t in seen if t.op in ("load", *REDUCTIONS) and t.dtype in FLOATS and across not in t.axes)
+    known = (t for t in before if t not in own and not _is_operand(t, accumulators))
+    return any(along in t.axes or along.size == 1 for t in known)
 
 
 def _seen_by_nothing(bodies: Sequence[Term], conditions: frozenset[Term]) -> set[Term]:

@@ -17,6 +17,7 @@ from ...graph import Value
 from ...rewrite import Rules, make, number_of
 from ...types import FLOATS, INTEGERS, product, simplify_size
 from ..index_checks import is_never_negative, is_within
+from ..layout import without_axes
 
 BESIDE_NEGATIVE = {"ne": True, "gt": True, "ge": True, "eq": False, "lt": False, "le": False}
 """What x >= 0 answers beside a number below zero."""
@@ -55,7 +56,7 @@ def selected(value: Value) -> Value | None:
         (choice,) = choice.args
     if len(axes) != 1 or choice.prim != "where" or not _is_one_of(choice.args[0], axes[0]):
         return None
-    x, other = _without(choice.args[1], axes[0]), number_of(choice.args[2])
+    x, other = without_axes(choice.args[1], axes), number_of(choice.args[2])
     if x is None or other != 0 or math.copysign(1, other) < 0 or {*casts, x.dtype} - {*FLOATS, *INTEGERS}:
         return None
     for dtype in reversed(casts):
@@ -68,23 +69,13 @@ def selected(value: Value) -> Value | None:
 def _is_one_of(condition: Value, axis: int) -> bool:
     """j == index, of an index that does not vary along j, and is one of its places."""
     return condition.prim == "eq" and any(
-        _are_places(j, axis) and (small := _without(index, axis)) is not None and is_within(small, j.shape[axis])
+        _are_places(j, axis) and (small := without_axes(index, (axis,))) is not None and is_within(small, j.shape[axis])
         for j, index in (condition.args, condition.args[::-1])
     )
 
 
 def _are_places(value: Value, axis: int) -> bool:
     return value.prim == "broadcast" and value.params["axes"] == (axis,) and value.args[0].prim == "iota"
-
-
-def _without(value: Value, axis: int) -> Value | None:
-    """The value without an axis that it is the same along."""
-    shape = (*value.shape[:axis], *value.shape[axis + 1 :])
-    if value.prim == "full":
-        return make("full", **value.params | {"shape": shape})
-    if value.prim != "broadcast" or axis in value.params["axes"]:
-        return None
-    return make("broadcast", value.args[0], shape=shape, axes=tuple(a - (a > axis) for a in value.params["axes"]))
 
 
 places: Rules = {**dict.fromkeys(BESIDE_NEGATIVE, (answered,)), "sum": (counted, selected)}

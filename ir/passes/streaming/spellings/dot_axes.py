@@ -147,38 +147,38 @@ def _without_ones(value: Value) -> Value | None:
 
 def _sum_of_products(value: Value) -> Value | None:
     """A sum over axes that both operands have is part of the product; one of what is linear in products, of each."""
-    return _summed(value.args[0], value.params["axes"])
+    (x,) = value.args
+    return _summed(x, x.shape, value.params["axes"])
 
 
-def _summed(x: Value, gone: Axes) -> Value | None:
-    """The sum over these axes with no more than products in memory; None where something else is summed."""
+def _summed(x: Value, shape: tuple[Size, ...], gone: Axes) -> Value | None:
+    """The sum over axes of x in this shape, as sums of products; None where something else is summed."""
     if x.prim == "dot":
-        return _sum_of_dot(Dot.of(x), gone)
+        return _sum_in_parts(x, shape, gone)
     if x.prim == "reshape":
-        return _summed_in_parts(x.args[0], x.shape, gone)
+        return _summed(x.args[0], shape, gone)
     if x.prim in TERM_BY_TERM and all(v.aval.is_float for v in (x, *x.args)):
-        terms = [s for a in x.args if (s := _summed(a, gone)) is not None]
+        terms = [s for a in x.args if (s := _summed(a, shape, gone)) is not None]
         return make(x.prim, *terms, **x.params) if len(terms) == len(x.args) else None
     if x.prim in SCALED:
         ways = (x.args, x.args[::-1]) if x.prim == "mul" else (x.args,)
         for scaled, by in ways:
-            factor = without_axes(by, gone)
-            if factor is not None and (total := _summed(scaled, gone)) is not None:
+            factor = without_axes(make("reshape", by, shape=shape), gone)
+            if factor is not None and (total := _summed(scaled, shape, gone)) is not None:
                 return make(x.prim, total, factor)
     return None
 
 
-def _summed_in_parts(x: Value, shape: tuple[Size, ...], gone: Axes) -> Value | None:
-    """The same of a reshape, that of heads into groups: it goes to the products, of which an axis is several."""
-    if x.prim in (*TERM_BY_TERM, *SCALED):
-        parts = [make("reshape", a, shape=shape) for a in x.args]
-        return _summed(make(x.prim, *parts, **x.params), gone)
-    for axes, parts in segments(x.shape, shape) if x.prim == "dot" else ():
+def _sum_in_parts(x: Value, shape: tuple[Size, ...], gone: Axes) -> Value | None:
+    """A product's sum; in another shape, that of heads in groups, one axis of the operands is several."""
+    if x.shape == shape:
+        return _sum_of_dot(Dot.of(x), gone)
+    for axes, parts in segments(x.shape, shape):
         sizes = [shape[i] for i in parts if shape[i] != 1]
         label = Dot.of(x).out[axes[0]] if len(axes) == 1 < len(sizes) else None
         if label is not None and _is_divisible(Dot.of(x), label, sizes):
             (divided,) = _divided(x, label, sizes).args
-            return _summed(make("reshape", divided, shape=shape), gone)
+            return _summed(divided, shape, gone)
     return None
 
 
