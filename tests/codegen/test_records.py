@@ -109,3 +109,15 @@ def test_lengths_at_the_end_of_what_32_bits_count_are_refused() -> None:
     for length in (most - 2**17, most):
         with pytest.raises(Unfusible, match="the end of what 32 bits count"):
             kernel(length)
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_one_of_the_places_that_a_tile_holds_is_read_from_memory_once(steps: int) -> None:
+    def body(x: T) -> T:
+        last = x[:, steps - 1 : steps]
+        return x[:, :1] - last.exp() + x * last
+
+    (kernel,) = agree(body, {M: 3, N: 33}, target=INTERPRET, x=Input("f32", (M, steps, N))).kernels
+    (label,) = kernel.reads
+    assert sympy.sympify(kernel.reads[label] - 4 * M * steps * N) == 0
+    assert sympy.sympify(kernel.cached[label] - 4 * M * 2 * N) == 0

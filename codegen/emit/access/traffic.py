@@ -61,16 +61,21 @@ def _bytes_of_item(load: Term, context: Context) -> int:
 def _loads(context: Context) -> Iterator[tuple[Term, bool]]:
     """Each load, and whether the program has what it reads in the cache."""
     plan, loads = context.plan, [t for t in context.program.counted if t.op == "load"]
-    held = frozenset[Axis]() if plan.chunked else frozenset(plan.row)
+    held = frozenset(() if plan.chunked else plan.row) | {a for a, n in plan.tile.items() if _is_whole_in(n, a)}
     distinct = {(t.param, t.args): t for t in reversed(loads)}
     reaches: list[_Reach] = []
     # what is read whole comes before parts of it
-    for load in sorted(reversed(distinct.values()), key=lambda t: bool(t.args)):
+    for load in sorted(reversed(distinct.values()), key=lambda t: (bool(t.args), -len(t.axes))):
         reach = _Reach.of(load, held)
         is_near = not load.param.indirect and any(reach.is_within(o) or reach.is_step_of(o) for o in reaches)
         yield load, is_near or load in context.program.cached or _is_of_row(load, context)
         if not load.args:
             reaches.append(reach)
+
+
+def _is_whole_in(lanes: int, axis: Axis) -> bool:
+    """One tile holds the axis, at every size."""
+    return isinstance(axis.size, int) and axis.size <= lanes
 
 
 def add_bytes(counts: dict[str, Size], label: str, moved: Size) -> None:
@@ -83,7 +88,8 @@ class _Reach:
     """The places of a load in one program: those beside one another along axes that it holds whole.
 
     along: by stride the first of them, and the one behind the last. What reads them along other axes, transposed or
-    some places further, finds them in the cache; so does what reads them a few steps later, or earlier.
+    some places further, or reads one of them alone, finds them in the cache; so does what reads them a few steps later,
+    or earlier.
     """
 
     ref: Ref
@@ -101,10 +107,10 @@ class _Reach:
 
     def is_within(self, other: _Reach) -> bool:
         """Each of its places is one of the other's."""
-        if not self.along or (self.ref, self.beside) != (other.ref, other.beside) or {*self.along} != {*other.along}:
+        if not other.along or (self.ref, self.beside) != (other.ref, other.beside) or {*self.along} - {*other.along}:
             return False
         further = tidy(self.offset - other.offset)
-        moves = [{c: n} for c in self.along if (n := divide(further, c)) is not None]
+        moves = [{c: n} for c in other.along if (n := divide(further, c)) is not None]
         return any(self._fits(other, move) for move in (moves if further != 0 else [{}]))
 
     def is_step_of(self, other: _Reach) -> bool:
@@ -117,7 +123,7 @@ class _Reach:
 
     def _fits(self, other: _Reach, move: Mapping[Size, Size]) -> bool:
         """Along each stride the places, so many further, lie between those of the other."""
-        pairs = ((own, other.along[c], move.get(c, 0)) for c, own in self.along.items())
+        pairs = ((self.along.get(c, (0, 1)), whole, move.get(c, 0)) for c, whole in other.along.items())
         return all(
             nonnegative(tidy(low + n - first)) and nonnegative(tidy(behind - high - n))
             for (low, high), (first, behind), n in pairs
