@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ...ir.types import Size
 from ..kernel import Ref
 from .axes import REDUCTIONS, Axis, Index, Sink, Term, axes_mentioned, terms_below
+from .loops import REGISTERS
 from .sizes import same, tidy
 
 
@@ -90,6 +91,10 @@ class Joined:
             self.into[drop] = keep
             self.beside[keep] |= self.beside[drop]
 
+    @property
+    def count(self) -> int:
+        return len(self.axes) - len(self.into)
+
     def mapping(self) -> dict[Axis, Index]:
         return {a: Index.over(self.find(a)) for a in self.axes if self.find(a) is not a}
 
@@ -99,10 +104,19 @@ def _over(term: Term) -> frozenset[Axis]:
 
 
 def joined(sinks: Sequence[Sink]) -> Joined:
-    """Most telling first: same buffer and place, same stride in it, same strides, same size."""
+    """The classes that leave the fewest axes: first what is carried is read at its own place, or else what is in memory
+    where its other readers read it, and what is carried along another axis."""
+    terms = terms_below(t for s in sinks for t in s.terms)
+    own = _carried_at_own_place(terms, sinks)
+    in_memory = [at for at in _accessed(terms, sinks) if at.ref.kind not in REGISTERS]
+    return min((_joined(sinks, first) for first in (own, in_memory)[: 1 + bool(own)]), key=lambda found: found.count)
+
+
+def _joined(sinks: Sequence[Sink], first: Sequence[Accessed]) -> Joined:
+    """Most telling first: these places, same buffer and place, same stride in it, same strides, same size."""
     classes = Joined(sinks)
     accessed = _accessed(classes.terms, sinks)
-    _join_places(classes, _carried_at_own_place(classes.terms, sinks), True)
+    _join_places(classes, first, True)
     for by_buffer in (True, False):
         _join_places(classes, accessed, by_buffer)
         for size in dict.fromkeys(n for at in accessed for n in at.sizes):

@@ -150,6 +150,13 @@ def first_row_in_each_step(x: Tensor, tables: Tensor) -> Tensor:
     return torch.stack(hs) + x
 
 
+def log_partition(emit: Tensor, trans: Tensor) -> Tensor:
+    alpha = emit[:, 0]
+    for t in range(1, emit.shape[1]):
+        alpha = torch.logsumexp(alpha[:, :, None] + trans, 1) + emit[:, t]
+    return torch.logsumexp(alpha, 1)
+
+
 DERIVED = (
     Derived(scan_by_einsum, lambda t: (rand(2, t, 4), rand(2, t, 4), rand(4, 3), rand(2, t, 3), rand(2, t, 3)), 14),
     Derived(advantages_in_place, lambda t: (rand(t, 5), rand(t, 5), rand(5)), 3),
@@ -162,5 +169,6 @@ DERIVED = (
     Derived(with_bonus, lambda t: (*(rand(2, t, 2, 3) for _ in range(4)), rand(2, 3)), 10),
     Derived(gates_in_one, lambda t: (rand(2, t, 3), rand(3, 12), rand(4, 12), rand(12)), 12),
     Derived(of_input_and_state, lambda t: (rand(2, t, 3), rand(7, 16), rand(16)), 14),
+    Derived(log_partition, lambda t: (rand(2, t, 5), rand(5, 5)), 3),
     Derived(window_by_taps, lambda t: (rand(2, t, 3), rand(3, 3)), 4),
 )

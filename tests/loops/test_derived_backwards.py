@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops.derived import DERIVED, Derived, window_by_taps
+from loops.derived import DERIVED, Derived, log_partition, window_by_taps
 from torch import Tensor
 
 import fusegrad
@@ -66,6 +66,13 @@ def test_a_last_turn_with_a_loop_of_its_own_in_it() -> None:
     args = [torch.empty(*shape, device="meta").requires_grad_() for shape in ((8, 100, 4), (4, 4))]
     explanation = fusegrad.explain(fusegrad.compile(window_by_taps), *args, target="cuda:90")
     assert explanation.methods["backward"].reason is None
+    assert explanation.directions["backward"].launch_count <= 3
+
+
+def test_a_state_that_is_read_along_two_axes_leaves_two_in_a_tile() -> None:
+    """The gradient of the transitions is made of the state, and the state of a sum along it: three axes were too many."""
+    args = [torch.empty(*shape, device="meta").requires_grad_() for shape in ((2, 100, 64), (64, 64))]
+    explanation = fusegrad.explain(fusegrad.compile(log_partition), *args, target="cuda:90")
     assert explanation.directions["backward"].launch_count <= 3
 
 
