@@ -150,6 +150,14 @@ def first_row_in_each_step(x: Tensor, tables: Tensor) -> Tensor:
     return torch.stack(hs) + x
 
 
+def gated_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    state, out = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1]), []
+    for t in range(q.shape[2]):
+        state = decay[:, :, t, :, None] * state + k[:, :, t, :, None] * v[:, :, t, None, :]
+        out.append((q[:, :, t, :, None] * state).sum(-2))
+    return torch.stack(out, 2)
+
+
 def log_partition(emit: Tensor, trans: Tensor) -> Tensor:
     alpha = emit[:, 0]
     for t in range(1, emit.shape[1]):
@@ -169,6 +177,7 @@ DERIVED = (
     Derived(with_bonus, lambda t: (*(rand(2, t, 2, 3) for _ in range(4)), rand(2, 3)), 10),
     Derived(gates_in_one, lambda t: (rand(2, t, 3), rand(3, 12), rand(4, 12), rand(12)), 12),
     Derived(of_input_and_state, lambda t: (rand(2, t, 3), rand(7, 16), rand(16)), 14),
+    Derived(gated_attention, lambda t: tuple(rand(2, 2, t, n) for n in (3, 3, 5, 3)), 2),
     Derived(log_partition, lambda t: (rand(2, t, 5), rand(5, 5)), 3),
     Derived(window_by_taps, lambda t: (rand(2, t, 3), rand(3, 3)), 4),
 )

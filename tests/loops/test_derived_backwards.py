@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from loops.derived import DERIVED, Derived, log_partition, window_by_taps
+from loops.derived import DERIVED, Derived, gated_attention, log_partition, window_by_taps
 from torch import Tensor
 
 import fusegrad
+from fusegrad.ir.text.text import show
 
 LENGTHS = (13, 21, 34)
 MANY = 512
@@ -70,10 +71,19 @@ def test_a_last_turn_with_a_loop_of_its_own_in_it() -> None:
 
 
 def test_a_state_that_is_read_along_two_axes_leaves_two_in_a_tile() -> None:
-    """The gradient of the transitions is made of the state, and the state of a sum along it: three axes were too many."""
+    """The transitions' gradient is made of the state, and the state of a sum along it: three axes were too many."""
     args = [torch.empty(*shape, device="meta").requires_grad_() for shape in ((2, 100, 64), (64, 64))]
     explanation = fusegrad.explain(fusegrad.compile(log_partition), *args, target="cuda:90")
     assert explanation.directions["backward"].launch_count <= 3
+
+
+def test_a_step_of_a_whole_slice_is_read_as_a_step() -> None:
+    """`k[:, :, i]` is a select of whole slices: an index that is data has no direction, and states were kept whole."""
+    args = [torch.empty(2, 2, 100, n, device="meta").requires_grad_() for n in (8, 8, 32, 8)]
+    explanation = fusegrad.explain(fusegrad.compile(gated_attention), *args, target="cuda:90")
+    assert "gather" not in show(explanation.graph("backward"))
+    found = explanation.directions["backward"]
+    assert found.launch_count == 1 and found.moved < 1.5 * found.minimal
 
 
 def shifted(x: Tensor, w: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -254,7 +255,7 @@ class _Steps:
 
     def _read_steps(self, node: fx.Node) -> fx.Node | None:
         """A select, or a slice of fixed length, of a whole at t; None of anything else."""
-        source, axis = node.args[0], node.args[1] if len(node.args) > 1 else 0
+        source, axis = _without_whole_slices(node.args[0]), node.args[1] if len(node.args) > 1 else 0
         if source not in self.whole_nodes or node.target not in (aten.select.int, aten.slice.Tensor):
             return None
         first = node.args[2]
@@ -397,6 +398,16 @@ _ON_FLOATS: dict[Any, Callable[..., Any]] = {
     math.exp: _in_float64(torch.exp),
     math.cos: _in_float64(torch.cos),
 }
+
+
+def _without_whole_slices(source: Any) -> Any:
+    """What `x[:]` is of: views of a step have these where they are taken under autograd."""
+    while isinstance(source, fx.Node) and source.target is aten.slice.Tensor and source.args[2:] in WHOLE_SLICES:
+        source = source.args[0]
+    return source
+
+
+WHOLE_SLICES = ((), *((start, sys.maxsize, *step) for start in (0, None) for step in ((), (1,))))
 
 
 def _is_python(target: Any) -> bool:
