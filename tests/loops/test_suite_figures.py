@@ -18,7 +18,7 @@ LAUNCHES = (0, 1)
 """Of a direction: what is a view needs none."""
 Figures = dict[str, tuple[int, float]]
 
-LENGTHS_OF = {"Sinkhorn": (1, 2)}
+LENGTHS_OF = {"Sinkhorn": (1, 2, 100)}
 """Where another length takes minutes: a number of iterations is unrolled."""
 MISSES: dict[tuple[str, int], Figures] = {
     # floats are added to places that are data, which the library does in a fixed order
@@ -28,6 +28,8 @@ MISSES: dict[tuple[str, int], Figures] = {
     ("Retention", 2): {"backward": (2, 1.03)},
     ("Retention", 100): {"backward": (2, 1.03)},
     ("Retention", 4096): {"backward": (2, 1.03)},
+    # two values of each step by turns in one list: the loop stores two stacks, which are put into one behind it
+    ("Sinkhorn", 100): {"forward": (2, 2.98)},
     # diagonals are made before the loop, and the gradient made upright behind it: each is twice the argument's size
     ("SoftDTW", 2): {"backward": (1, 1.13)},
     ("SoftDTW", 100): {"forward": (3, 1.6), "backward": (2, 1.6)},
