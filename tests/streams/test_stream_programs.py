@@ -25,6 +25,7 @@ FOUND = {
     1210: "rows of the least float, of which twice the maximum is taken off",
     851: "a proof that took products of many sizes apart",
     2023: "a row sum of a result, rounded to bfloat16 before it is taken off",
+    100130: "whole blocks of rows that a walk before had masked out",
     2038: "a bound that lies before the stream, beside one that begins behind its start",
 }
 

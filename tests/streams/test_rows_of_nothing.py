@@ -1,0 +1,77 @@
+"""Rows that a mask leaves nothing of, in whole blocks that are never walked: NaN in the same places as eager's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import fusegrad
+
+sys.path.insert(0, str(Path(__file__).parent))
+from beside_eager import differences
+
+INF = float("inf")
+
+
+def _by_logarithm(s: Tensor) -> Tensor:
+    """A sum over the keys that reads what another sum over them has found."""
+    return torch.exp(s - torch.logsumexp(s, -1, keepdim=True))
+
+
+def _numerators(s: Tensor) -> Tensor:
+    """Relative to a maximum, and divided by nothing."""
+    return torch.exp(s - s.amax(-1, keepdim=True))
+
+
+def _above_a_least_sum(s: Tensor) -> Tensor:
+    p = torch.exp(s - s.amax(-1, keepdim=True))
+    return p / p.sum(-1, keepdim=True).clamp_min(1e-6)
+
+
+def _safe(s: Tensor) -> Tensor:
+    """Zero where there is nothing, as its author wants it."""
+    top = s.amax(-1, keepdim=True)
+    p = torch.exp(s - torch.where(top == -INF, 0.0, top))
+    return p / p.sum(-1, keepdim=True).clamp_min(1e-6)
+
+
+def _own_logarithm(s: Tensor) -> Tensor:
+    """log(0) where a sum of nothing is zero, and NaN in eager."""
+    top = s.amax(-1, keepdim=True)
+    return top + torch.log(torch.exp(s - top).sum(-1, keepdim=True))
+
+
+WEIGHTS = {f.__name__.strip("_"): f for f in (_by_logarithm, _numerators, _above_a_least_sum, _safe, _own_logarithm)}
+
+
+@pytest.mark.parametrize("way", WEIGHTS)
+def test_rows_without_a_key(way: str) -> None:
+    """The last of many queries alone see the few keys that there are."""
+
+    class Late(Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            s = q @ k.mT * 0.3
+            n, m = s.shape[-2:]
+            i, j = torch.arange(n, device=s.device)[:, None], torch.arange(m, device=s.device)
+            made = WEIGHTS[way](s.masked_fill(j - i > m - n, -INF))
+            ctx.save_for_backward(q, k, v)
+            return made + q.sum(-1, keepdim=True) if way == "own_logarithm" else made @ v
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+            q, k, v = ctx.saved_tensors
+            return q * g.sum(), k * g.sum(), v * g.sum()
+
+    random = torch.Generator().manual_seed(1)
+    arguments = [torch.randn(1, 2, n, 13, generator=random).requires_grad_() for n in (150, 20, 20)]
+    fast = fusegrad.compile(Late, backend="interpret", fullgraph=True)
+    exact = Late.apply(*[a.detach().double() for a in arguments])
+    assert exact.isnan().any() or way == "safe"
+    assert not differences(fast.apply, Late.apply, arguments)
