@@ -93,7 +93,7 @@ def _guards(
     for along, across in ((roles.row, roles.stream), (roles.stream, roles.row)):
         if not _reads_along(along, across, conditions, accumulators):
             continue
-        if any(b.numbers for b in bounds):
+        if any(b.numbers for b in bounds) or (along is roles.stream and _has_more(accumulators, conditions)):
             return None
         for slack in _slacks(bounds, along is roles.row, along.size, across.size):
             if evaluate_size(slack, hints) < 0:
@@ -123,6 +123,12 @@ def _seen_by_nothing(bodies: Sequence[Term], conditions: frozenset[Term]) -> set
             is_chosen = term.op == "where" and is_number(term.args[2]) and conditions <= {*conjuncts(term.args[0])}
             todo += term.args[2:] if is_chosen else term.args
     return seen
+
+
+def _has_more(accumulators: Sequence[Accumulator], conditions: frozenset[Term]) -> bool:
+    """Other conditions may leave places of the stream nothing: NaN in every row, in skipped blocks as well."""
+    choices = (t for t in terms_below(a.body for a in accumulators) if t.op == "where" and is_infinite(t.args[2]))
+    return any(not conditions >= {*conjuncts(t.args[0])} for t in choices)
 
 
 def _is_operand(load: Term, accumulators: Sequence[Accumulator]) -> bool:
