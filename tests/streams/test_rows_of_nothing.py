@@ -20,8 +20,12 @@ INF = float("inf")
 
 
 def _by_logarithm(s: Tensor) -> Tensor:
-    """A sum over the keys that reads what another sum over them has found."""
     return torch.exp(s - torch.logsumexp(s, -1, keepdim=True))
+
+
+def _in_another_walk(s: Tensor) -> Tensor:
+    """A sum over the keys that reads what another sum over them has found, and does not separate from it."""
+    return torch.sigmoid(s - torch.logsumexp(s, -1, keepdim=True))
 
 
 def _numerators(s: Tensor) -> Tensor:
@@ -47,11 +51,11 @@ def _own_logarithm(s: Tensor) -> Tensor:
     return top + torch.log(torch.exp(s - top).sum(-1, keepdim=True))
 
 
-WEIGHTS = {f.__name__.strip("_"): f for f in (_by_logarithm, _numerators, _above_a_least_sum, _safe, _own_logarithm)}
+WAYS = (_by_logarithm, _in_another_walk, _numerators, _above_a_least_sum, _safe, _own_logarithm)
+WEIGHTS = {f.__name__.strip("_"): f for f in WAYS}
 
 
-@pytest.mark.parametrize("way", WEIGHTS)
-def test_rows_without_a_key(way: str) -> None:
+def late(way: str) -> Any:
     """The last of many queries alone see the few keys that there are."""
 
     class Late(Function):
@@ -69,9 +73,23 @@ def test_rows_without_a_key(way: str) -> None:
             q, k, v = ctx.saved_tensors
             return q * g.sum(), k * g.sum(), v * g.sum()
 
+    return Late
+
+
+@pytest.mark.parametrize("way", WEIGHTS)
+def test_rows_without_a_key(way: str) -> None:
+    Late = late(way)
     random = torch.Generator().manual_seed(1)
     arguments = [torch.randn(1, 2, n, 13, generator=random).requires_grad_() for n in (150, 20, 20)]
     fast = fusegrad.compile(Late, backend="interpret", fullgraph=True)
     exact = Late.apply(*[a.detach().double() for a in arguments])
     assert exact.isnan().any() or way == "safe"
     assert not differences(fast.apply, Late.apply, arguments)
+
+
+def test_what_is_relative_to_a_logarithm_needs_no_walk_of_its_own() -> None:
+    """torch's logsumexp is a choice: the maximum itself where that is infinite."""
+    arguments = [torch.empty(2, 4, 1024, 64, dtype=torch.bfloat16, device="meta").requires_grad_() for _ in "qkv"]
+    explained = fusegrad.explain(fusegrad.compile(late("by_logarithm")), *arguments, target="cuda:90")
+    assert explained.directions["forward"].launch_count == 1
+    assert explained.kernels[0].source.count("for col_at") == 2  # blocks of which all is seen, and those at the edge

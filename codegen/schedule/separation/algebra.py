@@ -168,13 +168,21 @@ class Algebra:
     def _split_power(self, term: Term) -> tuple[Term | None, Term | None]:
         """exp(a - log b)  ->  exp(a) / b"""
         outside, kept = None, []
-        for sign, part in summands(term.args[0]):
+        for sign, part in self._without_choices(summands(term.args[0])):
             if part.op == "log" and self.fixed(part):
                 b = part.args[0]
                 outside = self.times(outside, b) if sign > 0 else self.over(outside, b, term)
             else:
                 kept.append((sign, part))
         return (None, term) if outside is None else (outside, self.make("exp", self._summed(kept)))
+
+    def _without_choices(self, parts: list[tuple[int, Term]]) -> list[tuple[int, Term]]:
+        """where(abs(m) == inf, m, log b + m)  ->  log b + m   of logsumexp: all of the row is NaN otherwise"""
+        found = []
+        for sign, part in parts:
+            is_choice = part.op == "where" and self.fixed(part) and _is_infinite(part.args[0], part.args[1])
+            found += summands(part.args[2], sign) if is_choice else [(sign, part)]
+        return found
 
     def _summed(self, parts: list[tuple[int, Term]]) -> Term:
         (sign, total), *others = sorted(parts, key=lambda p: -p[0])
@@ -251,6 +259,14 @@ class Algebra:
         if term.op == "mul":
             return Factor(self.times(x.by, y.by), self.plus(x.shift, y.shift), base)
         return Factor(self.over(x.by, y.by, term), self.plus(x.shift, self.negated(y.shift)), base)
+
+
+def _is_infinite(condition: Term, extreme: Term) -> bool:
+    """abs(m) == inf, of a maximum."""
+    if condition.op != "eq" or extreme.op != "amax":
+        return False
+    x, number = condition.args
+    return x.op == "abs" and x.args[0] is extreme and is_infinite(number)
 
 
 def depends(term: Term, running: Iterable[Term]) -> bool:
