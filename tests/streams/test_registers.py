@@ -10,6 +10,7 @@ from fusegrad.benchmarks.stream_functions import STREAMS, ALiBi
 from fusegrad.runtime.report.explanation import Explanation
 
 DEEP = (320, 512)
+MASKED = [name for name in STREAMS if name.startswith(("ALiBi", "SoftcapWindow")) or name.endswith("causal]")]
 
 
 def of_attention(target: str, depth: int, dtype: str) -> Explanation:
@@ -47,10 +48,25 @@ def test_exact_float32_of_longer_rows_stays_with_the_library() -> None:
     assert not spilled(found, "cuda:90") and "no tile of it fits into the registers, with rows of 128" in str(found)
 
 
-@pytest.mark.parametrize("depth", [64, 128])
-def test_masked_tiles_of_wide_warps_are_not_spilled(depth: int) -> None:
-    """Eight warps of 64 lanes have half of the registers that four have."""
-    case = next(c for _, c, _ in STREAMS.values() if c.name == f"SoftcapWindow[2,16,4096,{depth}]")
-    target = "hip:gfx942"
-    spills = spilled(explain(case.function, *case.args, target=target), target)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", MASKED)
+def test_masked_tiles_are_not_spilled(case: str, target: str) -> None:
+    """Loops with masks are beside those without, around which there may be one over heads that share their keys; eight
+    warps of 64 lanes have half of the registers that four have.
+    """
+    _, found, _ = STREAMS[case]
+    spills = spilled(explain(found.function, *found.args, target=target), target)
     assert len(spills) == 3 and spills == dict.fromkeys(spills, 0)
+
+
+def test_loops_around_loops_keep_nothing_of_them() -> None:
+    _, case, _ = STREAMS["Attention[2,16,4096,128,causal]"]
+    found = explain(case.function, *case.args, target="cuda:100")
+    (around,) = [k for k in found.kernel_records if "for e_at in" in k.source]
+    assert "for e_at in tl.range(0, 4, disable_licm=True):" in around.source
+
+
+@pytest.mark.parametrize(("target", "roomy"), [("cuda:90", 0), ("cuda:100", 1)])
+def test_masked_walks_are_not_spilled_for_a_second_program(target: str, roomy: int) -> None:
+    kernels = of_attention(target, 128, "bf16").kernel_records
+    assert [k.roomy for k in kernels] == [roomy] * 3

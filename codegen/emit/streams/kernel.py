@@ -96,7 +96,7 @@ def kernel_of_stream(
     stream.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
     _emit(stream, plan.spans)
     kernel, walk = assemble(emitter, traffic_of_stream(emitter, roles, tile)), walk_of(stream, plan.spans, tile)
-    return replace(kernel, source=_with_remarks(kernel.source, walk), walk=walk)
+    return replace(kernel, source=_with_remarks(kernel.source, walk), walk=walk, roomy=tile.roomy)
 
 
 def _with_remarks(source: str, walk: Walk) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from ....ir.types import FLOATS
-from ...program.axes import REDUCTIONS, Term, terms_below
+from ...program.axes import REDUCTIONS, Axis, Term, terms_below
 from ...schedule.separation.algebra import is_tile_product
 from ...schedule.streams.accumulators import Accumulator, operands_of
 from ...schedule.streams.masks import NOTHING, Span, whole_bodies
@@ -71,9 +71,9 @@ class StreamPass:
         return call(fold_function(a.term), value, literal(1))
 
     # ------------------------------------------------------------------ loops
-    def _open_outer(self, top: Scope) -> tuple[Scope, list[tuple[str, Expr, Scope]]]:
+    def _open_outer(self, top: Scope) -> tuple[Scope, list[tuple[str, Axis, Scope]]]:
         """Loops over what is summed beside the stream, one place at a time."""
-        host, nest = top, list[tuple[str, Expr, Scope]]()
+        host, nest = top, list[tuple[str, Axis, Scope]]()
         for axis in self.roles.outer:
             scope = Scope(1, host)
             variable = self.context.names.fresh(f"{axis.name}_at")
@@ -81,15 +81,21 @@ class StreamPass:
                 self.context.names.fresh(axis.name), call("tl.cast", name(variable), literal("tl.int64"))
             )
             self.emitter.coords[axis] = Coord(place, None, None, 1)
-            nest.append((variable, call("tl.range", literal(0), self.context.sizes.text(axis.size)), scope))
+            nest.append((variable, axis, scope))
             host = scope
         self.levels.clear()
         self._fix_known()
         return host, nest
 
-    def _close_outer(self, nest: list[tuple[str, Expr, Scope]], top: Scope) -> None:
-        for variable, over, scope in reversed(nest):
+    def _close_outer(self, nest: list[tuple[str, Axis, Scope]], top: Scope) -> None:
+        """Nothing but what the text has before them is taken out of loops around loops: of the products of all loops
+        inside, with masks and without, the compiler would hold what describes their operands, and spill.
+        """
+        for variable, axis, scope in reversed(nest):
             assert scope.parent is not None
+            has_loops = any(isinstance(s, For) for s in scope.body)
+            fixed = {"disable_licm": literal("True")} if has_loops else {}
+            over = call("tl.range", literal(0), self.context.sizes.text(axis.size), **fixed)
             scope.parent.body.append(For(variable, over, scope.body))
 
     def _fix_known(self) -> None:

@@ -25,6 +25,9 @@ ROOM = {16: 80, 8: 176, 0: 160}
 warps. Addresses and masks take the rest."""
 OLD, MASKED = 24, 32
 """Fewer where products read operands from registers, and where loops with masks are beside those without."""
+ROOMY = 100
+"""The architecture from which on the compiler may not spill for the sake of a second program on a multiprocessor where
+loops with masks are beside those without: it is tempted by a few registers more than half of them (triton 3.7.1)."""
 CROWDED = 96
 """Fewer on gfx942 from eight warps of 64 lanes on, beside masks: two warps share 512, and four have them alone."""
 SHARED = 0.75
@@ -61,11 +64,15 @@ FEW = (Shape(LEAST, 64, 4), Shape(LEAST, 32, 4), Shape(LEAST, 32, 2), Shape(LEAS
 
 
 class StreamTile(NamedTuple):
-    """The blocks of every axis with lanes, the warps, and the turns whose loads are in flight."""
+    """The blocks of every axis with lanes, the warps, and the turns whose loads are in flight.
+
+    roomy: so many programs of a multiprocessor have all its registers; 0: as the compiler decides.
+    """
 
     blocks: dict[Axis, int]
     warps: int
     stages: int
+    roomy: int = 0
 
 
 def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, masked: bool) -> StreamTile:
@@ -91,7 +98,8 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
         raise Unfusible(sums.sinks[0].node, f"no tile of it fits into the registers, with rows of {deepest}")
     shape = _leaning(fitting, _chosen(fitting, roles, target, hints), target, fits)
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
-    return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target))
+    roomy = int(masked and target.kind == "cuda" and int(target.arch) >= ROOMY)
+    return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target), roomy)
 
 
 def _chosen(fitting: Sequence[Shape], roles: Roles, target: Target, hints: Hints) -> Shape:
