@@ -185,6 +185,11 @@ LEFT = (
     "slabs/test_slab_settings.py::test_of_a_process_and_on_disk",
     "trust/test_nothing_is_kept.py::test_a_slice_of_calls_with_large_tensors",
     "streams/test_bins.py::test_gradients_of_tables_beside_eager",
+    "streams/test_parts_of_sums.py::test_beside_eager",
+    "streams/test_prologues.py::test_gradients_in_other_layouts",
+    "streams/test_prologues.py::test_second_derivatives",
+    "streams/test_registers.py::test_loops_around_loops_keep_nothing_of_them",
+    "streams/test_shared_heads.py::test_beside_eager",
     "world/test_world.py::test_a_suite_is_compared_test_by_test",
 )
 """What takes ten seconds or more where others show nearly the same, and a sample leaves out altogether."""
