@@ -42,12 +42,13 @@ class TileAxes:
             self._sizes.fixed(letter, tidy(axis.size))
 
     @contextmanager
-    def replaced_by(self, axis: Axis, lanes: int) -> Iterator[None]:
-        """Another tile for a while: of one axis, with so many lanes."""
-        outside = self.dims, self.block_sizes
+    def replaced_by(self, axis: Axis, lanes: int, letter: str | None = None) -> Iterator[None]:
+        """Another tile for a while: of one axis, with so many lanes; under another letter where these differ."""
+        outside = self.dims, self.block_sizes, self._letters
         self.dims, self.block_sizes = (axis,), {**self.block_sizes, axis: lanes}
+        self._letters = {**self._letters, axis: letter or self._letters[axis]}
         yield
-        self.dims, self.block_sizes = outside
+        self.dims, self.block_sizes, self._letters = outside
 
     # ------------------------------------------------------------------ blocks
     def block(self, axis: Axis) -> Expr:
@@ -86,7 +87,7 @@ class TileAxes:
 
     def lane(self, axis: Axis) -> Expr:
         """The lanes of an axis, shaped for the tile: col = tl.arange(0, BLOCK_N)[None, :]."""
-        top, place = self._context.top, (self.dims.index(axis), len(self.dims))
+        top, place = self._context.top, (self._letters[axis], self.dims.index(axis), len(self.dims))
         if (lane := top.memo.get(("lane", axis, place))) is None:
             arange = call("tl.arange", literal(0), self.block(axis))
             label = self._context.names.fresh(self._further_name(axis)) if axis in self._named else axis.name

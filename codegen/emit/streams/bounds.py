@@ -38,6 +38,8 @@ class StreamBounds:
         self.size = self.context.sizes.text(self.axis.size)
         self.block = stream.emitter.tile.block(self.axis)
         self.ragged = not self._is_multiple()
+        self.skipped: list[tuple[Expr, Expr]] = []
+        """From where to where masks leave nothing to walk; known after `parts`."""
 
     @cached_property
     def variable(self) -> str:
@@ -112,6 +114,9 @@ class StreamBounds:
             least = stop if all(map(_is_never_negative, span.highs)) else call("tl.maximum", stop, literal(0))
             whole = let(host, "whole_start", self._within(self._up(_largest(full)), start, least))
         end = let(host, "whole_stop", _largest([whole, end]))
+        before = [(self._begin, start)] if span.lows else []
+        behind = [(_largest([end, self._up(stop)]), self._end)] if highs else []
+        self.skipped = [*before, *behind]
         parts = [self._loop(start, whole, masked=True)] if span.lows else []
         parts.append(self._loop(whole, end, masked=False))
         return [*parts, *([self._loop(end, stop, masked=True)] if ends or self.ragged else [])]

@@ -20,9 +20,10 @@ from ...program.terms import TermTable
 from ...schedule.schedule import Schedule
 from ...schedule.separation.algebra import Algebra
 from ...schedule.streams.accumulators import Accumulation
-from ...schedule.streams.masks import Span, span_of
+from ...schedule.streams.masks import Span
 from ...schedule.streams.powers import with_powers_of_two
 from ...schedule.streams.roles import Roles
+from ...schedule.streams.skipped import span_of
 from ...schedule.streams.tiles import StreamTile, schedule_of, tile_of
 from ..access.traffic import Traffic, add_bytes
 from ..emit import Emitter, assemble
@@ -30,8 +31,9 @@ from ..mathematics import fast_rules, rules_for
 from ..names import Names
 from ..statements import Barrier
 from .bins import store_bins
-from .passes import StreamPass, uses_of
+from .passes import StreamPass
 from .stream import Stream
+from .values import uses_of
 from .walk_facts import remarks_on, walk_of
 
 
@@ -75,8 +77,9 @@ def plan_of_stream(
     table: TermTable, sums: Accumulation, roles: Roles, target: Target, hints: Hints
 ) -> StreamPlan:  # fmt: skip
     """The plan of one kernel for sinks that share rows and a stream."""
-    sums = with_powers_of_two(Algebra(table, roles.is_fixed), sums, roles)
-    spans = tuple(span_of(sums.of_pass(turn), roles, hints) for turn in range(sums.passes))
+    algebra = Algebra(table, roles.is_fixed)
+    sums = with_powers_of_two(algebra, sums, roles)
+    spans = tuple(span_of(algebra, sums.of_pass(turn), roles, hints) for turn in range(sums.passes))
     return StreamPlan(sums, spans, tile_of(roles, sums, target, hints, any(s.is_bounded for s in spans)))
 
 

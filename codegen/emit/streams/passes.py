@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ....ir.types import FLOATS
@@ -16,7 +15,9 @@ from ..mathematics import number
 from ..reductions.folds import fold_function, take_in
 from ..statements import Accumulate, Expr, For, Scope, assigned_names, binary, call, literal, name
 from .bounds import Part, StreamBounds
+from .skipped import SkippedPlaces
 from .stream import Stream
+from .values import uses_of
 
 LARGEST = 3.4028234663852886e38
 """The largest finite float32."""
@@ -38,8 +39,13 @@ class StreamPass:
         for a in self.accumulators:
             self._begin(a, top)
         host, nest = self._open_outer(top)
-        for part in StreamBounds(self.stream, self.span).parts(host):
+        bounds = StreamBounds(self.stream, self.span)
+        for part in bounds.parts(host):
             self._emit_part(part, host)
+        if self.span.added:
+            self.levels.clear()
+            self._fix_known()
+            SkippedPlaces(self.stream, bounds.skipped).add(self.span.added, host)
         self._close_outer(nest, top)
         # Complete from here on
         self.levels.clear()
@@ -259,18 +265,3 @@ class StreamPass:
             ratio = self.values.value(algebra.make(a.base, moved), scope)
         # from a base of nothing so far to a low one: times a sum of zeros that is zero, and infinity would be NaN
         return self.context.let(scope, "ratio", call("tl.minimum", ratio, literal(str(LARGEST))))
-
-
-def uses_of(roots: Sequence[Term], complete: Container[Term]) -> dict[Term, int]:
-    """How often each term is read below the roots, as far down as sums that a loop makes."""
-    uses: dict[Term, int] = dict(Counter(roots))
-    todo, seen = list(roots), set[Term]()
-    while todo:
-        term = todo.pop()
-        if term in seen or term in complete:
-            continue
-        seen.add(term)
-        for arg in term.args:
-            uses[arg] = uses.get(arg, 0) + 1
-        todo += term.args
-    return uses

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container, Sequence
+
 from ....ir.text.source_names import assigned_name
 from ....ir.types import FLOATS, Size
 from ...program.axes import Term
@@ -109,3 +112,18 @@ class StreamValues(Values):
         """A tile as it is in memory."""
         with self.shapes.of(*self.shapes.dims(term)):
             return super().read_row(term, home)
+
+
+def uses_of(roots: Sequence[Term], complete: Container[Term]) -> dict[Term, int]:
+    """How often each term is read below the roots, as far down as sums that a loop makes."""
+    uses: dict[Term, int] = dict(Counter(roots))
+    todo, seen = list(roots), set[Term]()
+    while todo:
+        term = todo.pop()
+        if term in seen or term in complete:
+            continue
+        seen.add(term)
+        for arg in term.args:
+            uses[arg] = uses.get(arg, 0) + 1
+        todo += term.args
+    return uses

@@ -14,8 +14,8 @@ from ...schedule.separation.algebra import source_of
 from ...schedule.streams.masks import Bound, Span
 from ...schedule.streams.roles import Roles
 from ...schedule.streams.tiles import StreamTile, pair_tiles, tile_products
-from .passes import uses_of
 from .stream import Stream
+from .values import uses_of
 
 EXTREMES = {"amax": "the maximum", "amin": "the minimum"}
 

@@ -5,7 +5,7 @@ where(i >= j, s, -inf) below exp      nothing behind j = i counts: whole blocks 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,8 +14,8 @@ import sympy
 from ....ir import Value
 from ....ir.errors import Unfusible
 from ....ir.types import FLOATS, Size
-from ...program.axes import REDUCTIONS, Axis, Index, Term, terms_below
-from ...program.sizes import Hints, evaluate_size, nonnegative, tidy
+from ...program.axes import REDUCTIONS, Index, Term, terms_below
+from ...program.sizes import tidy
 from ..separation.algebra import Algebra, Test, is_infinite, is_number, is_tile_product, source_of
 from .accumulators import Accumulator, operands_of
 from .roles import Roles
@@ -43,7 +43,8 @@ class Span:
     """The part of the stream that one pass walks. implied: conditions that hold in the blocks that need no mask.
 
     silenced: what is made neutral beyond the end of the stream, and the value that does it. apart: accumulators whose
-    bodies that does not make neutral. guards: what of sizes is assumed.
+    bodies that does not make neutral. added: what a place that is skipped adds to a sum, 0 or NaN, where it may be
+    NaN. guards: what of sizes is assumed.
     """
 
     lows: tuple[Bound, ...] = ()
@@ -51,6 +52,7 @@ class Span:
     implied: frozenset[Term] = frozenset()
     silenced: Mapping[Term, float] = field(default_factory=dict)
     apart: frozenset[Term] = frozenset()
+    added: Mapping[Term, Term] = field(default_factory=dict)
     guards: tuple[sympy.Basic, ...] = ()
 
     @property
@@ -63,7 +65,7 @@ class Span:
         return any(b.row > 0 for b in self.highs) and not any(b.row for b in self.lows)
 
 
-def span_of(accumulators: Sequence[Accumulator], roles: Roles, hints: Hints) -> Span:
+def span_of_masks(accumulators: Sequence[Accumulator], roles: Roles) -> Span:
     """Conditions that each body needs to be alive bound the stream for all."""
     if roles.keeps_stream:
         return Span()
@@ -72,97 +74,15 @@ def span_of(accumulators: Sequence[Accumulator], roles: Roles, hints: Hints) -> 
     shared = [c for c in needed[0] if all(c in n for n in needed)]
     bounds = [(c, b) for c in shared for b in bounds_of(c, roles)]
     found = list(dict.fromkeys(b for _, b in bounds))
-    guards = _guards(found, frozenset(c for c, _ in bounds), accumulators, roles, hints)
-    if guards is None:
-        return Span(silenced=silent, apart=apart)
     lows, highs = (tuple(b for b in found if b.by == sign) for sign in (1, -1))
-    return Span(lows, highs, frozenset(c for c, _ in bounds), silent, apart, guards)
-
-
-# ------------------------------------------------------------------ rows of nothing
-def _guards(
-    bounds: Sequence[Bound], conditions: frozenset[Term], accumulators: Sequence[Accumulator], roles: Roles,
-    hints: Hints,
-) -> tuple[sympy.Basic, ...] | None:  # fmt: skip
-    """The conditions on sizes under which no row is masked out whole; None where one is now, or data decides.
-
-    A row of nothing is NaN in eager, by what its sum divides. A walk that makes the sum itself finds that, too; one
-    that reads it from memory, or has it of a walk before, would have to see every block.
-    """
-    guards: dict[sympy.Basic, None] = {}
-    for along, across in ((roles.row, roles.stream), (roles.stream, roles.row)):
-        if not _reads_along(along, across, conditions, accumulators):
-            continue
-        if any(b.numbers for b in bounds) or (along is roles.stream and _has_more(accumulators, conditions)):
-            return None
-        for slack in _slacks(bounds, along is roles.row, along.size, across.size):
-            if evaluate_size(slack, hints) < 0:
-                return None
-            if not nonnegative(slack):
-                guards[sympy.Ge(slack, 0)] = None
-    return tuple(guards)
-
-
-def _reads_along(
-    along: Axis, across: Axis, conditions: frozenset[Term], accumulators: Sequence[Accumulator]
-) -> bool:  # fmt: skip
-    """Numbers of before this walk, one for each place along the axis, that a row of nothing reads, too."""
-    seen, own = _seen_by_nothing([a.body for a in accumulators], conditions), {a.term for a in accumulators}
-    before = (t for t in seen if t.op in ("load", *REDUCTIONS) and t.dtype in FLOATS and across not in t.axes)
-    known = (t for t in before if t not in own and not _is_operand(t, accumulators))
-    return any(along in t.axes or along.size == 1 for t in known)
-
-
-def _seen_by_nothing(bodies: Sequence[Term], conditions: frozenset[Term]) -> set[Term]:
-    """What bodies are made of where the conditions hold nowhere: choices that ask for all of them are their number."""
-    todo, seen = list(bodies), set[Term]()
-    while todo:
-        term = todo.pop()
-        if term not in seen:
-            seen.add(term)
-            is_chosen = term.op == "where" and is_number(term.args[2]) and conditions <= {*conjuncts(term.args[0])}
-            todo += term.args[2:] if is_chosen else term.args
-    return seen
-
-
-def _has_more(accumulators: Sequence[Accumulator], conditions: frozenset[Term]) -> bool:
-    """Other conditions may leave places of the stream nothing: NaN in every row, in skipped blocks as well."""
-    choices = (t for t in terms_below(a.body for a in accumulators) if t.op == "where" and is_infinite(t.args[2]))
-    return any(not conditions >= {*conjuncts(t.args[0])} for t in choices)
-
-
-def _is_operand(load: Term, accumulators: Sequence[Accumulator]) -> bool:
-    """Read by matrix products alone."""
-    users = [t for t in terms_below(a.body for a in accumulators) if load in t.args]
-    return bool(users) and all(_is_multiplied(t, load, accumulators) for t in users)
-
-
-def _is_multiplied(user: Term, load: Term, accumulators: Sequence[Accumulator]) -> bool:
-    if user.op == "cast":
-        return _is_operand(user, accumulators)
-    products = [t.args[0] for t in terms_below(a.body for a in accumulators) if is_tile_product(t)]
-    return user in products or any(a.kind == "product" and a.body is user for a in accumulators)
-
-
-def _slacks(bounds: Sequence[Bound], is_row: bool, along: Size, across: Size) -> Iterator[Size]:
-    """Not negative where each place along an axis has one across that all bounds admit: at both ends of the axis."""
-    lows: list[tuple[int, Size]] = [(0, 0)]  # across >= slope * place + offset
-    highs: list[tuple[int, Size]] = [(0, tidy(across - 1))]
-    for b in bounds:
-        mine, other = (b.row, b.by) if is_row else (b.by, b.row)
-        if other == 0:
-            yield from (tidy(mine * place + b.offset) for place in (0, along - 1))
-        elif other > 0:
-            lows.append((-mine, tidy(-b.offset)))
-        else:
-            highs.append((mine, b.offset))
-    for low_slope, low in lows:
-        for high_slope, high in highs:
-            if (low_slope, low) != (0, 0) or (high_slope, high) != highs[0]:
-                yield from (tidy((high_slope - low_slope) * place + high - low) for place in (0, along - 1))
+    return Span(lows, highs, frozenset(c for c, _ in bounds), silent, apart)
 
 
 # ------------------------------------------------------------------ what silences a body
+def _anything(_: Term) -> bool:
+    return True
+
+
 def silencers(
     term: Term, nothing: float, tame: Test | None, sums: frozenset[Term] = frozenset()
 ) -> dict[Term, float]:
@@ -173,7 +93,7 @@ def silencers(
     read is not read here.
     """
     found: dict[Term, float] = {term: nothing}
-    for part, value in _silent_parts(term, nothing, tame or _anything):
+    for part, value in silent_parts(term, nothing, tame or _anything):
         beside = set(terms_below((a for a in term.args if a is not part), sums)) if tame else set()
         for key, wanted in silencers(part, value, tame, sums).items():
             if key not in beside:
@@ -184,11 +104,7 @@ def silencers(
     return found
 
 
-def _anything(_: Term) -> bool:
-    return True
-
-
-def _silent_parts(term: Term, nothing: float, tame: Test) -> list[tuple[Term, float]]:
+def silent_parts(term: Term, nothing: float, tame: Test = _anything) -> list[tuple[Term, float]]:
     """The arguments that alone make a term nothing, each with the value that does."""
     args = term.args
     if term.op == "where" and is_number(args[2]) and args[2].param == nothing:
