@@ -142,8 +142,10 @@ class StreamBounds:
 
     # ------------------------------------------------------------------ places along the stream
     def _high(self, bound: Bound, row: Expr, host: Scope) -> Expr:
-        """One behind the last place: -S + row * R + c >= 0."""
-        return self._place(bound.row, bound, row, host, extra=1)
+        """One behind the last place: -S + row * R + c >= 0. Of a bound of rows: all places, or none."""
+        if bound.by:
+            return self._place(bound.row, bound, row, host, extra=1)
+        return call("tl.where", binary(">=", self._sum(bound.row, bound, row, host), literal(0)), self.size, literal(0))
 
     def _low(self, bound: Bound, row: Expr, host: Scope) -> Expr:
         """The first place: S + row * R + c >= 0."""
@@ -151,18 +153,21 @@ class StreamBounds:
 
     def _place(self, sign: int, bound: Bound, row: Expr, host: Scope, extra: int) -> Expr:
         """sign * row + what is constant in the bound, towards the stream."""
-        towards = -bound.by
+        total = self._sum(sign, bound, row, host, -bound.by, extra)
+        return self._inside(total, host) if bound.numbers else total
+
+    def _sum(self, sign: int, bound: Bound, row: Expr, host: Scope, towards: int = 1, extra: int = 0) -> Expr:
+        """sign * row + towards * what is constant in the bound + extra"""
         constant = bound.offset * towards + extra
         parts = [(sign, row), *((c * towards, self._number(c, term, host)) for c, term in bound.numbers)]
         total = _summed([(s, part) for s, part in parts if s])
         if not isinstance(constant, int):
-            total = binary("+", total, self.context.sizes.text(constant, "offset"))
-        elif constant:
-            total = binary("+" if constant > 0 else "-", total, literal(abs(constant)))
-        return self._inside(total, host) if bound.numbers else total
+            return binary("+", total, self.context.sizes.text(constant, "offset"))
+        return binary("+" if constant > 0 else "-", total, literal(abs(constant))) if constant else total
 
     def _number(self, factor: int, term: Term, host: Scope) -> Expr:
         """A multiple of what data decides."""
+        self.stream.reduce_depths([term])
         value = call("tl.cast", self.stream.values.value(term, host), literal("tl.int64"))
         return value if abs(factor) == 1 else binary("*", value, literal(abs(factor)))
 

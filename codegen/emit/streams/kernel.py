@@ -128,7 +128,7 @@ def _emit_stores(stream: Stream, sinks: Sequence[Sink]) -> None:
     """What is known by now."""
     stream.values.uses = uses_of([t for s in sinks for t in s.terms], stream.labels)
     for sink in sinks:
-        stream.reduce_depths(sink)
+        stream.reduce_depths(sink.terms)
         if sink.by is None:
             stream.store(sink)
         else:

@@ -23,6 +23,7 @@ class SkippedPlaces:
 
     def add(self, added: Mapping[Term, Term], host: Scope) -> None:
         """To each sum what it would have of such a place."""
+        self.stream.reduce_depths(added.values())
         self.stream.values.uses = uses_of([*added.values()], self.stream.labels)
         values = dict.fromkeys(added.values())
         along = [t for t in values if self.axis in t.axes]
@@ -44,14 +45,14 @@ class SkippedPlaces:
 
     def _walked(self, along: Sequence[Term], host: Scope) -> dict[Term, Expr]:
         """The sums of what varies along the stream."""
-        tile, let = self.stream.emitter.tile, self.context.let
+        tile, let, fresh = self.stream.emitter.tile, self.context.let, self.context.names.fresh
         lanes = min(MOST, power_of_two(evaluate_size(self.axis.size, self.context.hints)))
         with tile.replaced_by(self.axis, lanes, "SKIPPED"):
             block = tile.block(self.axis)
             zeros = call("tl.zeros", Expr(f"[{block.text}]", names=block.names), literal("tl.float32"))
-            lost = {t: let(host, "lost", zeros) for t in along}
+            lost = {t: host.define(fresh("lost"), zeros, "NaN, where a row that is skipped has nothing") for t in along}
             for first, behind in self.ranges:
-                variable = self.context.names.fresh("skipped_at")
+                variable = fresh("skipped_at")
                 scope = Scope(2, host)
                 self.stream.shapes.set_stream(name(variable), scope, 2, masked=True)
                 self._take_in(lost, scope)

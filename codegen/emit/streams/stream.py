@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...program.axes import REDUCTIONS, Sink, Term, terms_below
 from ...program.terms import TermTable
 from ...schedule.separation.algebra import Algebra
@@ -56,11 +58,10 @@ class Stream:
         folded = as_result(term, call(fold_function(term), value, literal(len(dims))))
         self.values.accumulated[term] = self.context.let(scope, name_of(term) or "total", folded)
 
-    def reduce_depths(self, sink: Sink) -> None:
+    def reduce_depths(self, roots: Iterable[Term]) -> None:
         """Reductions of rows that no pass needed."""
         sums = self.values.accumulated
-        rows = [t for t in terms_below(sink.terms, sums) if t.op in REDUCTIONS and t not in sums]
-        for term in rows:
+        for term in (t for t in terms_below(roots, sums) if t.op in REDUCTIONS and t not in sums):
             self.reduce_depth(term, self.context.top)
             self.emitter.levels.fix(term, 0)
 

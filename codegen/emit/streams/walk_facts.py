@@ -110,6 +110,6 @@ def _skips(span: Span, stream: Stream, rows_are_left: bool) -> Iterator[str]:
 
 def _end(bound: Bound, stream: Stream) -> str:
     """A bound that data gives, or a number."""
-    side = "past" if bound.by < 0 else "before"
+    side = "past" if bound.by <= 0 else "before"
     names = [stream.emitter.buffers.stem(t.param.ref) for _, t in bound.numbers if t.op == "load"]
     return f"{side} `{names[0]}`" if names else f"{side} a fixed place"

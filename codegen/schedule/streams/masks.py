@@ -27,7 +27,9 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Bound:
-    """by * stream + row * (place of the row) + offset + sum of numbers >= 0, by is 1 or -1."""
+    """by * stream + row * (place of the row) + offset + sum of numbers >= 0, by is 1 or -1; or 0, of what data says of
+    rows alone.
+    """
 
     by: int
     row: int
@@ -74,7 +76,7 @@ def span_of_masks(accumulators: Sequence[Accumulator], roles: Roles) -> Span:
     shared = [c for c in needed[0] if all(c in n for n in needed)]
     bounds = [(c, b) for c in shared for b in bounds_of(c, roles)]
     found = list(dict.fromkeys(b for _, b in bounds))
-    lows, highs = (tuple(b for b in found if b.by == sign) for sign in (1, -1))
+    lows, highs = (tuple(b for b in found if (b.by > 0) is is_low) for is_low in (True, False))
     return Span(lows, highs, frozenset(c for c, _ in bounds), silent, apart)
 
 
@@ -288,8 +290,8 @@ class Affine:
         return self + -by
 
     def bound(self) -> Bound | None:
-        """What its being at least 0 says of the stream."""
-        if self.stream not in (1, -1) or self.row not in (1, 0, -1):
+        """What its being at least 0 says of the stream; or of rows, where data is in it."""
+        if self.stream not in ((1, -1, 0) if self.row and self.numbers else (1, -1)) or self.row not in (1, 0, -1):
             return None
         return Bound(int(self.stream), int(self.row), self.offset, tuple((c, t) for t, c in self.numbers))
 

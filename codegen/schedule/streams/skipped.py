@@ -90,6 +90,8 @@ class _Nothing:
 
     def _around(self, term: Term, part: Term, inside: Term, nothing: float) -> Term:
         """The same operation of what its part is; its other arguments count where they may be NaN or infinite."""
+        if term.op == "fma" and self._is_complete(term.args[2]):
+            return self.algebra.make("add", inside, term.args[2])
         if any(self._is_complete(a) for a in term.args if a is not part):
             return self.algebra.make(term.op, *(inside if a is part else a for a in term.args))
         if is_number(inside):
@@ -98,11 +100,13 @@ class _Nothing:
 
     def _is_complete(self, term: Term) -> bool:
         """A number of a row, or of a place of the stream, that is made of data, and known before the walk."""
-        both, below = {self.roles.row, self.roles.stream}, terms_below([term])
-        if both <= term.axes or term.axes & {*self.roles.depth, *self.roles.places}:
+        both, inside = {self.roles.row, self.roles.stream}, {*self.roles.depth, *self.roles.places}
+        if both <= term.axes or term.axes & inside:
             return False
-        is_made_here = any(t in self.sums or (t.op in REDUCTIONS and t.axes & self.roles.over) for t in below)
-        return not is_made_here and not any(map(is_tile_product, below)) and any(map(_is_data, below))
+        made = {t for t in terms_below([term]) if t.op in REDUCTIONS}
+        below = terms_below([term], made)
+        is_made_here = any(t in self.sums or t.axes & self.roles.over for t in below if t in made)
+        return not is_made_here and any(map(_is_data, below))
 
 
 # ------------------------------------------------------------------ whether a row may have nothing left
