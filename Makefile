@@ -85,7 +85,7 @@ types: $(STAMP)
 	$(BIN)/mypy --strict tests/release/typed_functions.py
 
 tests: $(STAMP)
-	FUSEGRAD_TESTS=$(FUSEGRAD_TESTS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
+	FUSEGRAD_TESTS=$(FUSEGRAD_TESTS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --timeout=300 $(TESTS)
 
 .PHONY: seconds
 seconds: $(STAMP)
