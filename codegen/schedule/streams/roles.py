@@ -82,8 +82,10 @@ def roles_of(sink: Sink, products: Sequence[Term], hints: Hints) -> Roles:
     depth -= places
     if rows & others:  # of a sum of two that walk in different directions each is complete before
         raise Materialize(_row_values(terms, set(products), sink))
-    row = _longest(rows & kept, hints)
     streamed = others - kept
+    if _walk_apart(products, streamed):  # and of one along two streams, which are no tile's
+        raise Materialize(_row_values(terms, set(products), sink))
+    row = _longest(rows & kept, hints)
     stream = _longest(streamed or others, hints)
     if row is None or stream is None:
         # the sink is a sum over what would be its rows: they are complete before it
@@ -127,6 +129,12 @@ def _sides(sink: Sink, products: Sequence[Term], kept: set[Axis]) -> tuple[set[A
         common |= (left & right) - contracted
         depth |= contracted
     return rows, others, common, depth
+
+
+def _walk_apart(products: Sequence[Term], streamed: set[Axis]) -> bool:
+    """Some two of the products have each an axis to walk that the other has not."""
+    walked = {frozenset(p.axes & streamed) for p in products}
+    return any(not (a <= b or b <= a) for a in walked for b in walked)
 
 
 def _pair(product: Term, sink: Sink) -> tuple[frozenset[Axis], frozenset[Axis]]:
