@@ -152,7 +152,7 @@ class Sizes:
         self.world.atoms.assume(difference - (1 if isinstance(guard, (sympy.Gt, sympy.Lt)) else 0))
 
     def is_multiple(self, size: Poly, of: int) -> bool:
-        return any(size == x and n % of == 0 for x, n in self.world.multiples)
+        return any(size in (x, -x) and n % of == 0 for x, n in self.world.multiples)
 
 
 def _shares(

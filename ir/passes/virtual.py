@@ -38,6 +38,16 @@ def virtual_values(graph: Graph, hints: Hints, pairs: bool = False) -> frozenset
     products = [v for v in nodes if v.prim == "dot"]
     large, few = ({v.id for v in products if is_one(v, hints)} for is_one in (_outgrows, _has_few_rows))
     large |= {v.id for v in pair_sums(nodes, hints)} if pairs else set()
+    while True:
+        virtual = _virtual(nodes, large, few, hints)
+        mixed = _mixed_products(nodes, virtual)
+        if not mixed:
+            return virtual
+        large, few = large - mixed, few - mixed
+
+
+def _virtual(nodes: Sequence[Value], large: set[int], few: set[int], hints: Hints) -> frozenset[int]:
+    """Of products that are large, and of those that have few rows."""
     virtual = _made_of(nodes, _without_outgrown(nodes, large, few, hints) | few)
     if not few & virtual:
         return virtual
@@ -122,6 +132,27 @@ def _met_by_larger(value: Value, above: dict[int, frozenset[int]], sizes: dict[i
         return frozenset()
     least, most = sorted(sides, key=lambda side: max(sizes[i] for i in side))
     return least if max(sizes[i] for i in least) < min(sizes[i] for i in most) else frozenset()
+
+
+# ------------------------------------------------------------------ rows and columns in one axis
+def _mixed_products(nodes: Sequence[Value], virtual: Collection[int]) -> frozenset[int]:
+    """Those of which rows and columns become other rows and columns, as where scores are skewed: no tile has these.
+
+    pad(s [n, m])  ->  [n, m + 1]  ->  [m + 1, n]
+    """
+    reshaped = [v for v in nodes if v.id in virtual and v.prim == "reshape" and any(_divided_anew(v))]
+    if not reshaped:
+        return frozenset()
+    axes, above = _Axes(nodes, virtual), _products_above(nodes, virtual)
+    mixed = [v for v in reshaped if any(len(axes.sides_of(v.args[0], run)) == 2 for run in _divided_anew(v))]
+    return frozenset[int]().union(*(above[v.id] for v in mixed))
+
+
+def _divided_anew(value: Value) -> Iterator[list[int]]:
+    """The places of each two or more axes that a reshape makes two or more others of."""
+    (operand,) = value.args
+    runs = [(_wide(operand, a), _wide(value, b)) for a, b in segments(operand.shape, value.shape)]
+    yield from (a for a, b in runs if len(a) > 1 and len(b) > 1)
 
 
 # ------------------------------------------------------------------ few rows
@@ -226,6 +257,11 @@ class _Axes:
         self.names = {axis: min(found) for found in nx.connected_components(same) for axis in found}
         products = [v for v in nodes if is_source(v, virtual)]
         self.sides = {self.names[axis]: right for v in reversed(products) for axis, right in _sides(v)}
+
+    def sides_of(self, value: Value, places: Iterable[int]) -> set[bool]:
+        """Whether these axes of a value are columns, as far as they are rows or columns."""
+        names = (self.names[value.id, at] for at in places)
+        return {self.sides[name] for name in names if name in self.sides}
 
     def summed(self, value: Value) -> frozenset[Axis]:
         """The rows or columns that a sum walks."""

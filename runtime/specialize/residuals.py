@@ -22,12 +22,15 @@ from ...ir.passes.programs.overlap import Overlap, overlap_of
 from ...ir.passes.programs.recompute import CHOICE, Recompute, apply_choice, present, value_at
 from ...ir.program import Program, ValueRef
 from ...ir.switches import is_on, watch_allows
+from ...ir.types import Size
 from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..execution.aten import reference
 from ..execution.graph_to_kernels import graph_of, optimize
+from ..execution.layouts import expected_layout
 from ..settings.internal_errors import or_fall_back
+from ..values.sizes import numbers
 from .streamed_residuals import streamed_program, sums_virtual_values
 
 Tensor = torch.Tensor
@@ -191,7 +194,12 @@ class ResidualPlan:
 
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The residuals that the user saved, from those that were kept: for the user's own backward body."""
-        values = iter(reference.run(self.rebuilding(), [r for r in residuals if r is not None], sizes))
+        graph = self.rebuilding()
+        made = reference.run(graph, [r for r in residuals if r is not None], sizes)
+        values = (
+            value if strides is None or value is None else expected_layout(value, numbers(strides, sizes))
+            for value, strides in zip(made, graph.output_strides, strict=True)
+        )
         return [None if p is None else next(values) for p in self.residuals]
 
     def rebuilding(self) -> Graph:
@@ -201,12 +209,14 @@ class ResidualPlan:
 
 
 def _identity(captured: Program) -> Graph:
-    graph = Graph("residuals")
+    """The user's residuals as they are; those that only backward sees in the layouts that forward gives them."""
+    graph, strides = Graph("residuals"), list[tuple[Size, ...] | None]()
     for i, place in enumerate(present(captured)):
         value = value_at(captured, place)
         assert value is not None
         graph.input(value.aval, f"residual_{i}")
-    return graph.returning(graph.inputs)
+        strides.append(captured.forward.strides_of_output(value) if place.kind == "hidden" else None)
+    return graph.returning(graph.inputs, strides)
 
 
 class DerivedResidualPlan(ResidualPlan):

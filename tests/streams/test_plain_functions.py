@@ -70,10 +70,28 @@ def flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.softplus(torch.logsumexp(chosen.flatten(), 0) / 9) + (v * 0).sum()
 
 
-PLAIN = {f.__name__: f for f in (attention, causal, capped, sigmoid, contrastive, neighbours, queue, flat)}
+def merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two parts of the keys, each with its own maximum, put together as where they come one after the other."""
+    parts = [k.tensor_split((k.shape[-2] // 3,), -2), v.tensor_split((k.shape[-2] // 3,), -2)]
+    scores = [q @ some.mT * 0.25 for some in parts[0]]
+    sums = [s.logsumexp(-1, keepdim=True) for s in scores]
+    both = torch.logaddexp(*sums)
+    outs = (s.softmax(-1) @ some * torch.exp(own - both) for s, some, own in zip(scores, parts[1], sums, strict=True))
+    return sum(outs, torch.zeros_like(q))
+
+
+def skewed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Distances: the scores of a second product are moved along their rows, where no tile has them."""
+    b = F.pad(q @ v.mT, (1, 0))
+    moved = b.reshape(*b.shape[:-2], b.shape[-1], b.shape[-2])[..., 1:, :].reshape(*b.shape[:-1], b.shape[-2])
+    return torch.softmax((q @ k.mT + moved) * 0.25, -1) @ v
+
+
+EVERY = (attention, causal, capped, sigmoid, contrastive, neighbours, queue, flat, merged, skewed)
+PLAIN = {f.__name__: f for f in EVERY}
 LAUNCHES = {
     "attention": (1, 2), "causal": (1, 2), "capped": (1, 2),
-    "sigmoid": (1, 2), "neighbours": (2, 4), "queue": (2, 4),
+    "sigmoid": (1, 2), "neighbours": (2, 4), "queue": (2, 4), "merged": (3, 7),
 }
 """The most launches, forward and backward."""
 each = pytest.mark.parametrize("name", PLAIN)

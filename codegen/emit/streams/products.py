@@ -46,15 +46,14 @@ class TileProducts:
 
     def _contracted(self, term: Term, depth: Axis, dtype: str, scope: Scope) -> Expr:
         """An operand; its lanes beyond the end of the sum add nothing, whatever it makes of the zeros read there."""
-        mask, value = self._mask(term, depth), self.operand(term, dtype, scope)
-        if mask is None or self.values.folding.pad(term, depth) == 0.0:
+        dims = tuple(dict.fromkeys((*self.shapes.dims(term), depth)))
+        with self.shapes.of(*dims):
+            mask, value = self.shapes.coords[depth].mask, self.operand(term, dtype, scope)
+            if depth not in term.axes:  # one number along all of it, as a gradient of a sum is
+                value = self.values.tile.broadcast(value, dims)
+        if mask is None or (depth in term.axes and self.values.folding.pad(term, depth) == 0.0):
             return value
         return call("tl.where", mask, value, literal("0.0"))
-
-    def _mask(self, term: Term, depth: Axis) -> Expr | None:
-        """What of an operand is inside along a depth."""
-        with self.shapes.of(*self.shapes.dims(term)):
-            return self.shapes.coords[depth].mask
 
     def _of_operands(self, *operands: Term) -> str:
         """q_k of q @ k.T, where both are in memory."""
