@@ -39,7 +39,7 @@ def _is_prologue(sink: Sink, members: Sequence[tuple[Sink, Roles | None]]) -> bo
     if not is_own or not (read or sink.value in terms) or any(place != sink.place for place in read):
         return False
     reduced = {a for t in terms_below(sink.terms) if t.op in REDUCTIONS for a in t.param}
-    return reduced <= set(_whole(members, terms))
+    return reduced <= set(_whole(members, terms)) - roles.over
 
 
 def _lengths(axes: Sequence[Axis]) -> set[Axis]:
