@@ -26,6 +26,9 @@ FOUND = {
     851: "a proof that took products of many sizes apart",
     2023: "a row sum of a result, rounded to bfloat16 before it is taken off",
     100130: "whole blocks of rows that a walk before had masked out",
+    110070: "a score in bfloat16 that was not rounded where its logarithms were taken apart",
+    110091: "a softmax of transposed heads that is made again, for a backward that views it",
+    110111: "a sum along the stream that its walk read before it was made",
     2038: "a bound that lies before the stream, beside one that begins behind its start",
 }
 

@@ -285,8 +285,8 @@ def moving(root: Term, running: Iterable[Term]) -> frozenset[Term]:
 
 
 def summands(term: Term, sign: int = 1) -> list[tuple[int, Term]]:
-    """[(sign, part)] of a sum of differences."""
-    if term.op in ("add", "sub"):
+    """[(sign, part)] of a sum of differences. One in a low float is a part: put together again it would be another."""
+    if term.op in ("add", "sub") and term.dtype not in LOW_FLOATS:
         first, second = term.args
         return summands(first, sign) + summands(second, sign if term.op == "add" else -sign)
     return summands(term.args[0], -sign) if term.op == "neg" else [(sign, term)]
