@@ -121,6 +121,13 @@ def test_gradients_of_some_arguments(name: str, asked: Sequence[bool]) -> None:
         assert not differences(fast, PLAIN[name], heads(*FIRST, asked=now))
 
 
+@each
+def test_a_gradient_that_is_one_number(name: str) -> None:
+    """That of a sum: a product with it has an operand without columns."""
+    arguments = heads(*FIRST)
+    assert not differences(compiled(name), PLAIN[name], arguments, layout=lambda g: g.mean().expand(g.shape))
+
+
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_no_matrix_is_in_memory(name: str) -> None:
     found = fusegrad.explain(fusegrad.compile(PLAIN[name]), *["bf16[2,8,1024,64]"] * 3)
