@@ -11,7 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+
+from ....ir.passes.identities.constants import ARITHMETIC
 from ....ir.types import FLOATS
 from ...program.axes import Term, terms_below
 from ...program.terms import TermTable
@@ -117,39 +121,19 @@ class _Known:
         args = [self.made[a] for a in term.args]
         if term.op == "where":
             return None if args[0] is None else args[1] if args[0] else args[2]
-        if term.op in ARITHMETIC and any(a is not None and math.isnan(a) for a in args):
+        if term.op in KEEPS_NAN and any(a is not None and math.isnan(a) for a in args):
             return NAN
         if term.op in ("mul", "div") and (args[0] == 0.0 or (term.op == "mul" and args[1] == 0.0)):
             args = [1.0 if a is None else a for a in args]  # zero, if it is not NaN
         if None in args or term.op not in RULES:
             return None
-        return RULES[term.op](*args)
+        kind = np.bool_ if term.op in ("and", "or", "not") else np.float64
+        with np.errstate(all="ignore"):
+            return RULES[term.op](*map(kind, args)).item()  # type: ignore[no-any-return]
 
 
-def _product(x: float, y: float) -> float:
-    return NAN if (x == 0 and math.isinf(y)) or (y == 0 and math.isinf(x)) else x * y
-
-
-def _quotient(x: float, y: float) -> float:
-    if y == 0:
-        return NAN if x == 0 or math.isnan(x) else math.copysign(INFINITY, x) * math.copysign(1, y)
-    return NAN if math.isinf(x) and math.isinf(y) else x / y
-
-
-def _logarithm(x: float) -> float:
-    return NAN if x < 0 or math.isnan(x) else -INFINITY if x == 0 else math.log(x)
-
-
-def _power(x: float) -> float:
-    return math.exp(min(x, 700.0)) if x < 700 else INFINITY
-
-
-RULES: dict[str, Callable[..., float]] = {
-    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": _product, "div": _quotient, "neg": lambda x: -x,
-    "fma": lambda x, y, z: _product(x, y) + z, "abs": abs, "cast": lambda x: x, "log": _logarithm, "exp": _power,
-    "eq": lambda x, y: x == y, "ne": lambda x, y: x != y, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y,
-    "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y, "isnan": math.isnan, "isinf": math.isinf,
-    "not": lambda x: not x, "and": lambda x, y: x and y, "or": lambda x, y: x or y,
+RULES: dict[str, Callable[..., Any]] = {
+    **ARITHMETIC, "fma": lambda x, y, z: x * y + z, "cast": lambda x: x, "log": np.log, "exp": np.exp,
 }  # fmt: skip
-ARITHMETIC = frozenset("add sub mul div neg fma abs cast log exp exp2 log2 sqrt rsqrt max min tanh sigmoid".split())
+KEEPS_NAN = frozenset("add sub mul div neg fma abs cast log exp exp2 log2 sqrt rsqrt max min tanh sigmoid".split())
 """NaN where an argument is; a maximum as torch takes it."""

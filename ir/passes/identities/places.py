@@ -69,12 +69,13 @@ def selected(value: Value) -> Value | None:
 def _is_one_of(condition: Value, axis: int) -> bool:
     """j == index, of an index that does not vary along j, and is one of its places."""
     return condition.prim == "eq" and any(
-        _are_places(j, axis) and (small := without_axes(index, (axis,))) is not None and is_within(small, j.shape[axis])
+        are_places(j, axis) and (small := without_axes(index, (axis,))) is not None and is_within(small, j.shape[axis])
         for j, index in (condition.args, condition.args[::-1])
     )
 
 
-def _are_places(value: Value, axis: int) -> bool:
+def are_places(value: Value, axis: int) -> bool:
+    """The number of the place along an axis."""
     return value.prim == "broadcast" and value.params["axes"] == (axis,) and value.args[0].prim == "iota"
 
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from ....graph import Graph, Value
 from ....rewrite import make, number_of, rebuild
+from ...identities.places import are_places
 
 EXTREMES = {"argmin": "amin", "argmax": "amax"}
 
@@ -34,9 +35,8 @@ def _place(total: Value) -> Value | None:
         if place is None or place.prim not in EXTREMES or place.args[0] != picked:
             continue
         axis = place.params["axis"]
-        is_along = along.prim == "broadcast" and along.params["axes"] == (axis,) and along.args[0].prim == "iota"
         others = tuple(a for a in range(picked.ndim) if a != axis)
-        if is_along and across.params["axes"] == others and axis in total.params["axes"]:
+        if are_places(along, axis) and across.params["axes"] == others and axis in total.params["axes"]:
             return place
     return None
 
