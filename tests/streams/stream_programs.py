@@ -24,6 +24,11 @@ OPERANDS_FROM = 100_000
 
 Those before stay the programs that they were: what was found by them is found again.
 """
+WIDER_FROM = 200_000
+"""From this seed on, rows may fill several blocks, masks of data may leave some of them nothing, every second program
+is a plain function, whose backward is derived, and gradients may be one number.
+"""
+MORE_ROWS = (*ROWS, 130, 145, 190, 257)
 MORE_DEPTHS = (1, 3, 5, 7, 8, 11, 13, 16, 19, 24, 31, 33)
 SCORES = ("b", "h", "r", "n", "m")
 HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch.autograd import Function\n\nINF = float('inf')\n"
@@ -31,7 +36,7 @@ HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch.autograd imp
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor by the letters of its axes. kind: "float", "positive", "places", "documents", "lengths" or "kept"."""
+    """A tensor by the letters of its axes. kind: "float", "positive", "places", or one of WHOLE."""
 
     name: str
     axes: tuple[str, ...]
@@ -47,6 +52,10 @@ class Argument:
 
 
 WHOLE: dict[str, Callable[[list[int], dict[str, int], torch.Generator], Tensor]] = {
+    "lengths or none": lambda shape, sizes, at: torch.randint(0, sizes["m"] + 1, shape, generator=at),
+    "rows or none": lambda shape, _, at: (
+        (torch.rand(shape, generator=at) < 0.8) & (torch.rand(shape[:-1], generator=at) < 0.9)[..., None]
+    ),
     "documents": lambda shape, _, at: torch.randint(0, 3, shape, generator=at).sort(-1).values,
     "lengths": lambda shape, sizes, at: torch.randint(1, sizes["m"] + 1, shape, generator=at),
     "kept": lambda shape, _, at: torch.rand(shape, generator=at) < 0.8,
@@ -94,10 +103,18 @@ class Written:
         return f"{stem}{self.made}"
 
     @property
+    def is_plain(self) -> bool:
+        """A function, whose backward is derived."""
+        return self.seed >= WIDER_FROM and self.seed % 2 == 1
+
+    @property
     def source(self) -> str:
         names = ", ".join(a.name for a in self.arguments)
         kept = [*(a.name for a in self.arguments), *self.saved]
         results = self.results[0] if len(self.results) == 1 else f"({', '.join(self.results)})"
+        if self.is_plain:
+            lines = [f"def {self.name}({names}):", *(f"    {line}" for line in self.forward), f"    return {results}"]
+            return HEADER + "\n\n" + "\n".join(lines) + "\n"
         given = ", ".join(f"g_{r}" for r in self.results)
         found = ", ".join(self.gradients.get(a.name, "None") for a in self.arguments)
         lines = [
@@ -110,7 +127,7 @@ class Written:
         return HEADER + "\n\n" + "\n".join(lines) + "\n"
 
     def load(self) -> Any:
-        """The class, in a module whose text `inspect` finds."""
+        """The class or the function, in a module whose text `inspect` finds."""
         path, text = f"<{self.name}>", self.source
         linecache.cache[path] = (len(text), None, text.splitlines(True), path)
         module: dict[str, Any] = {"__name__": self.name}
@@ -155,7 +172,8 @@ PLACES = (
 def sizes_of(seed: int, turn: int = 0) -> dict[str, int]:
     """Sizes of a program's axes; another turn has others, of the same depths."""
     rng, fixed = random.Random(f"{seed} sizes {turn}"), random.Random(f"{seed} depths")
-    rows = [rng.choice(FEW_ROWS if rng.random() < 0.05 else ROWS) for _ in "nm"]
+    usual = MORE_ROWS if seed >= WIDER_FROM else ROWS
+    rows = [rng.choice(FEW_ROWS if rng.random() < 0.05 else usual) for _ in "nm"]
     depths = MORE_DEPTHS if seed >= OPERANDS_FROM else DEPTHS
     return {
         "b": rng.choice((1, 2)), "h": fixed.choice((1, 2, 3)), "r": fixed.choice((2, 3)), "n": rows[0], "m": rows[1],
@@ -405,13 +423,14 @@ def _documents(c: _Chain) -> str:
 
 
 def _lengths(c: _Chain) -> str:
-    name = c.p.argument("length", ("b",) if "b" in c.p.scores else (), "lengths")
+    kind = "lengths or none" if c.p.seed >= WIDER_FROM else "lengths"
+    name = c.p.argument("length", ("b",) if "b" in c.p.scores else (), kind)
     return f"j < {c.p.over_scores(name)}"
 
 
 def _any_mask(c: _Chain) -> str:
     axes = c.rng.choice((("n", "m"), ("m",), ("n",), *((("b", "n", "m"),) if "b" in c.p.scores else ())))
-    return c.p.over_scores(c.p.argument("keep", axes, "kept"))
+    return c.p.over_scores(c.p.argument("keep", axes, "rows or none" if c.p.seed >= WIDER_FROM else "kept"))
 
 
 MASKS: tuple[Callable[[_Chain], str], ...] = (

@@ -22,12 +22,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "fuzz")]
 import torch  # noqa: E402
 from beside_eager import differences, expanded, transposed_heads  # noqa: E402
 from fuzz_runs import Sum, answer_seeds, operations, run_by_seed  # noqa: E402
-from stream_programs import Written, program, sizes_of  # noqa: E402
+from stream_programs import WIDER_FROM, Written, program, sizes_of  # noqa: E402
 
 import fusegrad  # noqa: E402
 
 DTYPES = (torch.float32, torch.float32, torch.bfloat16)
 LAYOUTS = {"contiguous": None, "transposed heads": transposed_heads, "expanded": expanded}
+MORE_LAYOUTS = {**LAYOUTS, "one number": lambda g: g.mean().expand(g.shape)}
 EXPLAINED = 10
 """One program in so many is explained as well: it takes as long as the calls."""
 NEIGHBOURS = 24
@@ -63,16 +64,17 @@ def tested(seed: int) -> Found:
 
 def _judge(p: Written, found: Found, rng: random.Random) -> None:
     eager, dtype = p.load(), rng.choice(DTYPES)
-    fast = fusegrad.compile(eager, backend="interpret")
-    layouts = rng.choice(("contiguous", "contiguous", "transposed heads")), rng.choice(tuple(LAYOUTS))
+    fast, of_gradients = fusegrad.compile(eager, backend="interpret"), MORE_LAYOUTS if p.seed >= WIDER_FROM else LAYOUTS
+    layouts = rng.choice(("contiguous", "contiguous", "transposed heads")), rng.choice(tuple(of_gradients))
+    call, exact = (fast, eager) if p.is_plain else (fast.apply, eager.apply)
     for turn in (0, 0, 1)[: rng.choice((1, 1, 3))]:
-        arguments, given = p.tensors(sizes_of(p.seed, turn), dtype), LAYOUTS[layouts[1]]
+        arguments, given = p.tensors(sizes_of(p.seed, turn), dtype), of_gradients[layouts[1]]
         if make := LAYOUTS[layouts[0]]:
             arguments = tuple(make(a) for a in arguments)
         what = f"{dtype}, {', '.join(layouts)}, {sizes_of(p.seed, turn)}"
         found.modes[str(dtype).removeprefix("torch.")] += 1
         try:
-            told = differences(fast.apply, eager.apply, arguments, layout=given, neighbours=NEIGHBOURS)
+            told = differences(call, exact, arguments, layout=given, neighbours=NEIGHBOURS)
         except Exception as error:
             told = [f"raises {type(error).__name__}: {error}"]
         if told:

@@ -331,6 +331,7 @@ class _Written:
 
 
 WRITTEN = _Written()
+LOW_FLOATS = (torch.float16, torch.bfloat16)
 
 
 @lru_cache(maxsize=8192)
@@ -354,12 +355,26 @@ def _result_at_primes(func: Any, slots: Any, named: Any, primes: Sequence[int]) 
         return None
     number_of_prime = {n: -1 - k for k, n in enumerate(primes)}
     constants = {1, *(n for shape, _, _ in inputs for n in shape if n not in number_of_prime)}
-    order = _order(result.shape, result.stride())
+    order = _order(result.shape, _strides_as_run(func, args, kwargs, result))
     if order is None or any(isinstance(axis, tuple) or axis < 0 for axis in order):
         return None
     if not all(n in number_of_prime or n in constants for n in result.shape):
         return None
     return result.dtype, tuple(number_of_prime.get(n, n) for n in result.shape), order
+
+
+def _strides_as_run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+    """The strides of an elementwise result as a device has them: torch widens low floats without data first, of which
+    one number for all of an axis becomes as many."""
+    if torch.Tag.pointwise not in func.tags or not any(isinstance(a, Tensor) and a.dtype in LOW_FLOATS for a in args):
+        return result.stride()
+    wide = [_widened(a) if isinstance(a, Tensor) and a.dtype in LOW_FLOATS else a for a in args]
+    strides: Sequence[int] = func(*wide, **kwargs).stride()
+    return strides
+
+
+def _widened(t: Tensor) -> Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=torch.float32, device=t.device)
 
 
 def _example(slot: Any, primes: Sequence[int]) -> Any:
