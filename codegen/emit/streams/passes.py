@@ -256,7 +256,7 @@ class StreamPass:
         assert a.scale is not None
         before: dict[Term, Term] = {}
         for term in a.running:
-            old = table.make("last", dtype=term.dtype, param=term)  # "carried" is what bodies compare with: as it is now
+            old = table.make("last", dtype=term.dtype, param=term)  # "carried" is what bodies compare with: as it is
             before[term] = old
             self.values.accumulated[old] = self._base(term, name(self.labels[term]), "before", scope)
             self.levels.fix(old, scope.level)
