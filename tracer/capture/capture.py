@@ -546,10 +546,49 @@ class _Provenance(TorchFunctionMode):
 
     def _run_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         name, watching, followed_history = operator_name(func), watcher(), history()
-        result = func(*args, **kwargs) if name is None or watching is None else watching(name, func, args, kwargs)
+        if func is torch.Tensor.__getitem__ and (parts := _indexed_as_in_eager(*args)) is not None:
+            result = parts
+        else:
+            result = func(*args, **kwargs) if name is None or watching is None else watching(name, func, args, kwargs)
         if followed_history is not None:
             followed_history.note_result(result)
         return result
+
+
+def _indexed_as_in_eager(x: torch.Tensor, index: Any) -> torch.Tensor | None:
+    """x[:, None] without a slice that takes all of an axis: eager makes none, torch does where a length is a symbol.
+
+    Its derivative would be a copy that lies as `x` does, where eager has none. None for any other index.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    if _WHOLE not in [i for i in items if type(i) is slice] or not all(map(_is_basic, items)):
+        return None
+    dim, left, result = 0, x.dim() - sum(type(i) in (int, slice) for i in items), x
+    if left < 0 or items.count(Ellipsis) > 1:
+        return None
+    for item in items:
+        if type(item) is int:
+            result = result.select(dim, item)
+            continue
+        if item is None:
+            result = result.unsqueeze(dim)
+        elif item is not Ellipsis and item != _WHOLE:
+            result = _sliced(result, dim, item)
+        dim += left if item is Ellipsis else 1
+    return torch.ops.aten.alias.default(x) if result is x else result  # type: ignore[no-any-return]
+
+
+_WHOLE = slice(None)
+
+
+def _is_basic(item: Any) -> bool:
+    return item is None or item is Ellipsis or type(item) in (int, slice)
+
+
+def _sliced(x: torch.Tensor, dim: int, item: slice) -> torch.Tensor:
+    start, step = 0 if item.start is None else item.start, 1 if item.step is None else item.step
+    stop = sys.maxsize if item.stop is None else item.stop
+    return torch.ops.aten.slice.Tensor(x, dim, start, stop, step)  # type: ignore[no-any-return]
 
 
 _TELLS = frozenset(
