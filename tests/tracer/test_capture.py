@@ -403,3 +403,23 @@ def test_who_asked_for_a_guard_is_found_without_importing_torchs_exporter(monkey
     fake = session.fake(torch.ones(4, 3))
     assert fake.shape[0] > 2
     assert session.env.guards
+
+
+INDICES: dict[str, tuple[Any, list[str]]] = {
+    "a new axis": ((slice(None), None), ["unsqueeze"]),
+    "an element": ((slice(None), 1), ["select"]),
+    "the last ones": ((slice(None), slice(-2, None)), ["slice"]),
+    "around": ((None, ..., slice(None)), ["unsqueeze"]),
+    "all of it": (slice(None), ["alias"]),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_an_axis_that_is_taken_whole_is_not_sliced(name: str) -> None:
+    """As in eager: the gradient of a slice would lie otherwise than what it is the gradient of."""
+    index, expected = INDICES[name]
+    x = torch.randn(3, 4)
+    found = trace(lambda x: (x[index],), x)
+    assert [n.target._schema.name.partition("::")[2] for n in calls(found) if hasattr(n.target, "_schema")] == expected
+    (made,) = found.graph_module(x)
+    assert torch.equal(made, x[index]) and made.stride() == x[index].stride()

@@ -82,6 +82,21 @@ def test_metadata_is_torchs_own(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert short == {kind: described(CALLS[name], pair()) for kind, pair in PAIRS.items()}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_elementwise_results_lie_as_they_do_on_a_device(dtype: torch.dtype) -> None:
+    """torch's own fakes widen low floats first, and forget which axes are of one number."""
+    rows = torch.ones(2, 3, 4, 1, 5, dtype=dtype).expand(2, 3, 4, 7, 5)
+    heads = torch.ones(2, 3, 7, 4, 5, dtype=dtype).transpose(2, 3)
+    session = Session()
+    fakes = [session.fake(t) for t in (rows, heads)]
+    for a, b in zip(*(f.shape for f in fakes), strict=True):
+        assert a == b
+    with session.mode, torch.no_grad(), enable_python_dispatcher():
+        made = aten.mul(*fakes)
+    order = sorted(range(5), key=[int(n.node.hint) if not isinstance(n, int) else n for n in made.stride()].__getitem__)
+    assert order == sorted(range(5), key=(rows * heads).stride().__getitem__)
+
+
 def test_the_short_way_is_taken_where_it_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
     by_example = metadata.by_example
