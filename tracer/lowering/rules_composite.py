@@ -76,9 +76,10 @@ def _log_sigmoid(x: Any) -> Any:
 
 
 def _logaddexp(x: Any, y: Any) -> Any:
-    """Equal operands, infinities among them, have no difference to take."""
-    apart = torch.maximum(x, y) + torch.log1p(torch.exp(-torch.abs(x - y)))
-    return torch.where(x == y, x + math.log(2), apart)
+    """Of an infinity there is no difference to take; it is not asked whether operands are equal, which would compare
+    what is made again bit by bit."""
+    larger = torch.maximum(x, y)
+    return torch.where(torch.isinf(larger), larger, larger + torch.log1p(torch.exp(-torch.abs(x - y))))
 
 
 def _rounded_to(x: Any, *, decimals: int) -> Any:
