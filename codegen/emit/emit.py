@@ -11,12 +11,13 @@ Only the coordinates differ between the roles of an axis; everything else is wri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import sympy
 
 from ...ir.switches import is_on
 from ...ir.types import Size, product
-from ..kernel import Kernel, Scalar, Target
+from ..kernel import ALL_REGISTERS, MOST_REGISTERS, Kernel, Scalar, Target
 from ..program.axes import Axis, Program
 from ..program.op_counts import operations_of
 from ..program.sizes import Hints, evaluate_size, tidy
@@ -65,6 +66,8 @@ from .values import Values
 from .walk import Walk
 
 NameAxes = Callable[[Schedule, Names], Mapping[Axis, str]]
+ENOUGH = 168
+"""Registers of a thread."""
 
 
 class Emitter:
@@ -228,6 +231,17 @@ def _programs_of_a_unit(context: Context, grid: Size) -> int:
     if context.plan.pieces == 1:
         return 0
     return max(1, -(-evaluate_size(grid, context.hints) // context.target.units))
+
+
+def has_all_registers(kernel: Kernel, context: Context) -> bool:
+    """A multiprocessor holds its share of the programs, whatever registers these take."""
+    share = -(-evaluate_size(kernel.grid, context.hints) // context.target.units)
+    return share * kernel.num_warps * context.target.warp * MOST_REGISTERS <= ALL_REGISTERS
+
+
+def with_enough_registers(kernel: Kernel) -> Kernel:
+    """A kernel whose compiler may not spill so that one more program fits on a multiprocessor."""
+    return replace(kernel, roomy=max(1, ALL_REGISTERS // (32 * kernel.num_warps * ENOUGH)))
 
 
 def _kept_multiples(context: Context, read: set[str]) -> list[Statement]:

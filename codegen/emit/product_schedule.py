@@ -299,6 +299,11 @@ def _with_room(tile: Tile, roles: Roles) -> Tile | None:
     return next((tile._replace(warps=w) for w in counts), None)
 
 
+def held_by_sums(roles: Roles, tile: Tile) -> int:
+    """Registers of a thread that hold the sums."""
+    return len(roles.sums) * tile.rows * tile.cols // (32 * tile.warps)
+
+
 def _are_chosen(roles: Roles) -> bool:
     """Operands of 32 bits are made of several tiles each, which pass through registers: pieces of concatenations."""
     return roles.itemsize == WORD and any(len(_tiles_read(p)) > PLAIN for p in roles.products)

@@ -31,7 +31,7 @@ from ..schedule.separation.algebra import source_of
 from .access.coordinates import Coord
 from .access.traffic import Traffic, add_bytes
 from .context import name_of
-from .emit import Emitter, assemble
+from .emit import Emitter, assemble, has_all_registers, with_enough_registers
 from .mathematics import narrow
 from .names import Names
 from .product_schedule import (
@@ -39,6 +39,7 @@ from .product_schedule import (
     Roles,
     Tile,
     depths_of,
+    held_by_sums,
     is_product,
     loops_of,
     refuse,
@@ -51,6 +52,8 @@ from .statements import Accumulate, Expr, For, Let, Scope, Statement, binary, ca
 
 GROUP = 8
 """Rows of tiles that run together: their operands are in L2."""
+TEMPTED = 64
+"""Registers of a thread that hold sums, at most, where so few may be given to it that another program fits."""
 
 
 class ProductTile:
@@ -325,6 +328,9 @@ def kernel_of_products(program: Program, node: Value, target: Target, hints: Hin
     emitter = Emitter(program, plan, target, hints, label, partial(name_product_axes, roles), sides)
     ProductTile(emitter, roles).emit()
     kernel = assemble(emitter, traffic_of_product(emitter, roles, tile))
+    # Else the compiler may spill, so that more programs fit on a multiprocessor than there are
+    is_tempted = has_all_registers(kernel, emitter.context) and held_by_sums(roles, tile) <= TEMPTED
+    kernel = with_enough_registers(kernel) if is_tempted else kernel
     return replace(kernel, operations=tidy(kernel.operations - _never_computed(roles)))
 
 

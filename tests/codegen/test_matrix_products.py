@@ -216,3 +216,15 @@ def test_tiles_leave_no_unit_without_work(m: int, n: int, k: int, expected: tupl
     graph = graph_of(linear, **CASES["linear bf16"][1])
     (kernel,) = generate(graph, target=TARGETS["cuda:90"], hints={M: m, N: n, K: k}, name="b").kernels
     assert tuple(kernel.constants[c] for c in ("BLOCK_M", "BLOCK_N", "BLOCK_K")) == expected
+
+
+def test_the_compiler_spills_nothing_for_programs_that_there_are_not() -> None:
+    """Many programs run side by side, the more of them the fewer registers each has; few are side by side anyway."""
+    graph = graph_of(CASES["transposed"][0], **CASES["transposed"][1])
+
+    def options(size: int, kind: str) -> dict[str, int | bool]:
+        hints = {M: size, N: size, K: size}
+        return generate(graph, target=TARGETS["cuda:90"], hints=hints, name="b").kernels[0].options(kind)
+
+    assert options(64, "cuda")["maxnreg"] == 170
+    assert "maxnreg" not in options(64, "hip") | options(8192, "cuda")

@@ -49,9 +49,6 @@ CELLS = {
 all steps at once, the sums of what they add up and the first step beside it."""
 
 SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
-    # 8 bytes, of the matmul of all steps that is the weight's gradient: with all registers, of which the compiler takes
-    # few so that many programs fit, there are none; there are three programs
-    ("GRU", 64): {("GRU_backward_2", "cuda:90")},
     # 24 bytes; half the steps at once would fit, and take twice the turns
     ("SelectiveScan", 64): {("SelectiveScan_backward", t) for t in ("cuda:80", "cuda:90", "cuda:100")},
 }

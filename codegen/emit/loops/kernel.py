@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ....ir.types import ITEMSIZE, Size, product
-from ...kernel import ALL_REGISTERS, MOST_REGISTERS, Buffer, Course, Kernel, Target
+from ...kernel import Buffer, Course, Kernel, Target
 from ...program.axes import Axis, Sink
 from ...program.sizes import Hints, evaluate_size, tidy
 from ...program.terms import TermTable
@@ -32,16 +32,15 @@ from ...schedule.loops.tiles import LoopTile, chunked_tile_of, in_chunks, schedu
 from ...schedule.schedule import Schedule
 from ...schedule.workload import Workload
 from ..access.traffic import Traffic, add_bytes
-from ..context import Context
-from ..emit import Emitter, assemble
+from ..emit import Emitter, assemble, has_all_registers, with_enough_registers
 from ..names import Names
 from .chunks import ChunkedLoop
 from .look_back import LookBackLoops
 from .round_trips import RoundTripLoops
 from .steps import Loop
 
-TEMPTING, EASY = 96, 168
-"""Registers of a thread: with as many, the compiler spills some so that a fourth program fits beside three; enough."""
+TEMPTING = 96
+"""Registers of a thread: with as many, the compiler spills some so that a fourth program fits beside three."""
 
 
 class LoopKernels(NamedTuple):
@@ -120,7 +119,7 @@ def _with_registers(kernel: Kernel, wanted: int) -> Kernel:
     """A kernel whose compiler may not spill for another program on a multiprocessor, where it would be tempted."""
     if kernel.roomy or wanted < TEMPTING:
         return kernel
-    return replace(kernel, roomy=max(1, ALL_REGISTERS // (32 * kernel.num_warps * EASY)))
+    return with_enough_registers(kernel)
 
 
 def kernel_of_round_trip(trip: RoundTrip, planning: Planning, label: str) -> Kernel:
@@ -131,7 +130,7 @@ def kernel_of_round_trip(trip: RoundTrip, planning: Planning, label: str) -> Ker
     kernel = assemble(emitter, traffic_of_round_trip(emitter, trip, planning))
     again = 0 if trip.blocks is None else trip.blocks.steps
     course = Course(trip.time.size, 1, programs_of(tile), target.units, parts=_parts_of(trip), again=again)
-    return replace(kernel, roomy=_is_roomy(kernel, emitter.context), course=course)
+    return replace(kernel, roomy=has_all_registers(kernel, emitter.context), course=course)
 
 
 def traffic_of_round_trip(emitter: Emitter, trip: RoundTrip, planning: Planning) -> Traffic:
@@ -171,7 +170,7 @@ def _in_chunks(
     kernel = assemble(emitter, _traffic_in_chunks(emitter, look))
     course = _course(program, tile, target, int(look.axis.size))
     course = replace(course, launches=1 + bool(chunked.merged), passes=1 + bool(look.found))
-    kernel = replace(kernel, roomy=_is_roomy(kernel, emitter.context), course=course)
+    kernel = replace(kernel, roomy=has_all_registers(kernel, emitter.context), course=course)
     return LoopKernels((kernel,), chunked.buffers, chunked.merged)
 
 
@@ -203,13 +202,7 @@ def _made(loop: Loop) -> Kernel:
     loop.emit()
     loop.finish()
     kernel = assemble(loop.emitter, loop.emitter.traffic())
-    return replace(kernel, roomy=_is_roomy(kernel, loop.context))
-
-
-def _is_roomy(kernel: Kernel, context: Context) -> bool:
-    """A multiprocessor holds its share of the programs, whatever registers these take."""
-    share = -(-evaluate_size(kernel.grid, context.hints) // context.target.units)
-    return share * kernel.num_warps * context.target.warp * MOST_REGISTERS <= ALL_REGISTERS
+    return replace(kernel, roomy=has_all_registers(kernel, loop.context))
 
 
 def name_axes(plan: Schedule, names: Names, look: LookBack | None = None) -> Mapping[Axis, str]:
