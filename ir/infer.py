@@ -42,6 +42,18 @@ def sizes_equal(a: Size, b: Size) -> bool:
     return a == b or (not (isinstance(a, int) and isinstance(b, int)) and _vanishes(a, b))
 
 
+def is_below(a: Size, b: Size) -> bool | None:
+    """Whether a < b for symbols that are at least 1; None where it is not known."""
+    difference = sympy.expand(sympy.sympify(b) - a)
+    signs = {bool(c > 0) for c in difference.as_coefficients_dict().values()}
+    return signs.pop() if len(signs) == 1 else None
+
+
+def is_at_most(a: Size, b: Size) -> bool:
+    """Provably a <= b."""
+    return sizes_equal(a, b) or bool(is_below(a, b))
+
+
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     """True if two shapes are provably equal."""
     return len(a) == len(b) and all(map(sizes_equal, a, b))

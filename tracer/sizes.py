@@ -233,9 +233,11 @@ def _rounded(expr: Any) -> Any:
 
 
 def _floor(quotient: Any) -> Any:
-    """A last part that is -1/n lowers what is whole by one."""
+    """What is whole as a whole; a last part that is -1/n lowers it by one."""
     terms = sympy.Add.make_args(sympy.expand(quotient))
     parts = [t for t in terms if not t.is_integer]
+    if not parts:
+        return sympy.Add(*terms)
     inverse = -1 / parts[0] if len(parts) == 1 else sympy.S.Half
     if not (inverse.is_integer and inverse.is_positive):
         return sympy.floor(quotient)

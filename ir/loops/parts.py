@@ -16,14 +16,14 @@ from itertools import accumulate, combinations, pairwise
 from typing import TypeAlias
 
 from ..graph import Graph, Value, building, emit
-from ..infer import sizes_equal
+from ..infer import is_at_most, sizes_equal
 from ..prims import PRIMS
 from ..rewrite import copy_into, extract, make, nodes_between, rebuild
 from ..switches import is_on
 from ..transforms.ops import shift_axes
 from ..types import Size, simplify_size
 from .loop import Loop, below, loop_of, rebuild_scans
-from .pieces import cuts, inner, is_at_most, plus
+from .pieces import cuts, inner, plus
 
 Build: TypeAlias = "Callable[[dict[int, Value]], Value]"
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 import sympy
 
 from ..graph import Value
-from ..infer import sizes_equal
+from ..infer import is_below, sizes_equal
 from ..passes.layout import segments
 from ..prims import PRIMS
 from ..types import Size, product, simplify_size
@@ -97,20 +97,8 @@ def _ordered(places: Sequence[Size]) -> list[Size]:
     for place in places:
         if any(sizes_equal(place, c) for c in ordered):
             continue
-        below = [c for c in ordered if _is_below(c, place)]
-        if any(_is_below(c, place) is None for c in ordered) or below != ordered[: len(below)]:
+        below = [c for c in ordered if is_below(c, place)]
+        if any(is_below(c, place) is None for c in ordered) or below != ordered[: len(below)]:
             return []
         ordered.insert(len(below), place)
     return ordered
-
-
-def _is_below(a: Size, b: Size) -> bool | None:
-    """Whether a < b for symbols that are at least 1; None where it is not known."""
-    difference = sympy.expand(sympy.sympify(b) - a)
-    signs = {bool(c > 0) for c in difference.as_coefficients_dict().values()}
-    return signs.pop() if len(signs) == 1 else None
-
-
-def is_at_most(a: Size, b: Size) -> bool:
-    """Provably a <= b."""
-    return sizes_equal(a, b) or bool(_is_below(a, b))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import sympy
 
 from ..graph import Value
-from ..infer import drop_axes, same_shape, sizes_equal
+from ..infer import drop_axes, is_at_most, same_shape, sizes_equal
 from ..prims import PRIMS
 from ..rewrite import Rules, make, number_of
 from ..types import LOW_FLOATS, Size, product, simplify_size
@@ -172,7 +172,7 @@ def broadcast(value: Value) -> Value | None:
 
 
 def slice_(value: Value) -> Value | None:
-    """slice of a slice, of a broadcast, of a constant; the slice that takes everything -> x"""
+    """slice of a slice, of a broadcast, of a constant, within a piece; the slice that takes everything -> x"""
     (x,) = value.args
     start, stop, step = (value.params[k] for k in ("start", "stop", "step"))
     if all(a == 0 and sizes_equal(b, n) and s == 1 for a, b, s, n in zip(start, stop, step, x.shape, strict=True)):
@@ -183,9 +183,8 @@ def slice_(value: Value) -> Value | None:
         base = x.params["start"]
         moved = (tuple(simplify_size(a + b) for a, b in zip(base, at, strict=True)) for at in (start, stop))
         return make("slice", x.args[0], **dict(zip(("start", "stop"), moved, strict=True)), step=step)
-    if x.prim == "broadcast":
-        return _sliced_broadcast(x, value)
-    return None
+    rule = sliced.get(x.prim)
+    return rule(x, value) if rule is not None else None
 
 
 def _sliced_broadcast(x: Value, value: Value) -> Value | None:
@@ -194,6 +193,52 @@ def _sliced_broadcast(x: Value, value: Value) -> Value | None:
         return None
     bounds = {k: tuple(value.params[k][a] for a in axes) for k in ("start", "stop", "step")}
     return make("broadcast", make("slice", source, **bounds), shape=value.shape, axes=axes)
+
+
+def _sliced_reshape(x: Value, value: Value) -> Value | None:
+    """slice(reshape(slice(x))) -> reshape(slice(x)), where axes of size 1 come and go between them"""
+    (source,) = x.args
+    if source.prim != "slice" or not only_ones(source.shape, x.shape) or 0 in value.shape:
+        return None
+    bounds = {"start": [0] * source.ndim, "stop": list(source.shape), "step": [1] * source.ndim}
+    for own, axis in zip(wide(source.shape), wide(x.shape), strict=True):
+        for k, places in bounds.items():
+            places[own] = value.params[k][axis]
+    taken = make("slice", source, **{k: tuple(places) for k, places in bounds.items()})
+    return make("reshape", taken, shape=value.shape)
+
+
+def _sliced_cat(x: Value, value: Value) -> Value | None:
+    """slice(cat(x, y)) -> slice(x), where it takes nothing of the other"""
+    axis, first = x.params["axis"], simplify_size(0)
+    start, stop = (value.params[k][axis] for k in ("start", "stop"))
+    for piece in x.args if not sizes_equal(start, stop) else ():
+        end = _multiplied_out(first + piece.shape[axis])
+        if is_at_most(first, start) and is_at_most(stop, end):
+            places = {"start": _multiplied_out(start - first), "stop": _multiplied_out(stop - first)}
+            own = {k: (*value.params[k][:axis], at, *value.params[k][axis + 1 :]) for k, at in places.items()}
+            return make("slice", piece, **own, step=value.params["step"])
+        first = end
+    return None
+
+
+def _multiplied_out(size: Size) -> Size:
+    return size if isinstance(size, int) else simplify_size(sympy.expand(size))
+
+
+def _sliced_permute(x: Value, value: Value) -> Value | None:
+    """slice(permute(cat(x, y))) -> permute(slice(x)), where it takes nothing of the other"""
+    (source,), perm = x.args, x.params["perm"]
+    if source.prim != "cat":
+        return None
+    bounds = {k: tuple(value.params[k][perm.index(a)] for a in range(x.ndim)) for k in ("start", "stop", "step")}
+    taken = make("slice", source, **bounds)
+    return None if taken.prim == "slice" and taken.args[0] == source else make("permute", taken, perm=perm)
+
+
+sliced: dict[str, Callable[[Value, Value], Value | None]] = {
+    "broadcast": _sliced_broadcast, "reshape": _sliced_reshape, "cat": _sliced_cat, "permute": _sliced_permute,
+}  # fmt: skip
 
 
 def flip(value: Value) -> Value | None:

@@ -18,8 +18,10 @@ from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
 from ...ir.loops.around.beside import SummedBeside
 from ...ir.loops.around.handover import Handover
+from ...ir.loops.around.longer import LongerLoops
 from ...ir.loops.around.neighbours import Neighbours
 from ...ir.loops.around.picked import PickedSteps
+from ...ir.loops.around.stored import StoredSteps
 from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
 from ...ir.loops.parts import CarriedPieces
@@ -59,9 +61,10 @@ Slabbing = Literal["walk", "inside", "none"]
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "assertions": AssertedIndices(), "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(),
-    "motion": Motion(batch), "simplify again": Simplify(), "pieces of loops": Pieces(), "neighbours": Neighbours(),
+    "motion": Motion(batch), "simplify again": Simplify(), "pieces of loops": Pieces(), "longer loops": LongerLoops(),
+    "neighbours": Neighbours(),
     "handover": Handover(), "picked steps": PickedSteps(), "summed steps": SummedSteps(),
-    "summed beside": SummedBeside(), "carried pieces": CarriedPieces(),
+    "summed beside": SummedBeside(), "carried pieces": CarriedPieces(), "stored steps": StoredSteps(),
 }  # fmt: skip
 
 

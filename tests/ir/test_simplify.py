@@ -160,6 +160,17 @@ BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
     ("slice of slice", lambda x: emit("slice", emit("slice", x, start=(1, 0), stop=(M, 4), step=(1, 1)),
                                       start=(2, 1), stop=(M - 1, 3), step=(2, 1)), F32,
      ["%1 = slice(%0, start=(3, 1), step=(2, 1), stop=(M, 3)) : f32[ceiling(M/2 - 3/2), 2]"]),
+    ("slice of a slice without an axis", lambda x: emit("slice", emit("reshape", emit(
+        "slice", x, start=(0, 1), stop=(M, 2), step=(1, 1)), shape=(M,)), start=(2,), stop=(M,), step=(1,)), F32,
+     ["%1 = slice(%0, start=(2, 1), step=(1, 1), stop=(M, 2)) : f32[M - 2, 1]",
+      "%2 = reshape(%1, shape=(M - 2,)) : f32[M - 2]"]),
+    ("slice of a piece", lambda x: emit("slice", emit("cat", x, emit("exp", x), axis=0),
+                                        start=(M + 1, 0), stop=(2 * M, 4), step=(1, 1)), F32,
+     ["%1 = exp(%0) : f32[M, 4]", "%2 = slice(%1, start=(1, 0), step=(1, 1), stop=(M, 4)) : f32[M - 1, 4]"]),
+    ("slice of a piece that was moved", lambda x: emit("slice", emit("permute", emit(
+        "cat", x, emit("exp", x), axis=0), perm=(1, 0)), start=(0, 2 * M - 1), stop=(2, 2 * M), step=(1, 1)), F32,
+     ["%1 = slice(%0, start=(M - 1, 0), step=(1, 1), stop=(M, 2)) : f32[1, 2]", "%2 = exp(%1) : f32[1, 2]",
+      "%3 = reshape(%2, shape=(2, 1)) : f32[2, 1]"]),
     ("op on the small shape", lambda x: emit("exp", emit("mul", bc(x, (N, M, 4), 1, 2), emit(
         "full", value=2.0, shape=(N, M, 4), dtype="f32"))), F32,
      ["%1 = full(dtype=\"f32\", shape=(M, 4), value=2.0) : f32[M, 4]", "%2 = mul(%0, %1) : f32[M, 4]",

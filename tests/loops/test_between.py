@@ -198,6 +198,53 @@ def steps_behind_a_loop(x: Tensor) -> Tensor:
     return torch.stack([(last * x[t].cos()).sum(0) for t in range(x.shape[0])])
 
 
+@doubled
+def what_it_reads(x: Tensor) -> ANY:
+    """What is made for the steps is a result, too."""
+    d = x.exp() + 1
+    return d, torch.stack(walked(d))
+
+
+@doubled
+def what_it_reads_of_the_middle(x: Tensor) -> ANY:
+    """The same along another axis, but for steps at both ends; backwards."""
+    d, h, hs = (x * 2).sin().mT, torch.zeros_like(x[0]), []
+    for t in reversed(range(1, x.shape[0] - 2)):
+        h = torch.tanh(h * d[:, t] + 0.5)
+        hs.append(h)
+    return d, torch.stack(hs, 1), h * d[:, -1]
+
+
+@doubled
+def one_element_of_the_last(x: Tensor) -> ANY:
+    h, hs = torch.zeros_like(x[0]), []
+    for xt in x:
+        h = torch.tanh(h * xt + 0.5)
+        hs.append(h)
+    states = torch.stack(hs, 1)
+    return states, states[-1, -1], states[1:, -1]
+
+
+@doubled
+def steps_cut_in_the_middle(x: Tensor) -> ANY:
+    """The first step begins otherwise: those of the loop begin behind that, and end in the middle of the next."""
+    hs: list[Tensor] = []
+    for t in range(x.shape[0]):
+        z = torch.zeros_like(x[0]) if t == 0 else torch.stack([hs[-1].sin(), hs[-1].cos(), x[t - 1]]).amax(0)
+        hs.append(x[t] - torch.exp(z))
+    return torch.stack(hs), hs[-1] * 2
+
+
+@doubled
+def steps_cut_on_the_way_back(x: Tensor) -> ANY:
+    z, hs = torch.ones_like(x[0]), []
+    for t in reversed(range(x.shape[0])):
+        hs.append(x[t] - torch.exp(z))
+        if t > 0:
+            z = torch.stack([hs[-1].sin(), hs[-1].cos()]).amax(0)
+    return torch.stack(hs[::-1], 1)
+
+
 WIDE = (40, 4)
 CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     powers_of_states: (WIDE, 1.05), states_and_powers: (WIDE, 1.05), first_of_the_walk_back: (WIDE, 1.05),
@@ -205,7 +252,9 @@ CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     pairs_of_a_step: (WIDE, 1.05), there_and_back: (WIDE, 2.6), states_of_keys: ((40, 2, 4), 1.2),
     neighbours_there: (WIDE, 1.1), neighbours_back: (WIDE, 1.1), sums_of_what_is_read: (WIDE, 1.05),
     sums_of_part_of_it: (WIDE, 1.6), two_loops_of_one: (WIDE, 1.4), one_loop_after_another: (WIDE, 1.4),
-    steps_behind_a_loop: (WIDE, 2.2),
+    steps_behind_a_loop: (WIDE, 2.2), what_it_reads: (WIDE, 1.05), what_it_reads_of_the_middle: (WIDE, 1.05),
+    one_element_of_the_last: (WIDE, 1.05), steps_cut_in_the_middle: (WIDE, 1.05),
+    steps_cut_on_the_way_back: (WIDE, 1.05),
 }  # fmt: skip
 """The shape of the argument, and the bytes that forward moves, at most, over the least possible."""
 LAUNCHES = {sums_of_part_of_it: 2, two_loops_of_one: 2, one_loop_after_another: 2, steps_behind_a_loop: 2}

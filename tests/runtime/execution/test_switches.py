@@ -183,6 +183,22 @@ class Ends(Function):
         return g + first + total + further.mean(0)
 
 
+class Kept(Function):
+    """A loop stores what it reads, and its steps end in the middle of one of those that are written."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
+        d, hs = x.exp(), list[Tensor]()
+        for t in range(x.shape[0]):
+            z = torch.zeros_like(x[0]) if t == 0 else torch.stack([hs[-1].sin(), hs[-1].cos()]).amax(0)
+            hs.append(d[t] - torch.exp(z))
+        return d, torch.stack(hs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, steps: Tensor) -> Tensor:
+        return g + steps
+
+
 class BothWays(Function):
     """A loop whose steps are read by one that runs the other way."""
 
@@ -244,6 +260,7 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "motion": (Recurrent, ((12, 3, 4), (4, 4))),
     "handover": (BothWays, ((12, 4),)),
     **dict.fromkeys(("pieces_of_loops", "neighbours", "picked_steps", "summed_steps"), (Ends, ((12, 4),))),
+    **dict.fromkeys(("longer_loops", "stored_steps"), (Kept, ((12, 4),))),
     "recompute": (Rms, SQUARE),
     "overlap": (product, TALL),
     "siblings": (Two, SQUARE),
