@@ -10,14 +10,14 @@ varies along both, and it only ever decides how fast the kernel is, never what i
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...ir import Value
 from ...ir.types import ITEMSIZE, Size
 from ..kernel import Ref
-from .sizes import divide, nonnegative, tidy
+from .sizes import divide, divmod_sizes, nonnegative, tidy
 
 REDUCTIONS = ("sum", "prod", "amax", "amin")
 SCANS = ("cumsum", "cumsum_reverse")
@@ -138,16 +138,22 @@ class Index:
 
     def divmod(self, size: Size) -> tuple[Index, Index] | None:
         """Quotient and remainder term by term, where the remainder provably stays below size."""
-        outer, inner = Index(), Index()
+        return self._divided(size, _whole_part) or self._divided(size, divmod_sizes)
+
+    def _divided(self, size: Size, part: Callable[[Size, Size], tuple[Size, Size]]) -> tuple[Index, Index] | None:
+        """The same by what of each coefficient is a quotient, and what is left of it."""
+        quotient, rest = part(self.offset, size)
+        outer, inner = Index(offset=quotient), Index(offset=rest)
         for axis, coefficient in self.terms:
-            quotient = divide(coefficient, size)
-            if quotient is not None:
-                outer = outer + Index.over(axis) * quotient
-            else:
-                inner = inner + Index.over(axis) * coefficient
-        quotient = divide(self.offset, size)
-        outer, inner = (outer + quotient, inner) if quotient is not None else (outer, inner + self.offset)
+            quotient, rest = part(coefficient, size)
+            outer, inner = outer + Index.over(axis) * quotient, inner + Index.over(axis) * rest
         return (outer, inner) if inner.is_within(size) else None
+
+
+def _whole_part(coefficient: Size, size: Size) -> tuple[Size, Size]:
+    """All of it or nothing."""
+    quotient = divide(coefficient, size)
+    return (0, coefficient) if quotient is None else (quotient, 0)
 
 
 def _summed(pairs: Iterable[tuple[Any, Size]]) -> tuple[tuple[Any, Size], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...ir import Value
 from ...ir.prims import PRIMS
@@ -34,12 +34,45 @@ MAX_UNROLLED = 2
 """Concatenations within concatenations that are stored piece by piece."""
 
 
+class Slant(NamedTuple):
+    """A goal is this value, moved about: what is stored along `axis` lies along its `dim` at a sum of it and others.
+
+    It is what a loop gives, or a concatenation of such along `dim`; `place`: in it.
+    """
+
+    axis: Axis
+    value: Value
+    place: Place
+    dim: int
+
+    @property
+    def pieces(self) -> list[tuple[Value, Part]]:
+        """What is stored one by one, with their places in it."""
+        if self.value.prim == "cat":
+            return list(zip(self.value.args, pieces(self.value), strict=True))
+        return [(self.value, Part(self.dim, 0, self.value.shape[self.dim]))]
+
+
 class Unrolling:
-    """Concatenations that are stored piece by piece: by goal, the axes whose values are stored one by one."""
+    """Concatenations that are stored piece by piece: by goal, the axes whose values are stored one by one.
+
+    slants: by goal, the concatenation along whose pieces all is stored that is beside them.
+    """
 
     def __init__(self, axes: AxisTable) -> None:
         self.axes = axes
         self.by_goal: dict[int, list[Axis]] = {}
+        self.slants: dict[int, Slant] = {}
+
+    def slant(self, goal: int, value: Value, place: Place, dim: int) -> None:
+        """Store what a loop gives where it is, though a place is one along several axes; ends the pass then."""
+        index = place[dim]
+        own = [a for a, c in index.terms if c == 1 and not a.turn and self.axes.is_of_goal(a, goal)]
+        elsewhere = {a for d, i in enumerate(place) if d != dim for a in i.axes}
+        alone = [a for a in own if a not in elsewhere]
+        if goal not in self.slants and len(index.terms) > 1 and alone and not any(i.values for i in place):
+            self.slants[goal] = Slant(alone[-1], value, place, dim)
+            raise Restart
 
     def attempt(self, goal: int, index: Index, sizes: tuple[Size, ...]) -> None:
         """Unroll where pieces are alike and the index is an axis of what is stored; ends the pass then."""
@@ -169,6 +202,11 @@ class Builder:
             self.unrolling.divide_sum(index, sizes)
         elif not self.in_reduction:
             self.unrolling.attempt(self.goal, index, sizes)
+
+    def try_slant(self, value: Value, index: Place, dim: int) -> None:
+        """Store all that a loop gives where it is made."""
+        if not self.in_reduction:
+            self.unrolling.slant(self.goal, value, tuple(map(self.axes.settled, index)), dim)
 
     def _count(self, node: Value, place: Place, guards: Guards) -> None:
         """Places along other axes of the same sizes are one kind: reductions have axes of their own, until unified."""

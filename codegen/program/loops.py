@@ -64,7 +64,7 @@ class Loops:
 
     _builder: Builder
 
-    def result(self, node: Value, index: Place) -> Term:
+    def result(self, node: Value, index: Place, guards: Guards = ()) -> Term:
         """One result of a scan: what is carried in the end, or what a step gives."""
         if self._builder.path:
             raise Unfusible(node, "a loop within a loop")
@@ -73,6 +73,8 @@ class Loops:
             state = self._number(State(scan, number, self._time(scan)))
             last = self._loaded(Ref(INITIAL, state), node, index)
             return self._builder.terms.make("last", last, dtype=node.dtype, node=node)
+        if not guards:
+            self._builder.try_slant(node, index, 0)
         self._walk_along(scan, node, self._builder.axes.settled(index[0]))
         step = self._step(scan)
         return step.guarded(step.graph.outputs[number], index[1:])

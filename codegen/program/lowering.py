@@ -105,6 +105,8 @@ def _cat(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
         b.try_pieces(index[dim], tuple(p.size for p in parts))
     # what is stored piece by piece is read as a whole
     if stored_pieces(node):
+        if not guards:
+            b.try_slant(node, index, dim)
         raise Materialize([node])
     return _cat_chain(b, node, index, guards, parts)
 
@@ -296,7 +298,7 @@ def _scattered(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
 
 
 def _result_of_loop(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
-    return Loops(b).result(node, index)
+    return Loops(b).result(node, index, guards)
 
 
 rules: dict[str, Rule] = {

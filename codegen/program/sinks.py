@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Literal
 
 from ...ir import Value
+from ...ir.prims import PRIMS
 from ...ir.types import Size
 from ..kernel import Ref
 from .axes import Goal, Index, Materialize, Memory, Part, Sink, Term
-from .builder import Builder, Held, Place, Unrolling
+from .builder import Builder, Held, Place, Slant, Unrolling
 from .concatenations import loop_behind, moved_dims
 from .loops import Loops
 from .lowering import indirect_index, rule_of
@@ -58,6 +59,8 @@ def _numbers(goals: Sequence[Goal]) -> list[int]:
 
 def _sinks_of(builder: Builder, number: int, goal: Goal) -> list[Sink]:
     builder.goal, builder.loop = number, loop_behind(_stored(goal))
+    if (slant := builder.unrolling.slants.get(number)) is not None and _is_moved_alone(goal, slant):
+        return list(_store_pieces(builder, goal, slant))
     store = _store if goal.whole is None else _store_part
     return [_scatter(builder, goal)] if goal.scatter else [store(builder, goal, p) for p in _parts(builder, goal)]
 
@@ -121,6 +124,28 @@ def _store_part(builder: Builder, goal: Goal, index: Place) -> Sink:
     return Sink(memory.ref, builder.at(whole, index), place, axes, memory.dtype, "store", goal.node, within=within)
 
 
+def _is_moved_alone(goal: Goal, slant: Slant) -> bool:
+    """What is stored is the value itself, whose elements are moved alone."""
+    node = goal.node
+    while node != slant.value and PRIMS[node.prim].family == "layout" and len(node.args) == 1:
+        (node,) = node.args
+    return node == slant.value and not goal.scatter and goal.part is None and goal.whole is None
+
+
+def _store_pieces(builder: Builder, goal: Goal, slant: Slant) -> Iterator[Sink]:
+    """Each piece at its places along the goal's axis: c = piece + start - r, where c + r is the place in the value."""
+    axes, own, memory = builder.axes, _index(builder, goal.node), goal.memory
+    beside = slant.place[slant.dim] + Index.over(slant.axis) * -1
+    for number, (piece, part) in enumerate(slant.pieces):
+        along = Index() if part.size == 1 else Index.over(axes.axis(("goal", builder.goal, "piece", number), part.size))
+        to = {slant.axis: along + part.start + beside * -1}
+        index, place = (tuple(axes.settled(axes.settled(i).renamed(to)) for i in each) for each in (own, slant.place))
+        value = builder.at(piece, (*place[: slant.dim], along, *place[slant.dim + 1 :]))
+        within = tuple(t for i, n in zip(index, goal.node.shape, strict=True) for t in _inside(builder.terms, i, n))
+        at, walked = axes.settled(Index.linear(index, memory.strides)), tuple(dict.fromkeys(axes.walked(index)))
+        yield Sink(memory.ref, value, at, walked, memory.dtype, "store", goal.node, within=within)
+
+
 def _bounds_of(terms: TermTable, place: Index, part: Part, size: Size) -> Iterator[Term]:
     """What says that a place along so many is one of the part."""
     end = tidy(part.start + part.size)
@@ -136,13 +161,17 @@ def _conditions(builder: Builder, goal: Goal, index: Place) -> Iterator[Term]:
     for dim, (place, size) in enumerate(zip(map(builder.axes.settled, index), goal.node.shape, strict=True)):
         if goal.part is not None and dim == goal.part.dim:
             place, size = place + tidy(-goal.part.start), goal.part.size
-        if not any(a.turn for a in place.walked) or place.is_within(size):
-            continue
-        bounds = place.bounds() or (-1, size)
-        if not nonnegative(bounds[0]):
-            yield terms.test("ge", terms.index(place), terms.const(0, "i64"))
-        if not nonnegative(tidy(size - 1 - bounds[1])):
-            yield terms.test("lt", terms.index(place), terms.const(size, "i64"))
+        if any(a.turn for a in place.walked):
+            yield from _inside(terms, place, size)
+
+
+def _inside(terms: TermTable, place: Index, size: Size) -> Iterator[Term]:
+    """What says that a place is in 0 .. size - 1; nothing where it is anyway."""
+    bounds = place.bounds() or (-1, size)
+    if not nonnegative(bounds[0]):
+        yield terms.test("ge", terms.index(place), terms.const(0, "i64"))
+    if not nonnegative(tidy(size - 1 - bounds[1])):
+        yield terms.test("lt", terms.index(place), terms.const(size, "i64"))
 
 
 def _scatter(builder: Builder, goal: Goal) -> Sink:

@@ -52,6 +52,23 @@ def _quotient(a: sympy.Expr, b: sympy.Expr) -> Size | None:
     return simplify_size(quotient)
 
 
+def divmod_sizes(a: Size, b: Size) -> tuple[Size, Size]:
+    """A quotient and what is left: (1, 1) of 2 * n and 2 * n - 1; (0, a) where there is none in whole numbers."""
+    if isinstance(a, int) and isinstance(b, int):
+        return divmod(a, b) if b > 0 else (0, a)
+    return _divmod(sympy.sympify(a), sympy.sympify(b))
+
+
+@lru_cache(maxsize=65536)
+def _divmod(a: sympy.Expr, b: sympy.Expr) -> tuple[Size, Size]:
+    symbols = sorted(a.free_symbols & b.free_symbols, key=str)
+    if not symbols or not (a.is_polynomial() and b.is_polynomial()):
+        return 0, simplify_size(a)
+    quotient, rest = sympy.div(a, b, *symbols, domain="QQ") if a.free_symbols <= b.free_symbols else (sympy.S.Zero, a)
+    is_whole = all(c.is_Integer for c in sympy.expand(quotient).as_coefficients_dict().values())
+    return (tidy(quotient), tidy(rest)) if is_whole else (0, simplify_size(a))
+
+
 def nonnegative(size: Size) -> bool:
     """Provably >= 0, for symbols >= 0."""
     size = tidy(size)

@@ -245,6 +245,17 @@ def steps_cut_on_the_way_back(x: Tensor) -> ANY:
     return torch.stack(hs[::-1], 1)
 
 
+@doubled
+def along_antidiagonals(x: Tensor) -> Tensor:
+    """Steps are diagonals of a square, and go back to where they are in it."""
+    n = x.shape[0]
+    d, h, hs = torch.nn.functional.pad(x[:, :n], (0, n)).reshape(-1)[: n * (2 * n - 1)].reshape(n, -1), x[0, :n], []
+    for p in range(d.shape[1]):
+        h = torch.tanh(h + d[:, p])
+        hs.append(h)
+    return torch.nn.functional.pad(torch.stack(hs, 1).reshape(-1), (0, n)).reshape(n, 2 * n)[:, :n]
+
+
 WIDE = (40, 4)
 CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     powers_of_states: (WIDE, 1.05), states_and_powers: (WIDE, 1.05), first_of_the_walk_back: (WIDE, 1.05),
@@ -254,7 +265,7 @@ CASES: dict[ANY, tuple[tuple[int, ...], float]] = {
     sums_of_part_of_it: (WIDE, 1.6), two_loops_of_one: (WIDE, 1.4), one_loop_after_another: (WIDE, 1.4),
     steps_behind_a_loop: (WIDE, 2.2), what_it_reads: (WIDE, 1.05), what_it_reads_of_the_middle: (WIDE, 1.05),
     one_element_of_the_last: (WIDE, 1.05), steps_cut_in_the_middle: (WIDE, 1.05),
-    steps_cut_on_the_way_back: (WIDE, 1.05),
+    steps_cut_on_the_way_back: (WIDE, 1.05), along_antidiagonals: ((40, 40), 1.1),
 }  # fmt: skip
 """The shape of the argument, and the bytes that forward moves, at most, over the least possible."""
 LAUNCHES = {sums_of_part_of_it: 2, two_loops_of_one: 2, one_loop_after_another: 2, steps_behind_a_loop: 2}

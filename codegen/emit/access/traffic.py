@@ -42,6 +42,7 @@ def traffic_of(context: Context, buffers: Buffers, passes: Mapping[Term, int]) -
     for sink in context.program.sinks:
         moved = tidy(_places_between(sink.axes, sink.within) * ITEMSIZE[sink.dtype])
         add_bytes(traffic.writes, buffers.labels[sink.ref], moved)
+    _keep_results(traffic, context, buffers)
     for buffer in buffers.scratch:
         if not buffer.zeroed:
             moved, label = tidy(product(buffer.shape) * ITEMSIZE[buffer.dtype]), f"{buffer.name}_ptr"
@@ -140,6 +141,14 @@ def _keep_tables(traffic: Traffic, context: Context, buffers: Buffers) -> None:
         if evaluate_size(moved, context.hints) > evaluate_size(whole, context.hints):
             traffic.reads[label] = whole
             add_bytes(traffic.cached, label, tidy(moved - whole))
+
+
+def _keep_results(traffic: Traffic, context: Context, buffers: Buffers) -> None:
+    """What is stored under conditions has no more bytes than there are: each place is stored once."""
+    for sink in (s for s in context.program.sinks if s.within and s.mode == "store" and s.ref.kind == "output"):
+        label, whole = buffers.labels[sink.ref], tidy(sink.node.aval.nbytes)
+        if evaluate_size(traffic.writes[label], context.hints) > evaluate_size(whole, context.hints):
+            traffic.writes[label] = whole
 
 
 def _is_of_row(load: Term, context: Context) -> bool:
