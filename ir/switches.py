@@ -29,7 +29,6 @@ GRAPHS: dict[str, str] = {
     "picked_steps": "single steps of a loop that something is made of are carried to its end",
     "summed_steps": "sums over the steps of a loop are carried along",
     "longer_loops": "a step behind a loop that is one of its steps is the last of the loop",
-    "stored_steps": "results that are made for the steps of a loop are stored by it",
     "recompute": "what backward needs of forward is chosen by a minimum cut",
     "exchange": "a sum over a large product is taken from a product of forward that has summed it already",
     "overlap": "a derived backward takes over values of forward",

@@ -1,7 +1,7 @@
 """What a loop gives, or reads, but for first or last steps, is made and stored piece by piece, in its own kernel.
 
     exp(cat(h0, ys))                   ->  cat(exp(h0), exp(ys))         exp(ys) is stored as steps come
-    v = exp(x), returned; v[1:] read   ->  cat(v[:1], ys)                ys: what each step reads of v
+    v = exp(x), returned; v[1:] read   ->  cat(v[:1], ys)                ys: what each step reads of v, along any axis
 
 Otherwise all steps would go through memory, or be made twice, by another kernel.
 """
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..graph import Graph, Value, building
-from ..infer import same_shape, sizes_equal
+from ..graph import Graph, Value, building, provenance
+from ..infer import sizes_equal
 from ..loops.around.carrying import BESIDE
+from ..loops.around.walked import Walked
 from ..loops.loop import loop_of, rebuild_scans, scans_of
 from ..prims import PRIMS
 from ..rewrite import join_rules, make, rebuild
@@ -146,52 +147,52 @@ def _is_beside(value: Value, families: Collection[str] = BESIDE) -> bool:
 
 
 class _Given:
-    """Results of a graph that its loops give on the way: by what each is, its pieces."""
+    """Results of a graph that its loops give on the way: by what each is, what it is made of."""
 
     def __init__(self) -> None:
-        self.pieces: dict[Value, tuple[Value, ...]] = {}
+        self.made: dict[Value, Value] = {}
 
     def by_steps(self, scan: Value, args: list[Value]) -> list[Value] | None:
         """The results of a loop, whose steps give also what they read of results of the graph."""
-        wanted, loop, count = set(scan.graph.results), loop_of(scan, args), scan.params["carries"]
-        read = [at for at, x in enumerate(loop_of(scan).xs) if _is_most_of(x, wanted) and _is_beside(x, READ)]
+        wanted, loop, count = set(map(_unmoved, scan.graph.results)), loop_of(scan, args), scan.params["carries"]
+        xs = loop_of(scan).xs
+        read = [at for at, x in enumerate(xs) if _is_most_of(x, wanted) and _is_beside(x, READ)]
         if not read:
             return None
         pairs = [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
         ys = [*loop.results[count:], *(loop.inputs.xs[at] for at in read)]
         made = loop.part(range(count), pairs[0], pairs[1], ys).emit()
         for at, steps in zip(read, made[len(loop.results) :], strict=True):
-            is_part = loop_of(scan).xs[at] not in wanted
-            whole, pieces = (loop.xs[at].args[0], _around(loop.xs[at], steps)) if is_part else (loop.xs[at], (steps,))
-            self.pieces.setdefault(whole, pieces)
+            walked = Walked.of(loop.xs[at])
+            if walked.value not in self.made:
+                with provenance(walked.value.origin):
+                    self.made[walked.value] = walked.with_steps(steps)
         return made[: len(loop.results)]
 
     def in_place(self, graph: Graph) -> Graph:
-        """The graph that returns these in pieces."""
+        """The graph that returns these so."""
         with building(graph):
-            whole = {v.id: make("cat", *p, axis=0) if len(p) > 1 else p[0] for v, p in self.pieces.items()}
-        outputs = [o if o is None else whole.get(o.id, o) for o in graph.outputs]
+            outputs = [o if o is None else self._result(o) for o in graph.outputs]
         return graph.returning(outputs, graph.output_strides)
+
+    def _result(self, output: Value) -> Value:
+        if output.prim != "permute" or output in self.made:
+            return self.made.get(output, output)
+        x = self._result(output.args[0])
+        return output if x == output.args[0] else make("permute", x, **output.params)
+
+
+def _unmoved(value: Value) -> Value:
+    """The same, but for the order of its axes."""
+    return _unmoved(value.args[0]) if value.prim == "permute" else value
 
 
 def _is_most_of(x: Value, results: Collection[Value]) -> bool:
     """One of these, or all of it but a few first or last steps; made by the graph."""
-    if x in results:
-        return x.prim != "input"
-    if x.prim != "slice" or x.args[0] not in results or x.args[0].prim == "input":
-        return False
-    (whole,), (first, *starts), (stop, *stops) = x.args, x.params["start"], x.params["stop"]
-    beside = [first, simplify_size(whole.shape[0] - stop)]
-    is_along_time = not any(starts) and same_shape(stops, whole.shape[1:]) and set(x.params["step"]) == {1}
-    return is_along_time and all(isinstance(n, int) for n in beside) and sum(beside) < MOST
-
-
-def _around(x: Value, steps: Value) -> tuple[Value, ...]:
-    """The steps that a slice has, between those that it has not."""
-    (whole,), first, stop = x.args, x.params["start"][0], x.params["stop"][0]
-    ends = [(0, first), (stop, whole.shape[0])]
-    before, behind = ([] if sizes_equal(*end) else [_part(whole, 0, *end)] for end in ends)
-    return (*before, steps, *behind)
+    walked = Walked.of(x)
+    beside = [walked.start, simplify_size(walked.size - walked.start - x.shape[0])]
+    is_made = walked.value in results and walked.value.prim != "input"
+    return is_made and all(isinstance(n, int) for n in beside) and sum(beside) < MOST
 
 
 def _sliced(value: Value, steps: _Steps) -> tuple[Value, ...]:

@@ -21,7 +21,6 @@ from ...ir.loops.around.handover import Handover
 from ...ir.loops.around.longer import LongerLoops
 from ...ir.loops.around.neighbours import Neighbours
 from ...ir.loops.around.picked import PickedSteps
-from ...ir.loops.around.stored import StoredSteps
 from ...ir.loops.around.sums import SummedSteps
 from ...ir.loops.motion import Motion
 from ...ir.loops.parts import CarriedPieces
@@ -62,9 +61,8 @@ Slabbing = Literal["walk", "inside", "none"]
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "assertions": AssertedIndices(), "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(),
     "motion": Motion(batch), "simplify again": Simplify(), "pieces of loops": Pieces(), "longer loops": LongerLoops(),
-    "neighbours": Neighbours(),
-    "handover": Handover(), "picked steps": PickedSteps(), "summed steps": SummedSteps(),
-    "summed beside": SummedBeside(), "carried pieces": CarriedPieces(), "stored steps": StoredSteps(),
+    "neighbours": Neighbours(), "handover": Handover(), "picked steps": PickedSteps(), "summed steps": SummedSteps(),
+    "summed beside": SummedBeside(), "carried pieces": CarriedPieces(),
 }  # fmt: skip
 
 

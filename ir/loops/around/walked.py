@@ -45,10 +45,18 @@ class Walked(NamedTuple):
         moved = value if self.perm == tuple(range(value.ndim)) else emit("permute", value, perm=self.perm)
         return part_along(moved, 0, start, stop)
 
-    def back(self, steps: Value) -> Value:
-        """Steps with their axes as those of the value."""
-        perm = tuple(self.perm.index(a) for a in range(steps.ndim))
-        return steps if perm == self.perm == tuple(range(steps.ndim)) else emit("permute", steps, perm=perm)
+    def with_steps(self, steps: Value) -> Value:
+        """The value, of these steps, and of what is beside them step by step: the kernel of a loop stores such."""
+        stop = simplify_size(self.start + steps.shape[0])
+        before, behind = self.start, simplify_size(self.size - stop)
+        assert isinstance(before, int) and isinstance(behind, int)
+        moved = emit("permute", steps, perm=tuple(self.perm.index(a) for a in range(steps.ndim)))
+        pieces = [*self._one_by_one(0, before), moved, *self._one_by_one(stop, behind)]
+        return emit("cat", *pieces, axis=self.axis) if len(pieces) > 1 else moved
+
+    def _one_by_one(self, start: Size, count: int) -> list[Value]:
+        starts = [simplify_size(start + n) for n in range(count)]
+        return [part_along(self.value, self.axis, at, simplify_size(at + 1)) for at in starts]
 
 
 def _is_along(value: Value, axis: int) -> bool:

@@ -183,8 +183,8 @@ class Ends(Function):
         return g + first + total + further.mean(0)
 
 
-class Kept(Function):
-    """A loop stores what it reads, and its steps end in the middle of one of those that are written."""
+class InTheMiddle(Function):
+    """A loop whose steps end in the middle of one of those that are written."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
@@ -260,7 +260,7 @@ WITNESSES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "motion": (Recurrent, ((12, 3, 4), (4, 4))),
     "handover": (BothWays, ((12, 4),)),
     **dict.fromkeys(("pieces_of_loops", "neighbours", "picked_steps", "summed_steps"), (Ends, ((12, 4),))),
-    **dict.fromkeys(("longer_loops", "stored_steps"), (Kept, ((12, 4),))),
+    "longer_loops": (InTheMiddle, ((12, 4),)),
     "recompute": (Rms, SQUARE),
     "overlap": (product, TALL),
     "siblings": (Two, SQUARE),
