@@ -77,7 +77,7 @@ def loop_behind(value: Value) -> Value | None:
         found = todo.pop()
         if found.prim in ("scan", "pick"):
             return found if found.prim == "scan" else found.args[0]
-        is_made = PRIMS[found.prim].family == "elementwise" or (_is_layout(found) and len(found.args) == 1)
+        is_made = PRIMS[found.prim].family == "elementwise" or _is_layout(found)
         if found.id not in seen and is_made:
             todo += found.args
         seen.add(found.id)

@@ -61,11 +61,10 @@ def divmod_sizes(a: Size, b: Size) -> tuple[Size, Size]:
 
 @lru_cache(maxsize=65536)
 def _divmod(a: sympy.Expr, b: sympy.Expr) -> tuple[Size, Size]:
-    symbols = sorted(a.free_symbols & b.free_symbols, key=str)
-    if not symbols or not (a.is_polynomial() and b.is_polynomial()):
+    if not a.free_symbols & b.free_symbols or not (a.is_polynomial() and b.is_polynomial()):
         return 0, simplify_size(a)
-    quotient, rest = sympy.div(a, b, *symbols, domain="QQ") if a.free_symbols <= b.free_symbols else (sympy.S.Zero, a)
-    is_whole = all(c.is_Integer for c in sympy.expand(quotient).as_coefficients_dict().values())
+    quotient, rest = sympy.div(a, b, *sorted(a.free_symbols | b.free_symbols, key=str), domain="QQ")
+    is_whole = all(c.is_Integer for q in (quotient, rest) for c in sympy.expand(q).as_coefficients_dict().values())
     return (tidy(quotient), tidy(rest)) if is_whole else (0, simplify_size(a))
 
 

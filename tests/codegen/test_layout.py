@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import pytest
 from harness import (
@@ -26,6 +27,8 @@ from harness import (
     where,
 )
 
+from fusegrad.codegen.program.axes import Axis, Index
+from fusegrad.codegen.program.sizes import divmod_sizes
 from fusegrad.ir import emit
 
 SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}
@@ -234,3 +237,18 @@ def test_equal_pieces_are_stored_one_by_one(case: str) -> None:
     text = text_of(body, {M: 64, N: 128}, **inputs)
     assert "tl.where" not in text and "floor_quotient" not in text
     assert text.count("@triton.jit\ndef body(") == 1
+
+
+@pytest.mark.parametrize("n", [7, N])
+def test_a_row_and_a_place_in_it_are_told_from_a_number(n: Any) -> None:
+    """In a matrix one wider, what is at [r, c] lies at [r, r + c] in rows that are one shorter."""
+    r, c = Axis(n, 0), Axis(n, 1)
+    place = Index(((r, 2 * n), (c, 1)))
+    assert place.divmod(2 * n - 1) == (Index.over(r), Index(((r, 1), (c, 1))))
+    assert place.divmod(2 * n) == (Index.over(r), Index.over(c))
+    assert place.divmod(2 * n - 2) is None
+
+
+def test_no_quotient_but_in_whole_numbers() -> None:
+    assert divmod_sizes(200, 199) == (1, 1) and divmod_sizes(2 * N, 2 * N - 1) == (1, 1)
+    assert divmod_sizes(N / 2, N) == (0, N / 2) and divmod_sizes(M, N) == (0, M) and divmod_sizes(3, N) == (0, 3)

@@ -28,8 +28,6 @@ MISSES: dict[tuple[str, int], Figures] = {
     ("Retention", 2): {"backward": (2, 1.03)},
     ("Retention", 100): {"backward": (2, 1.03)},
     ("Retention", 4096): {"backward": (2, 1.03)},
-    # two values of each step by turns in one list: the loop stores two stacks, which are put into one behind it
-    ("Sinkhorn", 100): {"forward": (2, 2.98)},
 }
 """What is not within these, by class and steps: launches and ratio of each direction that is not."""
 

@@ -46,6 +46,7 @@ MOST_WAYS = 8
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+JOINED = frozenset({aten.stack.default, aten.cat.default})
 LARGE = 1 << 20
 """Elements of a product that is worth memory of its own: a fixed number of turns that make one stay turns."""
 
@@ -174,8 +175,8 @@ class _Roller:
     def rolled(self) -> Rolled:
         short, long = self.programs
         outside = [p for p in short.places if isinstance(p.source, Outside)]
-        steps = [[located.steps[p].leaves for located in self.programs] for p in outside]
-        operands = [[self.outside(pair) for pair in zip(*leaves, strict=True)] for leaves in steps]
+        steps = [[located.steps[p] for located in self.programs] for p in outside]
+        operands = [self.outside_step(pair) for pair in steps]
         bodies = [self.body(loop) for loop in range(len(self.layout.regions))]
         if len(short.program.results) != len(long.program.results):
             raise NotRolled("what it returns or keeps depends on the length of the loop")
@@ -183,6 +184,13 @@ class _Roller:
         return Rolled(short.program, self.layout, operands, bodies, [self.outside(pair) for pair in pairs])
 
     # ------------------------------------------------------------------ outside the loops
+    def outside_step(self, pair: Sequence[Step]) -> list[Operand]:
+        """The operands of a step outside the loops, at both lengths."""
+        leaves = list(zip(*(step.leaves for step in pair), strict=True))
+        if self.layout.is_fixed and pair[0].target in JOINED and isinstance(leaves[0][0], list):
+            return [self.in_runs(leaves[0]), *map(self.outside, leaves[1:])]
+        return [self.outside(each) for each in leaves]
+
     def outside(self, leaves: Sequence[Any]) -> Operand:
         """An operand of a step outside the loops, at both lengths."""
         first = leaves[0]
@@ -204,6 +212,14 @@ class _Roller:
         lists = [[p.place(ref) for ref in refs] for p, refs in zip(self.programs, leaves, strict=True)]
         if len(lists[0]) == len(lists[1]):
             return tuple(self.read(places) for places in zip(*lists, strict=True))
+        return self.parts_of(lists)
+
+    def in_runs(self, leaves: Sequence[Sequence[Ref]]) -> Operand:
+        """A list that is put together behind turns of a fixed number: in runs, where it has any."""
+        parts = self.parts_of([[p.place(ref) for ref in refs] for p, refs in zip(self.programs, leaves, strict=True)])
+        return self.list_of(leaves) if all(isinstance(part, Read) for part in parts.parts) else parts
+
+    def parts_of(self, lists: Sequence[Sequence[Place]]) -> Parts:
         runs = [_runs(places) for places in lists]
         if len(runs[0]) != len(runs[1]):
             raise NotRolled("a list of tensors is not in the order of the loop")
