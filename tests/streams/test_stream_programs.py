@@ -31,6 +31,7 @@ FOUND = {
     110111: "a sum along the stream that its walk read before it was made",
     200003: "the first of several maxima, compared with what it was a block before",
     200007: "the gradient of a keyed axis that eager does not slice",
+    200142: "the maximum of each column of keys, which all rows share",
     2038: "a bound that lies before the stream, beside one that begins behind its start",
 }
 

@@ -247,12 +247,12 @@ class _Accumulators:
         return extreme if is_found and others else None
 
     def _kind(self, term: Term, body: Term) -> Kind:
+        if term.op == "sum" and operands_of(body, self.roles) is not None:
+            return "product"
+        if self.roles.row not in body.axes:  # it is the same for all rows, as that of a column of keys
+            raise Materialize([_node(term)])
         if term.op != "sum":
             return "amax" if term.op == "amax" else "amin"
-        if operands_of(body, self.roles) is not None:
-            return "product"
-        if self.roles.row not in body.axes:
-            raise Materialize([_node(term)])
         if body.axes & set(self.roles.depth):
             raise Unfusible(_node(term), "a tile of three axes")
         return "sum"
