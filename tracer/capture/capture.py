@@ -575,7 +575,7 @@ def _indexed_as_in_eager(x: torch.Tensor, index: Any) -> torch.Tensor | None:
         elif item is not Ellipsis and item != _WHOLE:
             result = _sliced(result, dim, item)
         dim += left if item is Ellipsis else 1
-    return torch.ops.aten.alias.default(x) if result is x else result  # type: ignore[no-any-return]
+    return torch.ops.aten.alias.default(x) if result is x else result
 
 
 _WHOLE = slice(None)
