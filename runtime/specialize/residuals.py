@@ -22,7 +22,7 @@ from ...ir.passes.programs.overlap import Overlap, overlap_of
 from ...ir.passes.programs.recompute import CHOICE, Recompute, apply_choice, present, value_at
 from ...ir.program import Program, ValueRef
 from ...ir.switches import is_on, watch_allows
-from ...ir.types import Size
+from ...ir.types import Size, contiguous_strides
 from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import BackwardEntry, predicted_kinds
@@ -195,12 +195,9 @@ class ResidualPlan:
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The residuals that the user saved, from those that were kept: for the user's own backward body."""
         graph = self.rebuilding()
-        made = reference.run(graph, [r for r in residuals if r is not None], sizes)
-        values = (
-            value if strides is None or value is None else expected_layout(value, numbers(strides, sizes))
-            for value, strides in zip(made, graph.output_strides, strict=True)
-        )
-        return [None if p is None else next(values) for p in self.residuals]
+        made = iter(reference.run(graph, [r for r in residuals if r is not None], sizes))
+        layouts = iter(graph.output_strides)
+        return [None if p is None else _laid_out(p, next(made), next(layouts), sizes) for p in self.residuals]
 
     def rebuilding(self) -> Graph:
         """The graph from what was kept to what the user saved."""
@@ -215,8 +212,13 @@ def _identity(captured: Program) -> Graph:
         value = value_at(captured, place)
         assert value is not None
         graph.input(value.aval, f"residual_{i}")
-        strides.append(captured.forward.strides_of_output(value) if place.kind == "hidden" else None)
+        strides.append(captured.forward.strides_of_output(value) or contiguous_strides(value.shape))
     return graph.returning(graph.inputs, strides)
+
+
+def _laid_out(place: ValueRef, value: Any, strides: tuple[Size, ...] | None, sizes: dict[sympy.Symbol, int]) -> Any:
+    """A residual that only backward sees lies as forward gives it; others are the user's own tensors."""
+    return expected_layout(value, numbers(strides, sizes)) if place.kind == "hidden" and strides is not None else value
 
 
 class DerivedResidualPlan(ResidualPlan):
