@@ -21,13 +21,15 @@ def with_products(table: TermTable, sinks: Sequence[Sink]) -> list[Sink]:
     todo = [t for s in reversed(sinks) for t in s.terms]
     while todo:
         term = todo[-1]
-        product = _product(table, term, places) if term not in new else None
+        if term in new:
+            todo.pop()
+            continue
         # the operand of a product is asked for at its own place, and nothing in it anywhere else
-        args = term.args if product is None else product.args
-        if missing := [a for a in args if a not in new and term not in new]:
+        made = _product(table, term, places) or term
+        if missing := [a for a in made.args if a not in new]:
             todo += missing
             continue
-        new.setdefault(todo.pop(), _rebuilt(table, product or term, new))
+        new[todo.pop()] = _rebuilt(table, made, new)
     return [s.of_terms(new) for s in sinks]
 
 
