@@ -190,6 +190,8 @@ ROWS = (
     Row("the same within the graphs of torch.compile and torch.export", "make fuzz-graphs", "graphs", fuzzed),
     Row("a Function as people write it (registries, modules, generators, `.data`, print) is as in eager",
         "make fuzz-habits", "habits", fuzzed),
+    Row("random Functions whose scores need not be in memory are as exact as eager, NaN in the same places",
+        "make fuzz-streams N=2000 SEED=100000", "streams", fuzzed),
     Row("the same divided among ranks, each way that is admitted", "make fuzz-parts N=20000", "parts", fuzzed),
     Row("the same with steps of the compiler left out, other settings", "make fuzz-configurations", "configurations",
         fuzzed),
