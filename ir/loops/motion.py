@@ -22,7 +22,6 @@ from ..rewrite import extract, make, nodes_between
 from ..switches import is_on
 from ..transforms.ops import inline, zeros
 from ..types import Size, simplify_size
-from .late_sums import late_sums, taken_at_once
 from .loop import Loop, below, loop_of, rebuild_scans, scans_of
 from .parts import carry_in_pieces, made_behind, part_along, with_parts
 from .tidy import permuted_results
@@ -51,8 +50,6 @@ class Motion:
     def _moved(self, node: Value, args: list[Value]) -> list[Value] | None:
         """The results of a scan with what leaves it before and behind it; None where nothing does."""
         loop = loop_of(node, args)
-        if pairs := late_sums(node):
-            return taken_at_once(loop, pairs, self._emitted)
         return next((results for rule in self._rules if (results := rule(loop)) is not None), None)
 
     @property

@@ -18,6 +18,7 @@ from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
 from ...ir.loops.around.beside import SummedBeside
 from ...ir.loops.around.handover import Handover
+from ...ir.loops.around.late import LateSums
 from ...ir.loops.around.longer import LongerLoops
 from ...ir.loops.around.neighbours import Neighbours
 from ...ir.loops.around.picked import PickedSteps
@@ -60,7 +61,8 @@ Slabbing = Literal["walk", "inside", "none"]
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "assertions": AssertedIndices(), "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(),
-    "motion": Motion(batch), "simplify again": Simplify(), "pieces of loops": Pieces(), "longer loops": LongerLoops(),
+    "late sums": LateSums(), "motion": Motion(batch), "simplify again": Simplify(), "pieces of loops": Pieces(),
+    "longer loops": LongerLoops(),
     "neighbours": Neighbours(), "handover": Handover(), "picked steps": PickedSteps(), "summed steps": SummedSteps(),
     "summed beside": SummedBeside(), "carried pieces": CarriedPieces(),
 }  # fmt: skip

@@ -7,18 +7,36 @@ Additions are in the same order. What leaves a loop (`motion`) is what a step ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ..graph import Value, building, emit
-from ..rewrite import extract
-from ..transforms.ops import zeros
-from .loop import Loop, below, loop_of
+from ...graph import Graph, Value, building, emit
+from ...rewrite import extract
+from ...switches import is_on
+from ...transforms.ops import zeros
+from ..loop import Loop, below, loop_of, rebuild_scans, scans_of
+from ..tidy import in_bodies
 
 Pair = tuple[int, int]
 """The numbers of two carries: the sum, and what it takes in next."""
 
 
-def late_sums(node: Value) -> list[Pair]:
+@dataclass(frozen=True)
+class LateSums:
+    """Graph -> an equal graph whose loops add up what a step makes in that step."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        if not is_on("motion") or not scans_of(graph):
+            return graph
+        return rebuild_scans(in_bodies(graph, self), _taken_at_once)
+
+
+def _taken_at_once(node: Value, args: list[Value]) -> list[Value] | None:
+    pairs = _late_sums(node)
+    return _with_sums(loop_of(node, args), pairs) if pairs else None
+
+
+def _late_sums(node: Value) -> list[Pair]:
     """The sums of a loop that are only read behind it, added to what they would take in next."""
     loop = loop_of(node)
     pairs = ((i, j) for i in range(len(loop.init)) if (j := _next(loop, i)) is not None)
@@ -54,7 +72,7 @@ def _is_added_behind(node: Value, pair: Pair) -> bool:
     return not are_results and all(len(u) == 1 for u in users) and users[0] == users[1] and users[0][0].prim == "add"
 
 
-def taken_at_once(loop: Loop, pairs: Sequence[Pair], emitted: Callable[[Loop], list[Value]]) -> list[Value]:
+def _with_sums(loop: Loop, pairs: Sequence[Pair]) -> list[Value]:
     """The results of the loop: of each pair the whole sum, and zero."""
     body, init = loop.body.copy(), list(loop.init)
     inputs, outputs = ([Value(body, v.id) for v in values] for values in (loop.body.inputs, loop.results))
@@ -70,7 +88,7 @@ def taken_at_once(loop: Loop, pairs: Sequence[Pair], emitted: Callable[[Loop], l
                 name=body.name),
         tuple(init[n] for n in kept), loop.xs, loop.wholes, loop.length, loop.reverse,
     )  # fmt: skip
-    results = emitted(steps.without_unread())
+    results = steps.without_unread().emit()
     for late in sorted(dropped):
         results.insert(late, zeros(loop.init[late].aval))
     return results
