@@ -44,6 +44,12 @@ class Loop:
         count = {"carries": len(self.init), "steps": len(self.xs)}
         return operands_of(count, self.body.inputs)
 
+    @property
+    def read(self) -> tuple[list[tuple[Value, Value]], list[tuple[Value, Value]]]:
+        """The inputs of the body that are steps and wholes, each with its operand."""
+        inputs = self.inputs
+        return list(zip(inputs.xs, self.xs, strict=True)), list(zip(inputs.wholes, self.wholes, strict=True))
+
     def emit(self) -> list[Value]:
         """The results: the last carries, then what the steps give. Where they give nothing there is no loop."""
         if not self.results:
@@ -77,10 +83,7 @@ class Loop:
     def without_unread(self) -> Loop:
         """The loop without the operands that no step reads."""
         live = self.body.live()
-        xs, wholes = (
-            [(v, o) for v, o in zip(inputs, operands, strict=True) if v.id in live]
-            for inputs, operands in zip(self.inputs[1:], (self.xs, self.wholes), strict=True)
-        )
+        xs, wholes = ([(v, o) for v, o in pairs if v.id in live] for pairs in self.read)
         if len(xs) == len(self.xs) and len(wholes) == len(self.wholes):
             return self
         carries = range(len(self.init))

@@ -91,7 +91,7 @@ class Motion:
         before, after = loop.inputs.carries[number], loop.results[number]
         others = [n for n in range(count) if n != number]
         ys = [after, *(y for y in loop.results[count:] if y != before)]
-        steps, whole = _pairs(loop)
+        steps, whole = loop.read
         made = self._emitted(loop.part(others, steps, whole, ys))
         finals, stacked, rest = made[: count - 1], made[count - 1], iter(made[count:])
         first = make("reshape", loop.init[number], shape=(1, *before.shape))
@@ -113,7 +113,7 @@ class Motion:
             return None
         needed = [v for v in early if any(u not in early for u in v.users) or v in loop.results]
         made, has_axis = self._for_all_steps(loop, needed, {})
-        again = _pairs(loop)
+        again = loop.read
         for value, result, varies in zip(needed, made, has_axis, strict=True):
             again[0 if varies else 1].append((value, result))
         count = len(loop.init)
@@ -143,7 +143,7 @@ class Motion:
         if not ends:
             return None
         kept = [o for o in dict.fromkeys(loop.results[count:]) if o not in ends]
-        pairs = _pairs(loop)
+        pairs = loop.read
         results = self._emitted(loop.part(range(count), pairs[0], pairs[1], kept).without_unread())
         made, has_axis = self._for_all_steps(loop, ends, {})
         assert all(has_axis)
@@ -169,7 +169,7 @@ class Motion:
             return None
         own = [o for o in dict.fromkeys(loop.results[count:]) if o.id not in late]
         stacked = list(dict.fromkeys([*own, *handed]))
-        pairs = _pairs(loop)
+        pairs = loop.read
         results = self._emitted(loop.part(range(count), pairs[0], pairs[1], stacked).without_unread())
         at_step = dict(zip(stacked, results[count:], strict=True))
         made, has_axis = self._for_all_steps(loop, ends, {v: at_step[v] for v in handed})
@@ -190,7 +190,7 @@ class Motion:
         """init + the sum over steps of what each adds."""
         count = len(loop.init)
         carries = [i for i in range(count) if i != number]
-        pairs = _pairs(loop)
+        pairs = loop.read
         results = self._emitted(loop.part(carries, pairs[0], pairs[1], [*loop.results[count:], step]))
         results.insert(number, emit("add", loop.init[number], _summed(results.pop())))
         return results
@@ -213,11 +213,6 @@ class Motion:
         results = self._emitted(again.without_unread())
         results[number] = emit("add", loop.init[number], emit("sum", results[number], axes=step.params["axes"]))
         return results
-
-
-def _pairs(loop: Loop) -> list[list[tuple[Value, Value]]]:
-    """The inputs of the body with their operands: xs, wholes."""
-    return [list(zip(v, o, strict=True)) for v, o in zip(loop.inputs[1:], (loop.xs, loop.wholes), strict=True)]
 
 
 def _is_given_later(loop: Loop, number: int) -> bool:

@@ -73,7 +73,7 @@ def fixed_carries(loop: Loop) -> list[Value] | None:
     if not fixed:
         return None
     carries = [i for i in range(count) if i not in fixed]
-    steps, same = _pairs(loop)
+    steps, same = loop.read
     same += [(loop.inputs.carries[i], loop.init[i]) for i in fixed]
     results = _emitted(loop.part(carries, steps, same, loop.results[count:]))
     ends = dict(zip(carries, results, strict=False))
@@ -90,7 +90,7 @@ def equal_carries(loop: Loop) -> list[Value] | None:
     carries = loop.inputs.carries
     again = replace(loop, body=_with_known(loop.body, {carries[i].id: carries[j] for i, j in same.items() if i != j}))
     kept = [i for i in range(count) if same[i] == i]
-    results = _emitted(again.part(kept, *_pairs(again), again.results[count:]))
+    results = _emitted(again.part(kept, *again.read, again.results[count:]))
     ends = dict(zip(kept, results, strict=False))
     return [*(ends[same[i]] for i in range(count)), *results[len(kept) :]]
 
@@ -113,7 +113,7 @@ def last_step(value: Value) -> Value | None:
 
 def uniform_steps(loop: Loop) -> list[Value] | None:
     """An x that is spread along time is a whole."""
-    steps, same = _pairs(loop)
+    steps, same = loop.read
     uniform = [(v, one) for v, x in steps if (one := _each_step(x)) is not None]
     if not uniform:
         return None
@@ -137,7 +137,7 @@ def repeated_operands(loop: Loop) -> list[Value] | None:
     """What is given twice is read once, and constants are made in each step."""
     first: dict[tuple[bool, Value], Value] = {}
     known: dict[int, Value] = {}
-    for is_step, pairs in zip((True, False), _pairs(loop), strict=True):
+    for is_step, pairs in zip((True, False), loop.read, strict=True):
         for own, operand in pairs:
             if first.setdefault((is_step, operand), own) != own:
                 known[own.id] = first[is_step, operand]
@@ -159,7 +159,7 @@ def _with_known(body: Graph, known: Mapping[int, Value]) -> Graph:
 def passed_through(loop: Loop) -> list[Value] | None:
     """Results that are operands need no loop."""
     count = len(loop.init)
-    steps, same = _pairs(loop)
+    steps, same = loop.read
     whole = {v: x for v, x in steps} | {v: _for_each_step(loop, w) for v, w in same if v in loop.results[count:]}
     kept = [o for o in loop.results[count:] if o not in whole]
     if len(kept) == len(loop.results) - count:
@@ -177,7 +177,7 @@ def permuted_results(loop: Loop) -> list[Value] | None:
         return None
     plain = [_unmoved(o) for o in given]
     ys = list(dict.fromkeys(o for o, _ in plain))
-    results = loop.part(range(count), *_pairs(loop), ys).emit()
+    results = loop.part(range(count), *loop.read, ys).emit()
     all_steps = dict(zip(ys, results[count:], strict=True))
     moved = (all_steps[y] if perm is None else make("permute", all_steps[y], perm=perm) for y, perm in plain)
     return [*results[:count], *moved]
@@ -216,12 +216,6 @@ RULES: tuple[Rule, ...] = (
     single_step, fixed_carries, equal_carries, uniform_steps, repeated_operands, permuted_results, passed_through,
     flipped_steps,
 )  # fmt: skip
-
-
-def _pairs(loop: Loop) -> tuple[list[tuple[Value, Value]], list[tuple[Value, Value]]]:
-    """The inputs of the body that are steps and wholes, each with its operand."""
-    inputs = loop.inputs
-    return list(zip(inputs.xs, loop.xs, strict=True)), list(zip(inputs.wholes, loop.wholes, strict=True))
 
 
 def _emitted(loop: Loop) -> list[Value]:

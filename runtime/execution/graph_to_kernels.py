@@ -62,9 +62,8 @@ Slabbing = Literal["walk", "inside", "none"]
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "assertions": AssertedIndices(), "simplify": Simplify(), "tidy loops": TidyLoops(), "contract": Contract(),
     "late sums": LateSums(), "motion": Motion(batch), "simplify again": Simplify(), "pieces of loops": Pieces(),
-    "longer loops": LongerLoops(),
-    "neighbours": Neighbours(), "handover": Handover(), "picked steps": PickedSteps(), "summed steps": SummedSteps(),
-    "summed beside": SummedBeside(), "carried pieces": CarriedPieces(),
+    "longer loops": LongerLoops(), "neighbours": Neighbours(), "handover": Handover(), "picked steps": PickedSteps(),
+    "summed steps": SummedSteps(), "summed beside": SummedBeside(), "carried pieces": CarriedPieces(),
 }  # fmt: skip
 
 

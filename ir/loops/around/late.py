@@ -8,10 +8,9 @@ Additions are in the same order. What leaves a loop (`motion`) is what a step ad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...graph import Graph, Value, building, emit
-from ...rewrite import extract
 from ...switches import is_on
 from ...transforms.ops import zeros
 from ..loop import Loop, below, loop_of, rebuild_scans, scans_of
@@ -45,7 +44,7 @@ def _late_sums(node: Value) -> list[Pair]:
 
 def _next(loop: Loop, number: int) -> int | None:
     """The carry that a step adds to this one, and that a step makes of neither, by a product or a sum."""
-    count, carries = len(loop.init), loop.inputs.carries
+    carries = loop.inputs.carries
     before, after = carries[number], loop.results[number]
     if after.prim != "add" or before not in after.args or after.users:
         return None
@@ -56,7 +55,7 @@ def _next(loop: Loop, number: int) -> int | None:
     alone = len(before.users) == len(other.users) == 1 and not {before, other} & {*loop.results}
     made = loop.results[late]
     is_made_apart = made.prim in ("dot", "sum") and made.id not in below(loop.body, [before, other])
-    return late if alone and is_made_apart and loop.results.index(after) == number < count else None
+    return late if alone and is_made_apart and loop.results.count(after) == 1 else None
 
 
 def _is_added_behind(node: Value, pair: Pair) -> bool:
@@ -80,15 +79,10 @@ def _with_sums(loop: Loop, pairs: Sequence[Pair]) -> list[Value]:
         with building(body):
             outputs[number] = emit("add", inputs[number], outputs[late])
         init[number] = emit("add", init[number], init[late])
-    dropped = {late for _, late in pairs}
+    summed = replace(loop, body=body.returning(outputs), init=tuple(init))
+    dropped = sorted(late for _, late in pairs)
     kept = [n for n in range(len(init)) if n not in dropped]
-    count = len(init)
-    steps = Loop(
-        extract([*(outputs[n] for n in kept), *outputs[count:]], [*(inputs[n] for n in kept), *inputs[count:]],
-                name=body.name),
-        tuple(init[n] for n in kept), loop.xs, loop.wholes, loop.length, loop.reverse,
-    )  # fmt: skip
-    results = steps.without_unread().emit()
-    for late in sorted(dropped):
+    results = summed.part(kept, *summed.read, summed.results[len(init) :]).without_unread().emit()
+    for late in dropped:
         results.insert(late, zeros(loop.init[late].aval))
     return results
