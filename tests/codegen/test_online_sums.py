@@ -60,8 +60,15 @@ def product(x: T, y: T, t: T) -> T:
     return (powers(x, t) * y).sum(1)
 
 
+def above_another(x: T, y: T, t: T) -> T:
+    """Relative to the larger one of the maximum and a number: to that of a row's earlier part, say."""
+    top = op("max", x.amax(1, keep=True), (t * 4.0).reshape(t.shape[0], 1))
+    e = (x - top).exp()
+    return (e * y).sum(1) / e.sum(1) + e.sum(1)
+
+
 ONE_PASS = (mean, variance, of_a_minimum, tempered, picked, beside_zero)
-MORE = (of_others, product)
+MORE = (of_others, product, above_another)
 every = pytest.mark.parametrize("body", ONE_PASS + MORE, ids=lambda b: b.__name__)
 LAYOUTS = {"rows": (N, 1), "columns": (1, M), "gaps": (2 * N, 2)}
 

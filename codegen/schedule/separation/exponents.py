@@ -83,6 +83,13 @@ class Exponents:
         factor = self.scaled(bound)
         return factor is not None and self._is_scaled_within(parts, sign, bound, factor)
 
+    def is_extreme(self, bound: Term) -> bool:
+        """It is an extreme itself, or that wherever it is finite; the larger one of it and another number is not."""
+        bound = bare(bound)
+        if bound.op == "where" and self._is_about_infinity(bound.args[0]):
+            return all(self.is_extreme(a) for a in bound.args[1:] if self.moves(a))
+        return bound in self.running
+
     def _is_scaled_within(self, parts: Parts, sign: int, bound: Term, factor: Term) -> bool:
         """x * c beside an extreme of x, times c."""
         lone = self._lone(parts)

@@ -77,7 +77,9 @@ def _is_plain(body: Term, top: Term, exponents: Exponents) -> bool:
     sign = 1 if top.op == "amin" else -1
     own = [(-sign * s, bare(part)) for s, part in summands(top.args[0])]
     rest = [(s, bare(part)) for s, part in parts if not exponents.moves(part)]
-    return sorted(own, key=_order) == sorted(rest, key=_order) and len(rest) == len(parts) - 1
+    moving = [part for _, part in parts if exponents.moves(part)]
+    is_own = len(moving) == 1 and exponents.is_extreme(moving[0])
+    return is_own and sorted(own, key=_order) == sorted(rest, key=_order)
 
 
 def _order(part: tuple[int, Term]) -> tuple[int, int]:
