@@ -504,11 +504,14 @@ class _Group:
                 raise Unfusible(value, "kernels were found that do not store all of it: please report this")
 
     def _check_order(self, kernels: Sequence[Kernel]) -> None:
-        """No kernel reads what only a later one writes. Raises Unfusible."""
+        """No kernel reads what only a later one writes, nor, but for walks and loops, what only it writes itself.
+        Raises Unfusible."""
         written = [{a.buffer for a in k.arguments if isinstance(a, Pointer) and a.name in k.writes} for k in kernels]
         for at, kernel in enumerate(kernels):
             read = {a.buffer for a in kernel.arguments if isinstance(a, Pointer) and a.name in kernel.reads}
-            if read & set().union(*written[at + 1 :]) - set().union(*written[: at + 1]):
+            reads_own = kernel.walk is not None or kernel.course is not None
+            there = set().union(*written[: at + 1 if reads_own else at])
+            if read & set().union(*written[at:]) - there:
                 raise Unfusible(self.order[-1], "kernels were found that read what is not there: please report this")
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
@@ -563,7 +566,8 @@ class _Group:
 
     def _rows_joined(self, one: _Made, two: _Made, memory: Mapping[int, Memory]) -> _Made | None:
         """None where a program does not have what the second reads, or where all of it moves no fewer bytes."""
-        goals, made = [*one.goals, *two.goals], {g.node.id for g in one.goals}
+        goals = [*one.goals, *two.goals]
+        made = {g.node.id for g in goals}  # either may have been joined before: its goals read each other
         read = {i: m for i, m in memory.items() if i not in made}
         try:
             kernels = self._kernel(goals, read, self.empty, two.label)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
 
+import sympy
+
 from ...ir import Graph
 from ...ir.types import ITEMSIZE, Size
 from ..kernel import Kernel, Kernels, Pointer, Ref, Scalar
@@ -91,7 +93,7 @@ def read_kernel(
     # Sizes, and what the guards say about them; then memory and the number of programs, which are made of sizes.
     dimensions = dimensions_of(graph) if dimensions is None else dimensions
     sizes = Sizes(arithmetic, kernel.pinned, dimensions, kernel.guards)
-    for guard in kernel.guards:
+    for guard in (*kernel.guards, *_of_differences(dimensions)):
         sizes.assume(guard)
     pointers = [p for p in kernel.arguments if isinstance(p, Pointer)]
     memory = {p.name: _memory(p.buffer, graph, kernels, kernel, sizes) for p in pointers}
@@ -107,6 +109,13 @@ def read_kernel(
     reader = Reader(RULES, arithmetic, arguments, dtypes, programs, sizes.is_multiple)
     reader.block(parse_function(kernel.source).body)
     return Subject(kernel, world, memory, scalars, reader)
+
+
+def _of_differences(dimensions: Sequence[Size]) -> Iterator[sympy.Basic]:
+    """n - 16 >= 0: a tensor of this length was asked for, so none is shorter than nothing."""
+    for size in dimensions:
+        if isinstance(size, sympy.Add) and any(part.could_extract_minus_sign() for part in size.args):
+            yield sympy.Ge(size, 0)
 
 
 def _assume_programs(world: World, programs: Poly) -> None:

@@ -152,3 +152,28 @@ def test_minus_zero_stays_outside_of_what_is_written() -> None:
     x = torch.full((3,), -0.0)
     with config.patch(backend="interpret"):
         assert torch.equal(torch.signbit(fusegrad.compile(write)(x)), torch.signbit(write(x)))
+
+
+def softmax_by_tiles(top: Tensor, total: Tensor, *blocks: Tensor) -> tuple[Tensor, ...]:
+    """Running maxima and sums of tiles of rows, updated in place block by block, as flash attention is written."""
+    top, total = top.clone(), total.clone()
+    made = []
+    for at in (0, 8):
+        m, s = top[:, at : at + 8], total[:, at : at + 8]
+        for x in blocks:
+            now = torch.maximum(x.amax(-1), m)
+            e = torch.exp(x + at - now[..., None])
+            made.append(e)
+            s.copy_(torch.exp(m - now) * s + e.sum(-1))
+            m.copy_(now)
+    return *made, top, total
+
+
+@pytest.mark.parametrize("last", [7, 23])
+def test_running_sums_of_tiles(last: int) -> None:
+    """Each kernel reads what earlier ones have reduced; the steps of a tile are made on the tile."""
+    given = torch.randn(4, 19), torch.rand(4, 19), *(torch.randn(4, 8, n) for n in (8, 8, last))
+    fast = fusegrad.compile(softmax_by_tiles)
+    with config.patch(backend="interpret"):
+        torch.testing.assert_close(fast(*given), softmax_by_tiles(*given))
+        assert not fusegrad.explain(fast, *given).directions["forward"].reasons

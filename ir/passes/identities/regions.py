@@ -3,6 +3,8 @@
 where(inside, pad(y[a:b] + v), y)      where(inside, y + pad(v), y)     each place of y is asked for once
 where(inside, pad(y[a:b]), y)          y                                 what was written is what is there
 where(inside, x, y)[a:b]               x[a:b]                            what was written is what is read
+(y + pad(v))[a:b]                      y[a:b] + v                        so are the steps of a chain of writes
+where(elsewhere, x, y)[a:b]            y[a:b]
 where(inside, x, where(inside, y, z))  where(inside, x, z)               what was written over is not there
 where(rows, where(inside, x, y), y)    where(inside, x, y)               a part of a part: y[2:][:, :5] += v
 where(inside, pad(x), 0)               pad(x)
@@ -28,6 +30,8 @@ from ..layout import only_ones
 
 MOST_PARTS = 8
 """Slices that part an axis: their gradients are put together."""
+MOST_STEPS = 64
+"""Operations of a chain of writes that a region is looked for in."""
 Side = tuple[Size, Size, int]
 """Of an axis the places before, behind, and between two elements."""
 
@@ -53,14 +57,14 @@ def written(value: Value) -> Value | None:
 
 
 def read_back(value: Value) -> Value | None:
-    """where(inside, x, y)[region]  ->  x[region]   where the region is what is inside"""
+    """where(inside, x, y)[region]  ->  x[region]   where the region is what is inside; y[region] where none of it is"""
     (source,) = value.args
-    if source.prim != "where" or not _is_mask(source.args[0]):
-        return None
-    inside = source.args[0]
-    if not _is_slice_at(value, inside):
-        return None
-    return make("slice", source.args[1], **value.params)
+    if any(step != 1 for step in value.params["step"]):  # what lies between is read as well: no part is less than all
+        inside = source.args[0] if source.prim == "where" else None
+        is_whole = inside is not None and _is_mask(inside) and _is_slice_at(value, inside)
+        return make("slice", source.args[1], **value.params) if is_whole else None
+    part = _Part(value)
+    return part.of(source) if part.reads(source) else None
 
 
 def pads(value: Value) -> Value | None:
@@ -171,6 +175,52 @@ class _Whole:
     def _is_region(self, value: Value) -> bool:
         is_part = value.prim == "slice" and same_shape(value.args[0].shape, self.pad.shape)
         return is_part and _is_slice_at(value, self.pad)
+
+
+class _Part:
+    """Values of a whole tensor as values of the region that a slice is of."""
+
+    def __init__(self, part: Value) -> None:
+        self.part = part
+        self._reads: dict[int, bool] = {}
+
+    def reads(self, value: Value) -> bool:
+        """True if a value is made, element by element, of what was written to the region, or beside it."""
+        if value.id not in self._reads:
+            self._reads[value.id] = False  # what is deeper than MOST_STEPS is read as it is
+            if len(self._reads) <= MOST_STEPS:
+                self._reads[value.id] = self._written(value) is not None or any(map(self.reads, self._made_of(value)))
+        return self._reads[value.id]
+
+    def of(self, value: Value) -> Value:
+        if not self.reads(value):
+            return make("slice", value, **self.part.params)
+        written = self._written(value)
+        if written is not None:
+            return self.of(written) if same_shape(written.shape, value.shape) else written
+        return make(value.prim, *map(self.of, value.args), **value.params)
+
+    def _made_of(self, value: Value) -> tuple[Value, ...]:
+        is_made = PRIMS[value.prim].family == "elementwise" and value.prim != "check_index"
+        return value.args if is_made else ()
+
+    def _written(self, value: Value) -> Value | None:
+        """What is there instead of a choice by region, or of a pad."""
+        if value.prim == "where" and _is_mask(value.args[0]):
+            return value.args[1] if _is_slice_at(self.part, value.args[0]) else self._beside(value.args[0], value.args[2])
+        if value.prim != "pad":
+            return None
+        if _is_slice_at(self.part, value):
+            return value.args[0]
+        nothing = False if value.dtype == "b1" else 0.0 if value.aval.is_float else 0
+        return self._beside(value, make("full", value=nothing, shape=self.part.shape, dtype=value.dtype))
+
+    def _beside(self, pad: Value, value: Value) -> Value | None:
+        """The value, if the region has no place that a pad leaves its operand."""
+        sides = zip(self.part.params["start"], self.part.params["stop"], pad.params["lo"], pad.params["hi"], pad.shape,
+                    strict=True)  # fmt: skip
+        is_beside = any(_at_least(lo, stop) or _at_least(start, n - hi) for start, stop, lo, hi, n in sides)
+        return value if is_beside else None
 
 
 def _below_reshape(value: Value) -> Value:
