@@ -117,3 +117,25 @@ def test_slices_of_a_gradient_lie_as_the_gradient_does() -> None:
     with fusegrad.config.patch(backend="reference"):
         both = [torch.autograd.grad(f(*args), args, weights) for f in (fusegrad.compile(solved), solved)]
     assert all(map(torch.equal, *both))
+
+
+def outer_products(x: Tensor, dt: Tensor, b: Tensor) -> Tensor:
+    """The state's gradient begins with that of the last result alone, and lies as that does."""
+    h, ys = x.new_zeros(*x.shape[1:], b.shape[1]), []
+    for t in range(x.shape[0]):
+        h = dt[t].exp()[..., None] * h + (dt[t] * x[t])[..., None] * b[t]
+        ys.append((h * b[t]).sum(-1))
+    return torch.stack(ys)
+
+
+@pytest.mark.filterwarnings("error::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("layout", [lambda g: g.mT.contiguous().mT, lambda g: g[..., :1, :].expand(g.shape)])
+def test_a_first_step_without_a_gradient_of_later_ones_lies_as_its_own(layout: Callable[[Tensor], Tensor]) -> None:
+    """What it lacks is added as -0.0, which came first and was row-major: sums of that go another way."""
+    torch.manual_seed(0)
+    args = [torch.randn(9, *shape, requires_grad=True) for shape in ((4, 5), (4, 1), (6,))]
+    weights = layout(torch.randn(9, 4, 5))
+    with fusegrad.config.patch(backend="reference"):
+        calls = fusegrad.compile(outer_products), outer_products
+        both = [torch.autograd.grad(call(*args), args, weights) for call in calls]
+    assert all(map(torch.equal, *both))

@@ -10,6 +10,7 @@ import torch
 
 from ...sizes import hint_of
 from ..affine import number_of
+from ..buffers.rewriting import layout_of, turned
 from ..program import MARK, Constant, Ref, Step
 from .following import UNKNOWN, may_be, next_leaf
 from .nodes import Node, Use
@@ -141,7 +142,7 @@ class FirstTurn:
 
     def _made(self, position: int, carried: int, awaited: Awaited) -> Node:
         like = self._like(position)
-        self.neutral.append(_nothing(like))
+        self.neutral += _nothing(like, awaited.value)
         made = Node(like.step, [Use(self.neutral[-1]) if s == carried else awaited.value for s in range(2)], None)
         self.edits += [(node, slot, made) for node, slot in awaited.readers]
         self._await(made, [UNKNOWN if s == carried else leaf for s, leaf in enumerate(self._expected(position))])
@@ -156,9 +157,19 @@ def _is_like(value: Use, like: Node) -> bool:
     return a.dtype == b.dtype and [hint_of(n) for n in a.shape] == [hint_of(n) for n in b.shape]
 
 
-def _nothing(like: Node) -> Node:
-    """-0.0 everywhere, which added to x leaves it as it is."""
-    value = like.step.value
+def _nothing(like: Node, value: Use) -> list[Node]:
+    """-0.0 everywhere, which added to x leaves it as it is: it lies as x does, or the sum would lie otherwise."""
+    own = like.step.value
+    order = layout_of(value.node.step.value) or layout_of(own) or list(range(own.ndim))
+    turned_back = [order.index(axis) for axis in range(len(order))]
+    rows = _rows_of_nothing(like, own.permute(order).contiguous())
+    if order == sorted(order):
+        return [rows]
+    step = turned(like.step, Ref(0), rows.step.value, turned_back)
+    return [rows, Node(step, [Use(rows), *step.leaves[1:]], None)]
+
+
+def _rows_of_nothing(like: Node, value: Any) -> Node:
     leaves = [*map(number_of, value.shape), Constant(-0.0, ("float", "-0.0"))]
     leaves += [Constant(v, (k, repr(v))) for k, v in (("dtype", value.dtype), ("device", value.device))]
     form = (([MARK] * value.ndim, MARK), {"dtype": MARK, "device": MARK})
