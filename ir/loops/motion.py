@@ -22,7 +22,7 @@ from ..rewrite import extract, make, nodes_between
 from ..switches import is_on
 from ..transforms.ops import inline, zeros
 from ..types import Size, simplify_size
-from .loop import Loop, below, loop_of, rebuild_scans, scans_of
+from .loop import Loop, below, loop_of, rebuild_scans, scans_of, without_shapes
 from .parts import carry_in_pieces, made_behind, part_along, with_parts
 from .tidy import permuted_results
 
@@ -183,16 +183,19 @@ class Motion:
         found = next((pair for i in range(len(loop.init)) if (pair := _added(loop, i)) is not None), None)
         if found is None:
             return None
-        number, step = found
-        return self._sum_of_steps(loop, number, step) if step.prim == "dot" else self._sum_of_sums(loop, number, step)
+        number, added = found
+        step = without_shapes(added)
+        results = (self._sum_of_steps if step.prim == "dot" else self._sum_of_sums)(loop, number, step)
+        results[number] = emit("add", loop.init[number], _shaped_as(added, results[number]))
+        return results
 
     def _sum_of_steps(self, loop: Loop, number: int, step: Value) -> list[Value]:
-        """init + the sum over steps of what each adds."""
+        """The sum over steps of what each adds."""
         count = len(loop.init)
         carries = [i for i in range(count) if i != number]
         pairs = loop.read
         results = self._emitted(loop.part(carries, pairs[0], pairs[1], [*loop.results[count:], step]))
-        results.insert(number, emit("add", loop.init[number], _summed(results.pop())))
+        results.insert(number, _summed(results.pop()))
         return results
 
     def _sum_of_sums(self, loop: Loop, number: int, step: Value) -> list[Value]:
@@ -211,7 +214,7 @@ class Motion:
             extract(outputs, inputs, name=body.name), tuple(init), loop.xs, loop.wholes, loop.length, loop.reverse
         )
         results = self._emitted(again.without_unread())
-        results[number] = emit("add", loop.init[number], emit("sum", results[number], axes=step.params["axes"]))
+        results[number] = emit("sum", results[number], axes=step.params["axes"])
         return results
 
 
@@ -247,15 +250,22 @@ def _bytes(values: Collection[Value]) -> int:
 
 
 def _added(loop: Loop, number: int) -> tuple[int, Value] | None:
-    """What a step adds to a carry that nothing else reads: a product, or a sum."""
+    """What a step adds to a carry that nothing else reads: a product, or a sum, as it is or in another shape."""
     before, after = loop.inputs.carries[number], loop.results[number]
     if after.prim != "add" or before not in after.args or len(before.users) != 1 or after.args[0] == after.args[1]:
         return None
     if any(o in (after, before) for i, o in enumerate(loop.results) if i != number) or len(after.users) > 0:
         return None
-    (step,) = (a for a in after.args if a != before)
-    carried = below(loop.body, loop.inputs.carries)
-    return (number, step) if step.prim in ("dot", "sum") and step.id in carried | _steps(loop) else None
+    (added,) = (a for a in after.args if a != before)
+    step, carried = without_shapes(added), below(loop.body, loop.inputs.carries)
+    return (number, added) if step.prim in ("dot", "sum") and step.id in carried | _steps(loop) else None
+
+
+def _shaped_as(model: Value, value: Value) -> Value:
+    """The same shapes, one after the other, of another value than the model's."""
+    if model.prim not in ("permute", "reshape"):
+        return value
+    return make(model.prim, _shaped_as(model.args[0], value), **model.params)
 
 
 def _steps(loop: Loop) -> set[int]:

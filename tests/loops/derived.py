@@ -26,6 +26,11 @@ def rand(*shape: int) -> Tensor:
     return (torch.rand(*shape, dtype=torch.float64) - 0.5).requires_grad_()
 
 
+def transposed(matrix: Tensor) -> Tensor:
+    """The same numbers, column by column in memory."""
+    return matrix.detach().t().contiguous().t().requires_grad_()
+
+
 def scan_by_einsum(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     decay = torch.exp(torch.einsum("bld,dn->bldn", delta.sigmoid(), a))
     entering = torch.einsum("bld,bln,bld->bldn", delta, b, u)
@@ -158,6 +163,14 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     return torch.stack(out, 2)
 
 
+def power_iteration(v: Tensor, w: Tensor, shifts: Tensor) -> Tensor:
+    """Of a matrix that is transposed in memory: its gradient is added up turned."""
+    for shift in shifts:
+        v = v @ w + shift
+        v = v / (v.norm(dim=-1, keepdim=True) + 1e-6)
+    return v
+
+
 def log_partition(emit: Tensor, trans: Tensor) -> Tensor:
     alpha = emit[:, 0]
     for t in range(1, emit.shape[1]):
@@ -191,5 +204,6 @@ DERIVED = (
     Derived(gated_attention, lambda t: tuple(rand(2, 2, t, n) for n in (3, 3, 5, 3)), 2),
     Derived(log_partition, lambda t: (rand(2, t, 5), rand(5, 5)), 3),
     Derived(normalised_cell, lambda t: (rand(t, 3, 4), rand(3, 4), rand(4, 4), rand(4)), 14),
+    Derived(power_iteration, lambda t: (rand(4, 3), transposed(rand(3, 3)), rand(t, 4, 3)), 10),
     Derived(window_by_taps, lambda t: (rand(2, t, 3), rand(3, 3)), 4),
 )

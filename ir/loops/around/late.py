@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ...graph import Graph, Value, building, emit
 from ...switches import is_on
 from ...transforms.ops import zeros
-from ..loop import Loop, below, loop_of, rebuild_scans, scans_of
+from ..loop import Loop, below, loop_of, rebuild_scans, scans_of, without_shapes
 from ..tidy import in_bodies
 
 Pair = tuple[int, int]
@@ -54,7 +54,7 @@ def _next(loop: Loop, number: int) -> int | None:
     late = list(carries).index(other)
     alone = len(before.users) == len(other.users) == 1 and not {before, other} & {*loop.results}
     made = loop.results[late]
-    is_made_apart = made.prim in ("dot", "sum") and made.id not in below(loop.body, [before, other])
+    is_made_apart = without_shapes(made).prim in ("dot", "sum") and made.id not in below(loop.body, [before, other])
     return late if alone and is_made_apart and loop.results.count(after) == 1 else None
 
 

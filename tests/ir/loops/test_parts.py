@@ -58,6 +58,17 @@ def that_is_turned_as_well(h: Value, x: Value) -> list[Value]:
     return [h, cat(h, x), emit("permute", cat(h, x), perm=(1, 0))]
 
 
+def that_is_turned_and_added_up(h: Value, w: Value, x: Value) -> list[Value]:
+    """As autograd adds up the gradient of a matrix that is transposed in memory."""
+    after = mul(h, x)
+    return [after, add(w, emit("permute", dot(emit("permute", after, perm=(1, 0)), h), perm=(1, 0)))]
+
+
+def whose_sums_are_added_up_in_another_shape(h: Value, b: Value, x: Value) -> list[Value]:
+    after = mul(h, x)
+    return [after, add(b, emit("reshape", emit("sum", after, axes=(0,)), shape=(1, 4)))]
+
+
 CASES: dict[str, tuple[Callable[..., Sequence[Value]], int, Sequence[Any], dict[str, int], int]] = {
     "a product of what is known and what is carried": (
         of_what_is_known, 1, ((2, 4), (T, 2, 3), (7, 4)), {"dot": 1, "cat": 0}, 1,
@@ -70,6 +81,12 @@ CASES: dict[str, tuple[Callable[..., Sequence[Value]], int, Sequence[Any], dict[
     ),
     "a concatenation that is added up": (
         that_is_added_up, 2, ((2, 4), (2, 8), (T, 2, 4)), {"cat": 0, "add": 2}, 0,
+    ),
+    "a product that is turned and added up": (
+        that_is_turned_and_added_up, 2, ((2, 4), (4, 4), (T, 2, 4)), {"dot": 0, "permute": 0}, 1,
+    ),
+    "sums that are added up in another shape": (
+        whose_sums_are_added_up_in_another_shape, 2, ((2, 4), (1, 4), (T, 2, 4)), {"sum": 0, "reshape": 0}, 0,
     ),
     "a result that is turned as well": (that_is_turned_as_well, 1, ((2, 4), (T, 2, 4)), {"permute": 0}, 0),
 }  # fmt: skip
