@@ -42,12 +42,6 @@ CELLS = {
 """Launches of forward and backward where a step multiplies what it carries: a kernel for each loop, and the products of
 all steps at once, the sums of what they add up and the first step beside it."""
 
-SPILLS: dict[tuple[str, int], set[tuple[str, str]]] = {
-    # 24 bytes; half the steps at once would fit, and take twice the turns
-    ("SelectiveScan", 64): {("SelectiveScan_backward", t) for t in ("cuda:80", "cuda:90", "cuda:100")},
-}
-"""Kernels that do not fit into registers yet, by class and width, and on which target."""
-
 
 def in_meta(case: LoopFunction, steps: int, width: int) -> list[Any]:
     """The arguments of a call without their numbers."""
@@ -84,12 +78,12 @@ def test_a_recurrent_cell_is_no_launch_for_each_step(case: LoopFunction) -> None
 
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda c: c.name)
-def test_kernels_compile_without_spills_but_those_that_are_known(case: LoopFunction, width: int) -> None:
+def test_kernels_compile_without_spills(case: LoopFunction, width: int) -> None:
     fast, args = fusegrad.compile(case.cls), in_meta(case, 96, width)
     plans = {target: fusegrad.explain(fast, *args, target=target) for target in TARGETS}
     rows = [(kernel, t, by[t]) for t, plan in plans.items() for kernel, by in plan.binaries(t).items()]
     assert rows and not [(k, t, b.error) for k, t, b in rows if b.error]
-    assert {(k, t) for k, t, b in rows if b.spills not in (0, -1)} == SPILLS.get((case.name, width), set())
+    assert not [(k, t, b.spills) for k, t, b in rows if b.spills not in (0, -1)]
 
 
 def test_misses_are_of_lengths_that_are_asked() -> None:

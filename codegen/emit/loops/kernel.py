@@ -71,10 +71,10 @@ def kernels_of_loop(
     workload = Workload(program, target, hints)
     whole, own = whole or why_whole(program, linear), without_late(program)
     walked = Workload(own, target, hints)
-    tile = chunked_tile_of(walked, own)
+    tile = chunked_tile_of(walked, own, linear)
     wanted = 1 if whole or tile is None else wanted_chunks(workload, program, tile, linear)
     if tile is not None and chunks_at(wanted, workload) > 1:
-        tile = chunked_tile_of(walked, own, by_sectors=True) or tile
+        tile = chunked_tile_of(walked, own, linear, by_sectors=True) or tile
         wanted = wanted_chunks(workload, program, tile, linear)
     chunks = chunks_at(wanted, workload)
     if tile is None or chunks == 1:
@@ -101,7 +101,7 @@ def _at_once(
     program: LoopProgram, linear: dict[LoopState, Linear] | None, w: Workload, label: str, whole: str = ""
 ) -> LoopKernels:
     """One kernel of all steps: many of a linear recurrence at once, where its tile has room for them."""
-    tile = None if linear is None else chunked_tile_of(w, program)
+    tile = None if linear is None else chunked_tile_of(w, program, linear)
     if linear is not None and tile is not None:
         loop: Loop = ChunkedLoop(_emitter(program, tile, w.target, w.hints, label), program, linear)
         course: Course | None = _course(program, tile, w.target, whole=whole)

@@ -18,6 +18,8 @@ from .roles import LoopProgram, LoopState
 
 ADDRESSES = 32
 """For addresses, masks and what a value is made of."""
+WALKS = 3
+"""Of a chunk's steps: for what they make of the states, for these where others are in vain, and for the results."""
 FREE = ("const", "index", "carried")
 """Numbers, addresses, and what is counted as a state."""
 WORD = 4
@@ -58,6 +60,17 @@ def registers_of_scans(
     again = {a for t in program.terms if t not in before for a in t.args if a in before and a.op not in FREE}
     states = [s.update.value for s in linear]
     return ADDRESSES + sum(map(words, (*scanned, *scanned, *states, *again)))
+
+
+def registers_of_chunks(
+    program: LoopProgram, linear: Mapping[LoopState, Linear], blocks: dict[Axis, int], threads: int
+) -> int:
+    """About so many where chunks of time look back: the loads of the rest of a step begin at once, and a chunk is
+    walked up to three times, whose addresses are made before all of them."""
+    before = terms_below(part for line in linear.values() for part in line if part is not None)
+    late = (t for t in program.terms if t.op == "load" and program.time in t.axes and t not in before)
+    in_flight = sum(_words(t, blocks, threads) for t in late)
+    return registers_of_scans(program, linear, blocks, threads) + in_flight + (WALKS - 1) * ADDRESSES
 
 
 def _moving(step: Iterable[Term], time: Axis) -> dict[Term, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ....ir.errors import Unfusible
@@ -15,9 +15,9 @@ from ...program.sizes import Hints, power_of_two
 from ..registers import ROOM
 from ..schedule import Schedule
 from ..workload import Workload
-from .recurrences import is_multiplied
-from .registers import registers_of
-from .roles import LoopProgram, Part
+from .recurrences import Linear, is_multiplied
+from .registers import registers_of, registers_of_chunks
+from .roles import LoopProgram, LoopState, Part
 
 LANES = (1024, 512, 256, 128, 64, 32)
 """Of one program, largest first: carried values, and what a step makes of them, are in registers."""
@@ -69,14 +69,16 @@ def in_chunks(w: Workload, program: LoopProgram) -> bool:
     return is_on("at_once") and w.size[program.time] > LEAST and is_few
 
 
-def chunked_tile_of(w: Workload, program: LoopProgram, by_sectors: bool = False) -> LoopTile | None:
+def chunked_tile_of(
+    w: Workload, program: LoopProgram, linear: Mapping[LoopState, Linear], by_sectors: bool = False
+) -> LoopTile | None:
     """A tile of many steps; None where what a step reduces along leaves no room for it.
 
     by_sectors: of fewer steps, if need be, so that what is contiguous is read by whole sectors: as time is in chunks,
     fewer programs in each of them do not matter.
     """
     if program.part is not None:
-        return _chunked_tile_of_part(w, program, program.part)
+        return _chunked_tile_of_part(w, program, program.part, linear)
     time = program.time
     order = [a for a in w.order if a is not time]
     whole = tuple(a for a in order if a in program.whole)
@@ -96,15 +98,30 @@ def chunked_tile_of(w: Workload, program: LoopProgram, by_sectors: bool = False)
     return LoopTile(grid, whole, {a: blocks[a] for a in w.order if a in blocks}, {}, warps, 1)
 
 
-def _chunked_tile_of_part(w: Workload, program: LoopProgram, part: Part) -> LoopTile | None:
-    """Steps for the lanes that are summed, as many as fit beside them; None for a few."""
+def _chunked_tile_of_part(
+    w: Workload, program: LoopProgram, part: Part, linear: Mapping[LoopState, Linear]
+) -> LoopTile | None:
+    """Steps for the lanes that are summed, as many as fit beside them and registers hold; None for a few."""
     one = _tile_of_part(w, program, part)
     rows = min(ROWS, power_of_two(w.size[program.time]), LONG // math.prod(one.blocks.values()))
     if rows < FEW:
         return None
-    blocks = {**one.blocks, program.time: rows}
+    tiles = [_of_rows(w, one, program.time, n) for n in halves(rows) if n > 1]
+    return next((tile for tile in tiles if _holds_chunks(w, program, tile, linear)), tiles[-1])
+
+
+def _of_rows(w: Workload, one: LoopTile, time: Axis, rows: int) -> LoopTile:
+    """So many steps at once of the tile for one."""
+    blocks = {**one.blocks, time: rows}
     warps = power_of_two(max(1, min(8, math.prod(blocks.values()) // (w.target.warp * PER_THREAD))))
     return one._replace(blocks={a: blocks[a] for a in w.order if a in blocks}, warps=warps, stages=1)
+
+
+def _holds_chunks(w: Workload, program: LoopProgram, tile: LoopTile, linear: Mapping[LoopState, Linear]) -> bool:
+    """Registers hold what a tile of steps needs: sums along two axes leave none over."""
+    if w.target.kind == "interpret":
+        return True
+    return registers_of_chunks(program, linear, tile.blocks, tile.warps * w.target.warp) <= ROOM
 
 
 def _tile_of_part(w: Workload, program: LoopProgram, part: Part) -> LoopTile:
