@@ -177,7 +177,7 @@ class Term:
            check_index                            args: an index, the size that it is below, then the guards
        matmul  param the summed axis          args: tiles [rows, its lanes] and [the axis, columns]
        moved   param (axis, place along it)    the argument's other lanes: element `place` for the element at the axis
-       crossed param (axis, another)          the argument along another axis of that size
+       crossed param (axis, another)          the argument along another axis of that size, or both exchanged
        carried param reduction, or state      what it was before the turn of the loop that takes more in
        last    param state                    what it is when the loop is over
            any elementwise primitive
@@ -204,7 +204,7 @@ def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
     if op == "matmul":
         return below - {param}
     if op == "crossed":
-        return below - {param[0]} | {param[1]}
+        return frozenset(dict(zip(param, reversed(param), strict=True)).get(a, a) for a in below)
     if op in ("carried", "last") and param is not None:
         return frozenset(param.axes)
     return below | {a for a, _ in param.terms} if op == "index" else below

@@ -107,6 +107,25 @@ def test_a_step_reads_of_what_is_carried_what_eager_reads(step: Step) -> None:
     assert not STEPS[step] or sum(launch.times for launch in launches) == 1
 
 
+def turned(state: Tensor, x: Tensor) -> Tensor:
+    return 0.4 * (state + state.mT.cos()) + x
+
+
+def turned_sum(state: Tensor, x: Tensor) -> Tensor:
+    """What a step holds, and a truth value of it, as they are and transposed."""
+    soft = torch.stack([state, x]).logsumexp(0)
+    return torch.where((soft > 0.5).mT, soft - 0.5 * soft.mT, x)
+
+
+@pytest.mark.parametrize("step", [turned, turned_sum], ids=lambda step: step.__name__)
+def test_a_step_reads_a_square_matrix_as_its_transpose(step: Step) -> None:
+    x = torch.randn(5, 2, 3, 3, dtype=torch.float64)
+    fast = fusegrad.compile(class_of(step))
+    torch.testing.assert_close(fast.apply(x), class_of(step).apply(x))
+    (launch,) = fusegrad.explain(fast, x).directions["forward"].launches
+    assert launch.times == 1
+
+
 class Windows(Function):
     """A piece of x as long as w in each step, and a number that is put into what is carried."""
 

@@ -255,12 +255,13 @@ def _carried(table: TermTable, load: Term, args: Sequence[Term], sink: Sink, tim
 
 
 def _elsewhere(table: TermTable, load: Term, args: Sequence[Term], sink: Sink, own: Term) -> Term:
-    """A tile at the place of a load: at its own, as far along one axis as another element is, along another axis, or
-    at one element along it."""
+    """A tile at the place of a load: at its own, as far along one axis as another element is, along another axis, with
+    two axes exchanged, or at one element along one."""
     if load.param.place == sink.place:
         return own
-    ways = () if load.param.indirect else (("moved", _moved_along(load, sink)), ("crossed", _across(load, sink)))
-    for op, param in ways:
+    ways = (("moved", _moved_along), ("crossed", _across), ("crossed", _exchanged))
+    for op, way in ways if not load.param.indirect else ():
+        param = way(load, sink)
         if param is not None:
             return _in_other_lanes(table, op, own, param)
     if (picked := _picked(load, sink)) is not None:
@@ -272,7 +273,7 @@ def _elsewhere(table: TermTable, load: Term, args: Sequence[Term], sink: Sink, o
 
 def _in_other_lanes(table: TermTable, op: str, own: Term, param: tuple[Axis, Any]) -> Term:
     """A tile moved or turned along an axis; lanes hold no single bits."""
-    if param[0] not in own.axes:
+    if own.axes.isdisjoint(param if op == "crossed" else param[:1]):
         return own
     if own.dtype == "b1":
         bits = table.cast(own, "i32")
@@ -289,6 +290,17 @@ def _across(load: Term, sink: Sink) -> tuple[Axis, Axis] | None:
     ((mine, other),) = zip(left, new, strict=True)
     is_same = same(mine.size, other.size) and same(own[mine], place[other]) and not other.turn
     return (mine, other) if is_same and all(own[a] == c for a, c in place.items() if a in own) else None
+
+
+def _exchanged(load: Term, sink: Sink) -> tuple[Axis, Axis] | None:
+    """Two axes of the state, which a load reads as its transpose."""
+    own, place = dict(sink.place.terms), dict(load.param.place.terms)
+    pair = [a for a in own if own[a] != place.get(a)]
+    if len(pair) != 2 or own.keys() != place.keys() or load.param.place.offset != sink.place.offset:
+        return None
+    one, other = pair
+    is_turned = same(own[one], place[other]) and same(own[other], place[one])
+    return (one, other) if is_turned and same(one.size, other.size) else None
 
 
 def _looked_up(load: Term, sink: Sink) -> Axis | None:
