@@ -126,6 +126,24 @@ def test_a_step_reads_a_square_matrix_as_its_transpose(step: Step) -> None:
     assert launch.times == 1
 
 
+def divided_cell(x: Tensor, w: Tensor) -> Tensor:
+    h, out = torch.ones_like(x[0]), []
+    for t in range(x.shape[0]):
+        h = torch.tanh((h / x[t]) @ w) + x[t]
+        out.append(h)
+    return torch.stack(out)
+
+
+def test_beyond_the_end_of_what_a_product_sums_is_nothing() -> None:
+    """A tile is longer than a row: there zero is divided by zero, and the product was NaN everywhere."""
+    torch.manual_seed(0)
+    x, w = torch.rand(5, 3, 4) + 0.5, torch.randn(4, 4)
+    fast = fusegrad.compile(divided_cell)
+    torch.testing.assert_close(fast(x, w), divided_cell(x, w))
+    (launch,) = fusegrad.explain(fast, x, w).directions["forward"].launches
+    assert launch.times == 1
+
+
 class Windows(Function):
     """A piece of x as long as w in each step, and a number that is put into what is carried."""
 

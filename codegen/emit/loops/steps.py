@@ -20,7 +20,7 @@ from ...schedule.separation.algebra import source_of
 from ..access.coordinates import Coord
 from ..context import as_tensor, name_of
 from ..emit import Emitter
-from ..mathematics import narrow
+from ..mathematics import narrow, number
 from ..statements import Accumulate, Expr, For, Scope, binary, call, literal, name
 
 
@@ -144,16 +144,24 @@ class Loop:
         """tl.dot of a tile of rows with a matrix that has the summed axis first."""
         rows, matrix = term.args
         dtype = multiplied_in(rows, matrix, term)
-        left = operand(rows, dtype, self.values.value(rows, scope))
         (column,) = matrix.axes - {term.param, self.program.time}
+        left = operand(rows, dtype, self._without_others(rows, column, self.values.value(rows, scope)))
         with self._dimensions(term.param, column):
-            right = operand(matrix, dtype, self.values.value(matrix, scope))
+            value = self._without_others(matrix, term.param, self.values.value(matrix, scope))
+            right = operand(matrix, dtype, value)
             right = self.context.let(scope.home(self.emitter.levels.of(matrix)), name_of(matrix) or "matrix", right)
         product = call("tl.dot", left, right, **self.context.precision(dtype))
         product = self.context.round_reduction(term, product)
         label = scope.define(self.context.names.fresh(name_of(term), "product"), product, self.context.comment(term))
         self.values.accumulated[term] = label
         self.emitter.levels.fix(term, scope.level)
+
+    def _without_others(self, term: Term, axis: Axis, value: Expr) -> Expr:
+        """A tile that is summed along an axis, with zeros beyond its end: 0 / 0 is NaN there, even times zero."""
+        mask = self.emitter.coords[axis].mask
+        if axis not in term.axes or mask is None or self.emitter.folding.pad(term, axis) == 0.0:
+            return value
+        return call("tl.where", mask, as_tensor(term, value), literal(number(0, term.dtype)))
 
     def _move(self, term: Term, scope: Scope) -> None:
         """tl.gather along an axis that is whole in the tile; elsewhere is nothing, which nothing asks for."""
@@ -176,6 +184,9 @@ class Loop:
         """tl.permute of a tile: its lanes along another axis, which is as long."""
         (state,) = term.args
         dims = self.emitter.tile.dims
+        if not {*dims} >= {*term.param}:
+            assert term.node is not None
+            raise Unfusible(term.node, "a step reads what it carries along the sum of a product, beside that")
         swapped = dict(zip(term.param, reversed(term.param), strict=True))
         order = [dims.index(swapped.get(axis, axis)) for axis in dims]
         value = as_tensor(state, self.values.value(state, scope))
