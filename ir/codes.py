@@ -360,6 +360,13 @@ CODES = (
         (r"its traces failed, which took long",),
     ),
     Code(
+        "FG057", "it writes to memory that two arguments, or two elements of one, share",
+        "What a kernel has read of an argument is another's that was written meanwhile, or was written twice. Your own "
+        "method runs for such calls; others are compiled.",
+        "Pass a clone of the argument, or return the new value instead of writing it.",
+        (r"it writes to memory that two",),
+    ),
+    Code(
         "FG060", "jvp is not linear: `mul` multiplies two values that depend on the tangents",
         "A rule is derived by transposing another, and only a linear one has a transpose.",
         "Write the missing method, or keep the operation off the way of the tangents or gradients.",

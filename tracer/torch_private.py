@@ -447,9 +447,21 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def share_memory(args: Sequence[Any]) -> bool:
-    """True if two tensors look at the same memory."""
-    storages = [memory_of(unwrap_functorch(a)) for a in args if isinstance(a, Tensor)]
-    return len(set(storages)) < len(storages)
+    """True if two tensors look at the same memory, or one does twice, as an expanded one does."""
+    tensors = [unwrap_functorch(a) for a in args if isinstance(a, Tensor)]
+    return len({*map(memory_of, tensors)}) < len(tensors) or any(map(_repeats_itself, tensors))
+
+
+def _repeats_itself(tensor: Tensor) -> bool:
+    """False if no two elements are known to have one place in memory: each axis steps over all that inner ones do."""
+    if tensor.is_contiguous() or tensor.layout is not torch.strided:
+        return False
+    reached = 0
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1):
+        if stride <= reached:
+            return True
+        reached += stride * (size - 1)
+    return False
 
 
 _throw = _private("_C._set_throw_on_mutable_data_ptr")

@@ -190,6 +190,7 @@ class Compiled:
         """True if a specialization is for arguments that share memory as these do, and is known to be right."""
         captured = specialization.captured
         if captured.writes_inputs and share_memory(args):
+            self.ledger.note_shared_memory()
             return False
         if not captured.unchecked:
             return True

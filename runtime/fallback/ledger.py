@@ -19,9 +19,11 @@ from ..settings.counters import count
 from .answer import FaultError
 from .records import OpaqueCall, Record, warn
 
-MODES, ANOMALY, FURTHER = "dispatch modes", "anomaly mode", "further kinds of calls"
+MODES, ANOMALY, FURTHER, SHARED = "dispatch modes", "anomaly mode", "further kinds of calls", "shared memory"
 """Records that are of no method: calls under a TorchDispatchMode, double backwards under
-torch.autograd.detect_anomaly, kinds of calls that wait for a capture of a class some kinds of which were refused."""
+torch.autograd.detect_anomaly, kinds of calls that wait for a capture of a class some kinds of which were refused, calls
+that write to memory which is met twice."""
+MET_TWICE = "it writes to memory that two arguments, or two elements of one, share"
 UNLAUNCHED = re.compile(r"no kernels|\w+ (runs operation by operation|goes through torch at some sizes)")
 """Reasons why torch runs the operations of a captured method, or of a part of it, one by one."""
 DEBUGGED = "anomaly mode is on, which names the operation that made a NaN"
@@ -165,6 +167,14 @@ class Ledger:
         self.records[MODES] = Record("opaque", reason, users_line())
         count("fallbacks")
         warn(f"{self._user.cls.__name__} falls back to eager: {reason} [{code_of(reason)}]")
+
+    def note_shared_memory(self) -> None:
+        """A call writes where another argument, or element, is read: eager's order of both is the user's. On record."""
+        if SHARED in self.records:
+            return
+        self.records[SHARED] = Record("opaque", MET_TWICE, self._place("forward"))
+        count("fallbacks")
+        warn(f"{self._user.cls.__name__} falls back to eager: {MET_TWICE} [{code_of(MET_TWICE)}]")
 
     def is_in_anomaly_mode(self) -> bool:
         """True if anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""

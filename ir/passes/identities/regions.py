@@ -207,7 +207,8 @@ class _Part:
     def _written(self, value: Value) -> Value | None:
         """What is there instead of a choice by region, or of a pad."""
         if value.prim == "where" and _is_mask(value.args[0]):
-            return value.args[1] if _is_slice_at(self.part, value.args[0]) else self._beside(value.args[0], value.args[2])
+            inside, update, rest = value.args
+            return update if _is_slice_at(self.part, inside) else self._beside(inside, rest)
         if value.prim != "pad":
             return None
         if _is_slice_at(self.part, value):
