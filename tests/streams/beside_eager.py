@@ -18,17 +18,13 @@ FLOOR = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.
 """Errors that are always allowed, as a share of the largest element: some units of the dtype."""
 WORSE_THAN_EAGER = 2.0
 """How many times the error of eager in the same dtype is allowed, where that is more."""
-WORSE_WHERE_ZERO = 3.0
-"""The same of a gradient that is zero whatever those of the results are: that of what shifts all scores alike, say.
-
-Nothing but roundings is left of it. Ours are one more, as a row's sum is taken from a result in the dtype of the call.
-"""
 TINY = 1e-30
 SMALL = 0.05
 """Gradients are taken to be this share of the largest one at least: one that is zero in theory has no digits.
 
 They are also taken to be as large as they are for other gradients of the results: what is zero for these alone, as they
-are the same in all rows, say, is made of what is not, and has the roundings of that.
+are the same in all rows, say, is made of what is not, and has the roundings of that. One that is zero for those, too
+(that of what shifts all scores alike) is a sum of what the largest is made of, of which nothing but roundings is left.
 """
 
 
@@ -124,14 +120,12 @@ def differences(
     wide = [as_float64(a) for a in arguments]
     usual = exact if layout is None else run(eager, wide, [g.double() for g in gradients_for(plain.results)])
     told, errors = [], _errors(plain, exact, usual)
-    zero = _zero_in_theory(usual)
     for (name, x), (_, p), off in zip(ours.named(), plain.named(), _errors(ours, exact, usual).values(), strict=True):
-        worse = WORSE_WHERE_ZERO if name in zero else WORSE_THAN_EAGER
-        allowed = max(FLOOR[dtype], worse * errors[name])
+        allowed = max(FLOOR[dtype], WORSE_THAN_EAGER * errors[name])
         if neighbours and not off <= allowed:
             near = Neighbours(eager, arguments, given, layout)
             errors, neighbours = near.largest_errors(neighbours, errors, usual), 0
-            allowed = max(FLOOR[dtype], worse * errors[name])
+            allowed = max(FLOOR[dtype], WORSE_THAN_EAGER * errors[name])
         if x.dtype != p.dtype or not off <= allowed:
             told.append(f"{name} {tuple(x.shape)} {x.dtype}: {off:.1e}, allowed {allowed:.1e}")
     return told
@@ -139,8 +133,10 @@ def differences(
 
 def _errors(made: Made, exact: Made, usual: Made) -> dict[str, float]:
     """By name; usual: the gradients for other gradients of the results, which say how large they are."""
-    least = SMALL * max((_largest(g) for g in exact.gradients if g is not None), default=0.0)
-    sizes = {name: max(least, _largest(g)) for name, g in usual.named() if name.startswith("gradient")}
+    largest = max((_largest(g) for g in exact.gradients if g is not None), default=0.0)
+    least, zero = SMALL * largest, _zero_in_theory(usual)
+    own = ((name, largest if name in zero else _largest(g)) for name, g in usual.named() if name.startswith("gradient"))
+    sizes = {name: max(least, size) for name, size in own}
     pairs = zip(made.named(), exact.named(), strict=True)
     return {name: error(x, e, sizes.get(name, least)) for (name, x), (_, e) in pairs}
 

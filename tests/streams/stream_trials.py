@@ -31,7 +31,7 @@ LAYOUTS = {"contiguous": None, "transposed heads": transposed_heads, "expanded":
 MORE_LAYOUTS = {**LAYOUTS, "one number": lambda g: g.mean().expand(g.shape)}
 EXPLAINED = 10
 """One program in so many is explained as well: it takes as long as the calls."""
-NEIGHBOURS = 24
+NEIGHBOURS = 96
 """Calls of eager close by that say how far eager is from float64, where a program is further than twice here.
 
 A number that is what is left of a sum over all rows has one error here and another one there: of few calls the largest
