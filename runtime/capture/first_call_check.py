@@ -14,7 +14,7 @@ import torch
 
 from ...tracer.loops.lengths import NEAR
 from ...tracer.opaque.opaque import Tape
-from ...tracer.torch_private import functions_as_written, memory_of
+from ...tracer.torch_private import functions_as_written, memory_of, without_hooks
 from ...tracer.trace import CaptureError, Trace
 from ..execution.aten.replay import step_by_step
 from ..execution.intermediates import intermediate_bytes
@@ -47,7 +47,7 @@ def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | 
     # Graph and method on the same data, opaque calls played back to both: an effect happens once.
     at = captured.sizes(arguments)
     replay = _RecordedCall(replay_opaque_nodes(partial(replay_forward, captured), tape, at))
-    theirs = replay_opaque_calls(partial(run_user_forward, captured), tape)
+    theirs = replay_opaque_calls(partial(_forward_in_its_mode, captured), tape)
     why = compare(captured, replay, theirs, arguments, cut_down, tape or captured.forward.trace)
     if why is None:
         captured.longest.note(sizes)
@@ -59,6 +59,15 @@ def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | 
             fakes_of_part[:] = [f if f is not None else k for f, k in zip(fakes, fakes_of_part, strict=False)]
             fakes = fakes[len(fakes_of_part) :]
     return why
+
+
+def _forward_in_its_mode(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
+    """A class runs without grad mode, a plain function in it, but where it writes to what are leaves here.
+
+    What autograd saves then is nobody's: hooks for it (a checkpoint's) hear of nothing.
+    """
+    with torch.set_grad_enabled(captured.is_plain and not captured.writes_inputs), without_hooks():
+        return run_user_forward(captured, args)
 
 
 def check_backward(

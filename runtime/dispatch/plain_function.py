@@ -83,11 +83,14 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
 def watched(fn: Callable[..., Any], args: Sequence[Any], switches: Switches) -> Any:
     """The body, captured in grad mode, as eager runs it: its results tell whether they need a gradient.
 
+    So is what a capture is compared with: a product folds an axis or not by whether an operand needs one.
+
     Raises CaptureError where something else would need one: autograd does not look into the containers of a Function.
     """
     untracked = [a for a in args if isinstance(a, Tensor) and not a.requires_grad]
     captured = is_capturing()
-    with torch.set_grad_enabled(captured), switches if captured else nullcontext(), following(watcher()):
+    mode = torch.set_grad_enabled(captured or torch.is_grad_enabled())
+    with mode, switches if captured else nullcontext(), following(watcher()):
         output = fn(*args)
     if captured and (why := _unseen(args, output, untracked)) is not None:
         raise CaptureError(reason=why, where=method_place(fn))

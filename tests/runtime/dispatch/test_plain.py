@@ -233,3 +233,15 @@ def test_what_no_gradient_needs_may_be_written_to() -> None:
     fast = fusegrad.compile(f)
     expected, found = (torch.autograd.grad(call(y, w).sin().sum(), y) for call in (f, fast))
     assert torch.equal(expected[0], found[0])
+
+
+@pytest.mark.filterwarnings("error::fusegrad.FallbackWarning")
+def test_products_fold_by_what_needs_a_gradient() -> None:
+    """torch folds the batch of a product into its rows where a matrix that was computed needs a gradient."""
+    x, w = torch.randn(2, 19, 8, requires_grad=True), torch.randn(19, 19, requires_grad=True)
+
+    def mixed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.exp(w) @ torch.exp(x)
+
+    found = fusegrad.compile(mixed, backend="reference")(x, w)
+    assert torch.equal(found, mixed(x, w))
