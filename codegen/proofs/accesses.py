@@ -15,7 +15,7 @@ from itertools import islice, product
 import sympy
 
 from ...ir import Graph
-from ...ir.types import ITEMSIZE, Size
+from ...ir.types import ITEMSIZE, Size, simplify_size
 from ..kernel import Kernel, Kernels, Pointer, Ref, Scalar
 from . import reading
 from .arithmetic import Arithmetic, is_multiple
@@ -50,9 +50,11 @@ def prove(graph: Graph, kernels: Kernels) -> list[Proof]:
 
 
 def dimensions_of(graph: Graph) -> tuple[Size, ...]:
-    """The sizes of all tensors in a graph, each once: the same for all of its kernels."""
+    """The sizes of all tensors in a graph, and of what slices leave behind them, each once: for all of its kernels."""
     values = (*graph.inputs, *graph.order())
-    return tuple(dict.fromkeys(n for v in values for t in v.avals for n in t.shape))
+    sizes = dict.fromkeys(n for v in values for t in v.avals for n in t.shape)
+    sliced = (zip(v.args[0].shape, v.params["stop"], strict=True) for v in values if v.prim == "slice")
+    return tuple(sizes | dict.fromkeys(simplify_size(n - stop) for sides in sliced for n, stop in sides if n != stop))
 
 
 def prove_kernel(

@@ -20,6 +20,7 @@ from ...ir.errors import LoweringError
 from ...ir.passes.programs.compared import hands_over_selected, pairs_of
 from ...ir.passes.programs.overlap import Overlap, overlap_of
 from ...ir.passes.programs.recompute import CHOICE, Recompute, apply_choice, present, value_at
+from ...ir.passes.programs.views import through_views
 from ...ir.program import Program, ValueRef
 from ...ir.switches import is_on, watch_allows
 from ...ir.types import Size, contiguous_strides
@@ -85,6 +86,7 @@ def _chosen(
         return None
     if captured.is_plain:
         return _beside_arguments(program, mask_of(predicted_kinds(captured)), sizes, target)
+    program = through_views(program)
     new = Recompute(sizes)(program)
     streams = streamed_program(program, new, sizes, target) if is_on("streams") or is_on("slabs") else None
     # What backward compares with a residual is no value to make again: it would have other bits.

@@ -18,6 +18,7 @@ from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.specialize import streamed_residuals
 
 sys.path.insert(0, str(Path(__file__).parent))
+from beside_eager import differences
 from stream_functions import CASES, Case
 
 ROWS = {"amax of s": "f32[2,3,37]", "sum of e": "f32[2,3,37]", "out": "f32[6,37,16]"}
@@ -195,3 +196,40 @@ def test_the_sums_of_logsumexp_serve_a_softmax() -> None:
     walks = [k for k in found.kernels if k.walk and "backward" in k.name]
     assert len(walks) == 2 and all("tl.dot(" in k.source and "row_max" not in k.source for k in walks)
     assert found.directions["backward"].launch_count == 4
+
+
+class HeadsOfArguments(torch.autograd.Function):
+    """Saves views of its arguments, in heads, and p."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.reshape(*x.shape[:2], 4, -1) for x in arguments)
+        p = torch.einsum("bnhd,bmhd->bhnm", q, k).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return torch.einsum("bhnm,bmhd->bnhd", p, v).flatten(2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        q, k, v, p = ctx.saved_tensors
+        g = g.reshape(*g.shape[:2], 4, -1)
+        dp = torch.einsum("bnhd,bmhd->bhnm", g, v)
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        gradients = (
+            torch.einsum("bhnm,bmhd->bnhd", ds, k),
+            torch.einsum("bhnm,bnhd->bmhd", ds, q),
+            torch.einsum("bhnm,bnhd->bmhd", p, g),
+        )
+        return tuple(x.flatten(2) for x in gradients)
+
+
+def test_views_that_are_saved_serve_for_what_is_made_of_their_arguments() -> None:
+    given = [torch.empty(2, 4096, 256, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3)]
+    report = fusegrad.explain(fusegrad.compile(HeadsOfArguments), *given, target="cuda:90")
+    assert [report.directions[d].launch_count for d in ("forward", "backward")] == [1, 2]
+    assert not [name for name in kept(report, "saved instead") if "reshape" in name]
+
+
+def test_views_that_are_saved_beside_eager() -> None:
+    given = [torch.randn(2, n, 16, requires_grad=True) for n in (13, 21, 21)]
+    fast = fusegrad.compile(HeadsOfArguments, backend="interpret")
+    assert not differences(fast.apply, HeadsOfArguments.apply, given)
