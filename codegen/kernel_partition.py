@@ -259,6 +259,12 @@ def _add_goals(goals: dict[int, list[Goal]], whole: Goal, ready: Mapping[int, in
         goals[stage].append(whole)
 
 
+def _buffers(kernel: Kernel, moved: Container[str]) -> set[Ref]:
+    """What a kernel reads, or what it writes, but for its scratch: memory of its own, numbered for each kernel anew."""
+    pointers = (a for a in kernel.arguments if isinstance(a, Pointer) and a.name in moved)
+    return {p.buffer for p in pointers if p.buffer.kind != "scratch"}
+
+
 @dataclass(frozen=True)
 class _Made:
     """Goals, and the kernels that compute them. first: those of a loop that the same kernel takes before these.
@@ -504,11 +510,11 @@ class _Group:
                 raise Unfusible(value, "kernels were found that do not store all of it: please report this")
 
     def _check_order(self, kernels: Sequence[Kernel]) -> None:
-        """No kernel reads what only a later one writes, nor, but for walks and loops, what only it writes itself.
-        Raises Unfusible."""
-        written = [{a.buffer for a in k.arguments if isinstance(a, Pointer) and a.name in k.writes} for k in kernels]
+        """No kernel reads what only a later one writes, nor, but for walks and loops, what only it writes itself:
+        beside its scratch, where its programs leave partial sums for the last. Raises Unfusible."""
+        written = [_buffers(k, k.writes) for k in kernels]
         for at, kernel in enumerate(kernels):
-            read = {a.buffer for a in kernel.arguments if isinstance(a, Pointer) and a.name in kernel.reads}
+            read = _buffers(kernel, kernel.reads)
             reads_own = kernel.walk is not None or kernel.course is not None
             there = set().union(*written[: at + 1 if reads_own else at])
             if read & set().union(*written[at:]) - there:
