@@ -51,7 +51,18 @@ def is_below(a: Size, b: Size) -> bool | None:
 
 def is_at_most(a: Size, b: Size) -> bool:
     """Provably a <= b."""
-    return sizes_equal(a, b) or bool(is_below(a, b))
+    return sizes_equal(a, b) or bool(is_below(a, b)) or _is_at_most_from_one_on(a, b)
+
+
+@lru_cache(maxsize=4096)
+def _is_at_most_from_one_on(a: Size, b: Size) -> bool:
+    """True for M <= 2 * M - 1: of polynomials in what symbols are above 1."""
+    difference = sympy.sympify(b) - a
+    above = {s: s + 1 for s in difference.free_symbols if s.is_positive}
+    shifted = sympy.expand(difference.subs(above, simultaneous=True))
+    if len(above) != len(difference.free_symbols) or not shifted.is_polynomial(*above):
+        return False
+    return all(c >= 0 for c in shifted.as_coefficients_dict().values())
 
 
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:

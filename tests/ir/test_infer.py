@@ -5,7 +5,7 @@ import sympy
 
 from fusegrad.ir import TensorType
 from fusegrad.ir.errors import TypeRuleError
-from fusegrad.ir.infer import infer, sizes_equal, type_rules
+from fusegrad.ir.infer import infer, is_at_most, sizes_equal, type_rules
 from fusegrad.ir.prims import PRIMS
 
 M = sympy.Symbol("M", integer=True, positive=True)
@@ -96,3 +96,13 @@ def test_equal_sizes(a: object, b: object) -> None:
 @pytest.mark.parametrize(("a", "b"), [(M, N), (M, 1), (3, 4), (M * N, M + N)])
 def test_sizes_that_may_differ(a: object, b: object) -> None:
     assert not sizes_equal(a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), [(M, 2 * M - 1), (1, M), (M + N, M * N + 1), (3, 3), (M - 1, M)])
+def test_sizes_that_are_at_most_as_large(a: object, b: object) -> None:
+    assert is_at_most(a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), [(M, N), (2, M), (M + N, M * N), (2 * M, M + 1), (M, sympy.floor(M / 2) + 1)])
+def test_sizes_that_may_be_larger(a: object, b: object) -> None:
+    assert not is_at_most(a, b)
