@@ -191,6 +191,23 @@ def test_more_reading_than_saving_is_not_worth_it() -> None:
     assert saved(Recompute()(reading)) == []
 
 
+def test_of_what_is_saved_a_part_is_read_at_the_price_of_the_part(run) -> None:
+    """exp of half of x, that backward reads nothing else of: a read of the half against a write and a read."""
+
+    def forward(x: Value) -> list[Value]:
+        half = emit("slice", x, start=(0, 0), stop=(M, N // 2), step=(1, 1))
+        made = emit("exp", half)
+        return [emit("pad", made, lo=(0, 0), hi=(0, N // 2), inner=(0, 0)), made]
+
+    def backward(x: Value, made: Value, g: Value) -> list[Value]:
+        return [emit("mul", made, emit("slice", g, start=(0, 0), stop=(M, N // 2), step=(1, 1)))]
+
+    before = program(forward, {"x": F32}, [ValueRef("input", 0), ValueRef("hidden", 0)], backward)
+    after = Recompute()(before)
+    assert saved(before) == ["exp"] and saved(after) == []
+    assert_same_gradients(before, after, run, arrays((3, N)))
+
+
 SEED = TensorType((), "i64")
 
 

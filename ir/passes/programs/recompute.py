@@ -151,13 +151,14 @@ def cheapest(program: Program, hints: Hints, virtual: frozenset[int] = NONE) -> 
     if cost >= sum(prices.of_saving(v) for v in captured):
         return captured
     cut = [v for v in program.forward if ("out", v.id) in near and ("in", v.id) not in near]
-    return [v for v in cut if v.id not in prices.user_saved]
+    return [v for v in cut if v.id not in prices.user_saved and v.id not in prices.parts]
 
 
 def _network(program: Program, prices: _Prices) -> nx.DiGraph:
     """An edge per value, its capacity what it costs to have it in backward; edges to a value from what it is made of.
 
-    A value saved is written once and read once; one that the user holds is read, for nothing where backward reads it.
+    A value saved is written once and read once; one that the user holds is read, or parts of it are, for nothing where
+    backward reads it.
     networkx gives the cut that is nearest to the target.
     """
     network = nx.DiGraph()
@@ -180,6 +181,7 @@ class _Prices:
     def __init__(self, program: Program, hints: Hints, virtual: frozenset[int]) -> None:
         self.hints, self.virtual = hints, virtual
         self.user_saved, self.read = saved_by_user(program), _read(program)
+        self.parts = _parts(program.forward, self.user_saved)
         self.hidden = {v.id for v in hidden_values(program)}
         self.written = {program.forward.inputs[i].id for i in program.forward.mutations}
 
@@ -190,6 +192,8 @@ class _Prices:
         """
         if value.id in self.user_saved:
             return {"capacity": 0 if value.id in self.read else estimate(value.aval.nbytes, self.hints)}
+        if value.id in self.parts:
+            return {"capacity": estimate(value.aval.nbytes, self.hints)}
         if value.prim == "input" and value.id not in self.hidden:
             copied = bool(self.virtual) and value.id not in self.written
             return {"capacity": COPIED * self.of_saving(value)} if copied else {}
@@ -210,6 +214,15 @@ def saved_by_user(program: Program) -> set[int]:
     places = [p for p in present(program) if p.kind != "hidden"]
     mutated = {("input", i) for i in program.forward.mutations}
     return {v.id for p in places if tuple(p) not in mutated and (v := value_at(program, p)) is not None}
+
+
+def _parts(forward: Graph, saved: set[int]) -> set[int]:
+    """Views of what is saved: backward reads of it what they are of, and no more."""
+    at_hand = set(saved)
+    for value in forward:
+        if value.prim in ("slice", "permute", "reshape") and value.args[0].id in at_hand:
+            at_hand.add(value.id)
+    return at_hand - saved
 
 
 def _read(program: Program) -> set[int]:
