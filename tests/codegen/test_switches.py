@@ -70,7 +70,8 @@ def few_queries(q: T, k: T) -> T:
 
 def beside_row_sums(q: T, k: T, g: T) -> tuple[T, T]:
     """What is summed both ways, less a number of each row."""
-    d = T(emit("dot", q.v, k.v, x_axes=(0, 1), y_axes=(2, 1), out_axes=(0, 2))).exp() - (q * g).sum(1, keep=True)
+    scores = T(emit("dot", q.v, k.v, x_axes=(0, 1), y_axes=(2, 1), out_axes=(0, 2))) * 0.25
+    d = scores.exp() - (q * g).sum(1, keep=True)
     along = T(emit("dot", d.v, k.v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)))
     return along, T(emit("dot", d.v, q.v, x_axes=(1, 0), y_axes=(1, 2), out_axes=(0, 2)))
 
