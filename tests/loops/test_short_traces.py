@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -128,3 +129,16 @@ def test_a_backward_that_was_traced_step_by_step_is_looked_at_again_once() -> No
         assert all(map(torch.equal, *gradients)), steps
         captures.append(fusegrad.stats()["captures"])
     assert captures[1:] == [captures[1]] * 4, "of any length, once it had two"
+
+
+def in_heads(x: Tensor, y: Tensor) -> Tensor:
+    """Beside a loop over two tensors, a root of what would be no whole number at small lengths."""
+    q, k = (t.reshape(t.shape[0], 4, t.shape[1] // 4) for t in (x, y))
+    return torch.einsum("nhd,mhd->hnm", q, k) / math.sqrt(x.shape[1] // 4)
+
+
+def test_a_root_counts_no_steps(lengths: list[int]) -> None:
+    given = torch.randn(5, 48), torch.randn(6, 48)
+    fast = fusegrad.compile(in_heads)
+    assert torch.equal(fast(*given), in_heads(*given)) and not lengths
+    assert fusegrad.explain(fast, *given).methods["forward"].reason is None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
+import linecache
 import math
 import os
+import re
 import sys
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -108,6 +111,8 @@ class Lengths(ShapeEnv):
     def _stop_at_loop(self, expr: sympy.Expr) -> None:
         symbols = expr.free_symbols & self.hints().keys() - self.unrolled - self.small.keys()
         if len(symbols) != 1 or len(expr.free_symbols) != 1 or not expr.is_integer or not is_in_loop():
+            return
+        if is_for_mathematics():
             return
         (symbol,) = symbols
         if (steps := int(self.hints()[symbol])) < self.rolls:
@@ -212,6 +217,30 @@ def asked_by_the_user(*methods: str) -> bool:
         told = told or (code.co_name in methods and code.co_filename == _NUMBERS)
         frame = frame.f_back  # type: ignore[assignment]
     return told
+
+
+def is_for_mathematics() -> bool:
+    """True if it is a function of `math`, called from the user's source, that is told a number: it counts no steps."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    called = None if frame is None else _called(frame.f_code, frame.f_lasti)
+    known = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+    found = known.get(called[0]) if called else None
+    for name in called[1:] if called else ():
+        found = getattr(found, name, None) if found is math else None
+    return getattr(found, "__module__", None) == math.__name__
+
+
+@functools.lru_cache(maxsize=4096)
+def _called(code: types.CodeType, at: int) -> tuple[str, ...]:
+    """The dotted name of what an instruction calls, by the source; () for any other instruction, or without one."""
+    line, end, start, stop = next(itertools.islice(code.co_positions(), at // 2, None), (None,) * 4)
+    if line is None or line != end:
+        return ()
+    text = linecache.getline(code.co_filename, line).encode()[start:stop].decode()
+    match = re.match(r"([A-Za-z_][\w.]*)\(", text)
+    return tuple(match[1].split(".")) if match else ()
 
 
 def is_in_loop() -> bool:
