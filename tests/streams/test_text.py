@@ -31,7 +31,7 @@ def test_names_of_the_users_variables() -> None:
     assert "(q_ptr, k_ptr, v_ptr, out_ptr, out_ptr_2, s_max_ptr, e_sum_ptr, " in forward
     assert "# never in memory: s; a program has BLOCK_M rows, and walks their columns by BLOCK_N\n" in forward
     assert "# sums are relative to the maximum so far\n" in forward
-    assert "s_max_ptr, e_sum_ptr, g_ptr, g_out_sum_ptr, grad_q_ptr, " in queries
+    assert "s_max_ptr, e_sum_ptr, out_ptr, g_ptr, g_out_sum_ptr, grad_q_ptr, " in queries
     assert "grad_k_ptr, grad_v_ptr, " in keys
     nameless = r"\b(k_2|product|row_2|col_2|output_ptr\w*|temporary_ptr|exp2?_v|fma_v|amax_\d+\w*)\b"
     assert not any(re.search(nameless, text) for text in (forward, queries, keys))
