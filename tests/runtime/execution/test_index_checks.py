@@ -283,7 +283,7 @@ def test_under_transforms(name: str) -> None:
 
 AS_MANY = {
     "put", "put in place", "one per row", "of what is computed", "index_copy", "index_add", "index_add of floats",
-    "one per row put",
+    "one per row put", "one_hot",
 }  # fmt: skip
 """Those that take as many indices as there are rows."""
 
