@@ -91,11 +91,10 @@ class Addresses:
         return slide is not None and slide.group % 8 == 0 and self.coords.groups_of(place, plain=True) is not None
 
     def _is_in_eights(self, place: Index) -> bool:
-        """True of a number that is, and stays, a multiple of eight."""
+        """True of a number that is, and stays, a multiple of eight: by a guard, for accesses ask for four or two."""
         if not isinstance(place.offset, int) or place.offset % 8:
             return False
-        sizes = self.context.sizes
-        return all(c % 8 == 0 if isinstance(c, int) else sizes.is_multiple(c) for _, c in place.terms)
+        return all(self.context.sizes.stays_multiple(c, 8, 8) for _, c in place.terms)
 
     def number(self, place: Index) -> Expr:
         """A place as the integer that it is, 64 bits wide."""
