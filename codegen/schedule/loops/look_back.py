@@ -29,7 +29,7 @@ from ...program.terms import Temporary, TermTable, is_zero
 from ..workload import Workload
 from .recurrences import Linear, added_to
 from .roles import Carried, LoopProgram, LoopState
-from .tiles import LoopTile
+from .tiles import LoopTile, steps_of_a_turn
 
 MOST = 64
 """Chunks, at most: what those before one have found is scanned as one tile."""
@@ -69,7 +69,7 @@ def wanted_chunks(w: Workload, program: LoopProgram, tile: LoopTile, states: Ite
     busy = max(1, programs) if isinstance(programs, int) else sympy.Max(1, programs)
     by_device = whole_times(2 * w.target.units, busy)
     kinds = {added_to(program, s) is None for s in states}
-    turns = cdiv(program.time.size, tile.blocks[program.time])
+    turns = cdiv(program.time.size, steps_of_a_turn(w, program, tile))
     by_length = [whole_times(turns, LEAST), *([whole_times(turns - LEAST_OF_TWO, 1)] if len(kinds) == 2 else [])]
     lanes = math.prod(n for axis, n in tile.blocks.items() if axis is not program.time)
     most = max(1, min(MOST, SCANNED // lanes))

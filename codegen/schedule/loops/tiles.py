@@ -103,11 +103,23 @@ def _chunked_tile_of_part(
 ) -> LoopTile | None:
     """Steps for the lanes that are summed, as many as fit beside them and registers hold; None for a few."""
     one = _tile_of_part(w, program, part)
-    rows = min(ROWS, power_of_two(w.size[program.time]), LONG // math.prod(one.blocks.values()))
+    rows = _most_steps(w, program.time, one.blocks)
     if rows < FEW:
         return None
     tiles = [_of_rows(w, one, program.time, n) for n in halves(rows) if n > 1]
     return next((tile for tile in tiles if _holds_chunks(w, program, tile, linear)), tiles[-1])
+
+
+def _most_steps(w: Workload, time: Axis, blocks: Mapping[Axis, int]) -> int:
+    """For which the lanes of one step leave room."""
+    lanes = math.prod(n for axis, n in blocks.items() if axis is not time)
+    return min(ROWS, power_of_two(w.size[time]), LONG // lanes)
+
+
+def steps_of_a_turn(w: Workload, program: LoopProgram, tile: LoopTile) -> int:
+    """What chunks of time are measured by: fewer steps at once, for want of registers, take less than a turn."""
+    steps = tile.blocks[program.time]
+    return steps if program.part is None else max(steps, _most_steps(w, program.time, tile.blocks))
 
 
 def _of_rows(w: Workload, one: LoopTile, time: Axis, rows: int) -> LoopTile:
