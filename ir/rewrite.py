@@ -151,7 +151,14 @@ def rebuild(graph: Graph, table: Rules, replacing: Replacements = NOTHING) -> Gr
     env = {v.id: out.input_like(v) for v in graph.inputs}
     with building(out), rewriting(table):
         copy_into(graph.order(), env, replacing)
-    # Mutations by their rewritten values, outputs with the strides that the caller sees.
+    return returning_as(graph, out, env)
+
+
+def returning_as(graph: Graph, out: Graph, env: Mapping[int, Value]) -> Graph:
+    """`out`, which returns what a graph does: mutations by their values there, outputs with the strides of the graph's.
+
+    env: the ids of the graph's values to those of `out`.
+    """
     out.mutations = {i: env[v.id] for i, v in graph.mutations.items()}
     return out.returning([None if o is None else env[o.id] for o in graph.outputs], graph.output_strides)
 
@@ -165,6 +172,25 @@ def copy_into(nodes: Iterable[Value], env: dict[int, Value], replacing: Replacem
             build = replacing.get(value.id)
             copied = build(env) if build else make(value.prim, *(env[a.id] for a in value.args), **value.params)
         env[value.id] = copied
+
+
+# -------------------------------------------------------------------------------------------------------- shapes
+SHAPES = ("permute", "reshape")
+"""Primitives of which the result has the elements of the argument, each once."""
+
+
+def without_shapes(value: Value) -> Value:
+    """What a value is in another shape: the gradient of a matrix that is transposed in memory is a turned product."""
+    while value.prim in SHAPES:
+        (value,) = value.args
+    return value
+
+
+def shaped_as(model: Value, value: Value) -> Value:
+    """The same shapes, one after the other, of another value than the model's."""
+    if model.prim not in SHAPES:
+        return value
+    return make(model.prim, shaped_as(model.args[0], value), **model.params)
 
 
 # ---------------------------------------------------------------------------------------------------- extraction

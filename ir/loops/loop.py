@@ -152,10 +152,3 @@ def _rebuilt(node: Value, args: list[Any], rebuilt: Rebuilt) -> Any:
     if results is None:
         return emit(node.prim, *args, **node.params)
     return results[0] if len(node.avals) == 1 else list(results)
-
-
-def without_shapes(value: Value) -> Value:
-    """What a value is in another shape: the gradient of a matrix that is transposed in memory is a turned product."""
-    while value.prim in ("permute", "reshape"):
-        (value,) = value.args
-    return value

@@ -18,11 +18,11 @@ from typing import TypeAlias
 from ..graph import Graph, Value, building, emit
 from ..passes.cost import estimate
 from ..prims import PRIMS
-from ..rewrite import extract, make, nodes_between
+from ..rewrite import extract, make, nodes_between, shaped_as, without_shapes
 from ..switches import is_on
 from ..transforms.ops import inline, zeros
 from ..types import Size, simplify_size
-from .loop import Loop, below, loop_of, rebuild_scans, scans_of, without_shapes
+from .loop import Loop, below, loop_of, rebuild_scans, scans_of
 from .parts import carry_in_pieces, made_behind, part_along, with_parts
 from .tidy import permuted_results
 
@@ -186,7 +186,7 @@ class Motion:
         number, added = found
         step = without_shapes(added)
         results = (self._sum_of_steps if step.prim == "dot" else self._sum_of_sums)(loop, number, step)
-        results[number] = emit("add", loop.init[number], _shaped_as(added, results[number]))
+        results[number] = emit("add", loop.init[number], shaped_as(added, results[number]))
         return results
 
     def _sum_of_steps(self, loop: Loop, number: int, step: Value) -> list[Value]:
@@ -259,13 +259,6 @@ def _added(loop: Loop, number: int) -> tuple[int, Value] | None:
     (added,) = (a for a in after.args if a != before)
     step, carried = without_shapes(added), below(loop.body, loop.inputs.carries)
     return (number, added) if step.prim in ("dot", "sum") and step.id in carried | _steps(loop) else None
-
-
-def _shaped_as(model: Value, value: Value) -> Value:
-    """The same shapes, one after the other, of another value than the model's."""
-    if model.prim not in ("permute", "reshape"):
-        return value
-    return make(model.prim, _shaped_as(model.args[0], value), **model.params)
 
 
 def _steps(loop: Loop) -> set[int]:

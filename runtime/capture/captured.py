@@ -19,7 +19,7 @@ from ...tracer.function import ForwardCapture, capture_forward, rebind, symbols_
 from ...tracer.methods import backward_method, method_place, parameter_names, plain_function, uses_setup_context
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
-from ...tracer.torch_private import no_autocast
+from ...tracer.torch_private import no_autocast, share_memory
 from ...tracer.trace import CaptureError
 from ..settings import logs
 from ..settings.counters import count
@@ -129,6 +129,10 @@ class CapturedFunction:
     def writes_inputs(self) -> bool:
         """True if forward writes to an argument's memory: then shared memory between arguments matters."""
         return bool(self.forward.dirty) or bool(self.written_inputs)
+
+    def writes_shared_memory(self, tensors: Sequence[Any]) -> bool:
+        """True if forward writes to arguments of which some, or elements of one, are one memory: eager runs it then."""
+        return self.writes_inputs and share_memory(tensors)
 
     @lazy_attribute
     def draws(self) -> bool:

@@ -14,7 +14,7 @@ from ...tracer.capture.capture import capture_lock, is_capturing
 from ...tracer.locks import CLASS, lock_of
 from ...tracer.methods import backward_method
 from ...tracer.reads.reads import each_closure_once
-from ...tracer.torch_private import hooks_are_active, is_fake, share_memory
+from ...tracer.torch_private import hooks_are_active, is_fake
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_closure, is_meta
 from ..fallback.answer import recorded_faults
@@ -189,7 +189,7 @@ class Compiled:
     def serves(self, specialization: Specialization, args: Sequence[Any]) -> bool:
         """True if a specialization is for arguments that share memory as these do, and is known to be right."""
         captured = specialization.captured
-        if captured.writes_inputs and share_memory(args):
+        if captured.writes_shared_memory(args):
             self.ledger.note_shared_memory()
             return False
         if not captured.unchecked:

@@ -31,7 +31,6 @@ from ...tracer.torch_private import (
     is_wrapper_subclass,
     no_autocast,
     records_above_autograd,
-    share_memory,
     transforms_active,
     unwrap_functorch,
 )
@@ -176,7 +175,7 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
     if (why := _why_not(compiler, spec, alone) or _why_no_backward(compiler, flat_args)) is not None:
         raise Refused(why, spec.captured.forward_place())
     tensors = spec.captured.tensors_of(flat_args)
-    if spec.captured.writes_inputs and share_memory(tensors):
+    if spec.captured.writes_shared_memory(tensors):
         raise Refused("it writes to an argument that shares memory with another one", spec.captured.forward_place())
     backend = backend_apart(spec, compiler.options.backend_for(flat_args))
     forward = OperatorRules.of(compiler, spec, backend, tensors, alone)

@@ -164,17 +164,18 @@ class Ledger:
         if MODES in self.records or (mode := observing_mode()) is None:
             return
         reason = f"a TorchDispatchMode ({mode}) is active, which is to see the operations of the class"
-        self.records[MODES] = Record("opaque", reason, users_line())
-        count("fallbacks")
-        warn(f"{self._user.cls.__name__} falls back to eager: {reason} [{code_of(reason)}]")
+        self._note_calls(MODES, reason, users_line())
 
     def note_shared_memory(self) -> None:
         """A call writes where another argument, or element, is read: eager's order of both is the user's. On record."""
-        if SHARED in self.records:
-            return
-        self.records[SHARED] = Record("opaque", MET_TWICE, self._place("forward"))
+        if SHARED not in self.records:
+            self._note_calls(SHARED, MET_TWICE, self._place("forward"))
+
+    def _note_calls(self, kind: str, reason: str, where: str | None) -> None:
+        """Calls of a kind that run in eager whatever became of the methods: on record, with a warning."""
+        self.records[kind] = Record("opaque", reason, where)
         count("fallbacks")
-        warn(f"{self._user.cls.__name__} falls back to eager: {MET_TWICE} [{code_of(MET_TWICE)}]")
+        warn(f"{self._user.cls.__name__} falls back to eager: {reason} [{code_of(reason)}]")
 
     def is_in_anomaly_mode(self) -> bool:
         """True if anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""

@@ -13,7 +13,6 @@ from ...tracer.loops.lengths import FEW, FEWEST
 from ...tracer.loops.reasons import LATE_STEPS
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
-from ...tracer.torch_private import share_memory
 from ...tracer.trace import CaptureError
 from ..capture.captured import Report, capture_function
 from ..capture.first_call_check import check_forward
@@ -65,7 +64,7 @@ def specialize(
         # what the method does at this length was not to be seen at small ones
         return specialize(cls, args, reads, dynamic, backend, report, tape, of_whole, rolls=0)
     # ATen to primitives, simplified: what lowering learns about sizes belongs to the guard of the call.
-    if not (captured.writes_inputs and share_memory(args)):  # such a call is not served
+    if not captured.writes_shared_memory(args):  # such a call is not served
         spec.executable(backend)
     return spec
 

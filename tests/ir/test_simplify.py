@@ -243,6 +243,19 @@ def test_one_place_beside_a_product_is_made_of_its_own_piece(same, is_product: b
     same(graph, simple, 0)
 
 
+def test_a_part_of_what_is_made_of_itself_many_times_is_made_once() -> None:
+    """A chain of 40 squares of what was written: each step of the part is one more node, not twice as many."""
+    graph = Graph("g")
+    x, update = graph.input(TensorType((19,), "f32"), "x"), graph.input(TensorType((8,), "f32"), "update")
+    with building(graph):
+        y = emit("add", x, emit("pad", update, lo=(0,), hi=(11,), inner=(0,)))
+        for _ in range(40):
+            y = emit("mul", y, y)
+        graph.returning([emit("slice", y, start=(0,), stop=(8,), step=(1,))])
+    simple = Simplify()(graph)
+    assert [v.prim for v in simple.order()] == ["slice", "add", *["mul"] * 40]
+
+
 def test_common_subexpressions_are_one_and_unused_inputs_stay() -> None:
     graph = Graph("g")
     x, _ = graph.input(F32, "x"), graph.input(F32, "unused")

@@ -112,7 +112,7 @@ class Lengths(ShapeEnv):
         symbols = expr.free_symbols & self.hints().keys() - self.unrolled - self.small.keys()
         if len(symbols) != 1 or len(expr.free_symbols) != 1 or not expr.is_integer or not is_in_loop():
             return
-        if is_for_mathematics():
+        if is_for_mathematics():  # which counts no steps
             return
         (symbol,) = symbols
         if (steps := int(self.hints()[symbol])) < self.rolls:
@@ -224,12 +224,14 @@ def is_for_mathematics() -> bool:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
-    called = None if frame is None else _called(frame.f_code, frame.f_lasti)
-    known = {} if frame is None else {**frame.f_globals, **frame.f_locals}
-    found = known.get(called[0]) if called else None
-    for name in called[1:] if called else ():
-        found = getattr(found, name, None) if found is math else None
-    return getattr(found, "__module__", None) == math.__name__
+    called = () if frame is None else _called(frame.f_code, frame.f_lasti)
+    if frame is None or not called:
+        return False
+    first, *names = called
+    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    if names and found is math:
+        found = getattr(math, names.pop(0), None)
+    return not names and getattr(found, "__module__", None) == math.__name__
 
 
 @functools.lru_cache(maxsize=4096)

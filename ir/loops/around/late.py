@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...graph import Graph, Value, building, emit
+from ...rewrite import without_shapes
 from ...switches import is_on
 from ...transforms.ops import zeros
-from ..loop import Loop, below, loop_of, rebuild_scans, scans_of, without_shapes
+from ..loop import Loop, below, loop_of, rebuild_scans, scans_of
 from ..tidy import in_bodies
 
 Pair = tuple[int, int]

@@ -17,6 +17,7 @@ Without, a chain of such writes asks for y twice at each of them, under other gu
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import sympy
@@ -146,24 +147,60 @@ def _both(first: Side, second: Side) -> Side | None:
 regions: Rules = {"where": (written,), "slice": (read_back,), "pad": (pads,), "add": (parts_added,)}
 
 
-class _Whole:
-    """Values of a region as values of the whole tensor, which are the same within the region."""
+class _Remade:
+    """Values of one shape made again in another, element by element, each of them once.
 
-    def __init__(self, pad: Value) -> None:
-        self.pad = pad
+    most: values that are looked at; what is deeper is taken as it is.
+    """
+
+    most = sys.maxsize
+
+    def __init__(self) -> None:
         self._reads: dict[int, bool] = {}
+        self._made: dict[int, Value] = {}
 
     def reads(self, value: Value) -> bool:
-        """True if a value is made, element by element, of what a tensor has in the region."""
+        """True if a value is known in the other shape, or made, element by element, of what is."""
         if value.id not in self._reads:
-            made = _below_reshape(value)
-            is_made = PRIMS[made.prim].family == "elementwise" and made.aval.is_float
-            parts = _reshaped(made.args, value) if is_made else ()
-            self._reads[value.id] = self._is_region(value) or any(map(self.reads, parts))
+            self._reads[value.id] = False
+            if len(self._reads) <= self.most:
+                self._reads[value.id] = self.is_known(value) or any(map(self.reads, self.parts(value)))
         return self._reads[value.id]
 
     def of(self, value: Value) -> Value:
-        if self._is_region(value):
+        if value.id not in self._made:
+            self._made[value.id] = self.again(value)
+        return self._made[value.id]
+
+    def is_known(self, value: Value) -> bool:
+        raise NotImplementedError
+
+    def parts(self, value: Value) -> Sequence[Value]:
+        """What a value is made of element by element; nothing where it is not."""
+        raise NotImplementedError
+
+    def again(self, value: Value) -> Value:
+        raise NotImplementedError
+
+
+class _Whole(_Remade):
+    """Values of a region as values of the whole tensor, which are the same within the region."""
+
+    def __init__(self, pad: Value) -> None:
+        super().__init__()
+        self.pad = pad
+
+    def is_known(self, value: Value) -> bool:
+        is_part = value.prim == "slice" and same_shape(value.args[0].shape, self.pad.shape)
+        return is_part and _is_slice_at(value, self.pad)
+
+    def parts(self, value: Value) -> Sequence[Value]:
+        made = _below_reshape(value)
+        is_made = PRIMS[made.prim].family == "elementwise" and made.aval.is_float
+        return _reshaped(made.args, value) if is_made else ()
+
+    def again(self, value: Value) -> Value:
+        if self.is_known(value):
             return value.args[0]
         if self.reads(value):
             made = _below_reshape(value)
@@ -172,27 +209,24 @@ class _Whole:
             return make("full", value=number, shape=self.pad.shape, dtype=value.dtype)
         return make("pad", value, **self.pad.params)
 
-    def _is_region(self, value: Value) -> bool:
-        is_part = value.prim == "slice" and same_shape(value.args[0].shape, self.pad.shape)
-        return is_part and _is_slice_at(value, self.pad)
 
+class _Part(_Remade):
+    """Values of a whole tensor as values of the region that a slice is of: what was written there, or beside it."""
 
-class _Part:
-    """Values of a whole tensor as values of the region that a slice is of."""
+    most = MOST_STEPS
 
     def __init__(self, part: Value) -> None:
+        super().__init__()
         self.part = part
-        self._reads: dict[int, bool] = {}
 
-    def reads(self, value: Value) -> bool:
-        """True if a value is made, element by element, of what was written to the region, or beside it."""
-        if value.id not in self._reads:
-            self._reads[value.id] = False  # what is deeper than MOST_STEPS is read as it is
-            if len(self._reads) <= MOST_STEPS:
-                self._reads[value.id] = self._written(value) is not None or any(map(self.reads, self._made_of(value)))
-        return self._reads[value.id]
+    def is_known(self, value: Value) -> bool:
+        return self._written(value) is not None
 
-    def of(self, value: Value) -> Value:
+    def parts(self, value: Value) -> Sequence[Value]:
+        is_made = PRIMS[value.prim].family == "elementwise" and value.prim != "check_index"
+        return value.args if is_made else ()
+
+    def again(self, value: Value) -> Value:
         if not self.reads(value):
             return make("slice", value, **self.part.params)
         written = self._written(value)
@@ -200,28 +234,24 @@ class _Part:
             return self.of(written) if same_shape(written.shape, value.shape) else written
         return make(value.prim, *map(self.of, value.args), **value.params)
 
-    def _made_of(self, value: Value) -> tuple[Value, ...]:
-        is_made = PRIMS[value.prim].family == "elementwise" and value.prim != "check_index"
-        return value.args if is_made else ()
-
     def _written(self, value: Value) -> Value | None:
         """What is there instead of a choice by region, or of a pad."""
         if value.prim == "where" and _is_mask(value.args[0]):
             inside, update, rest = value.args
-            return update if _is_slice_at(self.part, inside) else self._beside(inside, rest)
+            return update if _is_slice_at(self.part, inside) else rest if self._is_beside(inside) else None
         if value.prim != "pad":
             return None
         if _is_slice_at(self.part, value):
             return value.args[0]
         nothing = False if value.dtype == "b1" else 0.0 if value.aval.is_float else 0
-        return self._beside(value, make("full", value=nothing, shape=self.part.shape, dtype=value.dtype))
+        full = {"value": nothing, "shape": self.part.shape, "dtype": value.dtype}
+        return make("full", **full) if self._is_beside(value) else None
 
-    def _beside(self, pad: Value, value: Value) -> Value | None:
-        """The value, if the region has no place that a pad leaves its operand."""
+    def _is_beside(self, pad: Value) -> bool:
+        """True if the region has no place that a pad leaves its operand."""
         sides = zip(self.part.params["start"], self.part.params["stop"], pad.params["lo"], pad.params["hi"], pad.shape,
                     strict=True)  # fmt: skip
-        is_beside = any(_at_least(lo, stop) or _at_least(start, n - hi) for start, stop, lo, hi, n in sides)
-        return value if is_beside else None
+        return any(_at_least(lo, stop) or _at_least(start, n - hi) for start, stop, lo, hi, n in sides)
 
 
 def _below_reshape(value: Value) -> Value:

@@ -23,7 +23,7 @@ from ...errors import InvalidGraphError
 from ...graph import Graph, Value, building, emit
 from ...prims import PRIMS
 from ...program import Program, ValueRef
-from ...rewrite import copy_into, nodes_between, rebuild, unique_names
+from ...rewrite import copy_into, nodes_between, rebuild, returning_as, unique_names
 from ...text.source_names import variable_name
 from ...types import TensorType, contiguous_strides
 from ..cost import Hints, estimate
@@ -250,8 +250,7 @@ def rebased(choice: Choice, backward: Graph) -> tuple[Graph, list[Value]]:
         env |= {v.id: at_hand[value.id] for v, value in hidden if value is not None}
         env |= {i: at_hand[v.id] for i, v in made_in_forward(captured, backward).items() if v in choice.rows}
         copy_into(backward.order(), env)
-    out.mutations = {i: env[v.id] for i, v in backward.mutations.items()}
-    out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
+    returning_as(backward, out, env)
     made = {b: v for v in choice.brackets if (b := _bracket(out, v, at_hand)) is not None}
     better, used = exchanged(out, list(made)) if made and not out.mutations else (out, [])
     return better, [made[b] for b in used]

@@ -11,7 +11,7 @@ import torch
 from ....tracer.capture.capture import Session, capture_lock, is_capturing
 from ....tracer.capture.grad_mode import has_unrecorded
 from ....tracer.lowering.functional import without_writes, writes
-from ....tracer.torch_private import forward_mode_is_active, no_tracing_functions, plain_tensors, share_memory
+from ....tracer.torch_private import forward_mode_is_active, no_tracing_functions, plain_tensors
 from ....tracer.trace import Trace
 from ...capture.captured import CapturedFunction
 from ...capture.captured_backward import reduce_to_argument
@@ -83,7 +83,7 @@ class FunctorchFunction(FunctionRules):
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
         captured = self.spec.captured
         tensors = captured.tensors_of(args)
-        if captured.writes_inputs and share_memory(tensors):
+        if captured.writes_shared_memory(tensors):
             return tuple(run_user_forward(captured, args))
         if is_capturing():
             results = self._forward_body(*tensors)[: self.outputs.total]
