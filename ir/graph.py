@@ -125,17 +125,20 @@ class Graph:
         self._next = 0
 
     # ------------------------------------------------------------------ building
-    def input(self, aval: TensorType, name: str, strides: Sequence[Size] | None = None) -> Value:
-        """A new input. `strides` (elements) default to row-major."""
+    def input(
+        self, aval: TensorType, name: str, strides: Sequence[Size] | None = None, is_top: bool = False
+    ) -> Value:  # fmt: skip
+        """A new input. `strides` (elements) default to row-major. is_top: the largest of each row of another graph."""
         layout = tuple(strides) if strides is not None else contiguous_strides(aval.shape)
-        params = {"index": len(self.inputs), "name": name, "strides": layout}
+        params = {"index": len(self.inputs), "name": name, "strides": layout} | ({"is_top": True} if is_top else {})
         value = self._add("input", (), params, (aval,), Origin(name=name))
         self.inputs.append(value)
         return value
 
     def input_like(self, source: Value) -> Value:
         """A new input of the type, name and strides of an input of another graph."""
-        return self.input(source.aval, source.params["name"], source.params["strides"])
+        known = source.params
+        return self.input(source.aval, known["name"], known["strides"], known.get("is_top", False))
 
     def emit(self, prim: str, args: Sequence[Value], params: dict[str, Any]) -> Value:
         """The node `prim(*args, **params)`: the one already there, or a new one with its type inferred."""

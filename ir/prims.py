@@ -62,7 +62,7 @@ COMPARE = tuple("eq ne lt le gt ge".split())
 PREDICATES = ("isnan", "isinf", "signbit")
 
 _table = [
-    Prim("input", "input", 0, ("index", "name", "strides")),
+    Prim("input", "input", 0, ("index", "name", "strides", "is_top")),
     *(Prim(name, "elementwise", 1) for name in UNARY),
     *(Prim(name, "elementwise", 2) for name in BINARY + COMPARE),
     Prim("where", "elementwise", 3),

@@ -205,12 +205,13 @@ def extract(
 ) -> Graph:
     """The part of a graph between `inputs` and `outputs`, standing alone; `replacing` as for `rebuild`.
 
-    An input of the whole graph keeps its name and strides; any other value is taken as row-major unless `layouts` has
-    strides for its id, under the name that the user gave it. `strides` are those of the outputs.
+    An input of the whole graph keeps its name, strides and what is known of it; any other value is taken as row-major
+    unless `layouts` has strides for its id, under the name that the user gave it. `strides` are those of the outputs.
     """
     out = Graph(name)
     input_strides = {v.id: v.params.get("strides") for v in inputs} | dict(layouts or {})
-    env = {v.id: out.input(v.aval, n, input_strides[v.id]) for v, n in zip(inputs, unique_names(inputs), strict=True)}
+    named = zip(inputs, unique_names(inputs), strict=True)
+    env = {v.id: out.input(v.aval, n, input_strides[v.id], v.params.get("is_top", False)) for v, n in named}
     with building(out):
         copy_into(nodes_between([o for o in outputs if o is not None], env), env, replacing)
     return out.returning([None if o is None else env[o.id] for o in outputs], strides)

@@ -98,7 +98,7 @@ class Values:
         value = self.compute(term, home)
         # Registers hold more digits than the dtype has: eager rounds after each operation
         if term.dtype in NARROW and self.context.needs_rounding(term):
-            value = round_to(value, term.dtype)
+            value = self.rounded(term, value)
         if term in self.silenced:
             mask, nothing = self.silenced[term]
             value = call("tl.where", mask, value, literal(nothing))
@@ -124,6 +124,10 @@ class Values:
         if term.op == "spread":
             return self.tile.broadcast(as_tensor(term.args[0], args[0]), term.axes)
         return self._elementwise(term, args, scope)
+
+    def rounded(self, term: Term, value: Expr) -> Expr:
+        """The value as its low dtype holds it."""
+        return round_to(value, term.dtype)
 
     def read(self, term: Term, scope: Scope) -> Expr:
         """The content of memory that a load reads, in the dtype that it has there."""

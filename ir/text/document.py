@@ -289,11 +289,12 @@ class _Reader:
     def _input(self, types: tuple[TensorType, ...], parameters: dict[str, Any], at: str) -> Value:
         (aval,) = types
         name, strides = text_from(parameters.pop("name"), at, 100), parameters.pop("strides")
-        if parameters or not isinstance(strides, tuple) or len(strides) != aval.ndim:
+        is_top = parameters.pop("is_top", False)
+        if parameters or not isinstance(is_top, bool) or not isinstance(strides, tuple) or len(strides) != aval.ndim:
             raise document_error("an input has a name and its strides", at)
         if not name.isidentifier() or len(self.graph.inputs) != len(self.values):
             raise document_error(f"{name[:40]!r} is no name of an input before the first operation", at)
-        return self.graph.input(aval, name, strides)
+        return self.graph.input(aval, name, strides, is_top)
 
     def _check_types(self, value: Value, types: tuple[TensorType, ...], at: str) -> Value:
         same = len(types) == len(value.avals) and all(map(_same, types, value.avals))

@@ -190,7 +190,7 @@ def _is_shown(value: Value, name: str, param: Any) -> bool:
     if name == "avals":
         return False  # the type of the node says it
     if value.prim == "input":
-        return name == "name" or (name == "strides" and param != contiguous_strides(value.shape))
+        return name in ("name", "is_top") or (name == "strides" and param != contiguous_strides(value.shape))
     return True
 
 

@@ -74,11 +74,14 @@ def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
     users = hidden_values(plan.captured)
     for value in choice.saved:
         how = AS_WRITTEN if value in users else INSTEAD if users else BESIDES
-        yield _value_row(value, sizes, how, choice.type_of(value))
+        yield _value_row(value, sizes, how, choice.type_of(value), value in choice.inverted)
     yield from (_value_row(v, sizes, AGAIN) for v in users if v not in choice.saved)
 
 
-def _value_row(value: Value, sizes: Sizes, how: str, handed_over: TensorType | None = None) -> ResidualRow:
+def _value_row(
+    value: Value, sizes: Sizes, how: str, handed_over: TensorType | None = None, is_inverted: bool = False
+) -> ResidualRow:  # fmt: skip
     aval = handed_over or value.aval
     shape = ",".join(str(number(n, sizes)) for n in aval.shape)
-    return ResidualRow(made_name(value), f"{aval.dtype}[{shape}]", number(aval.nbytes, sizes), how)
+    name = f"1 / {made_name(value)}" if is_inverted else made_name(value)
+    return ResidualRow(name, f"{aval.dtype}[{shape}]", number(aval.nbytes, sizes), how)

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Sequence
 
+import numpy as np
+
 from ....ir.text.source_names import assigned_name
 from ....ir.types import FLOATS, Size
 from ...program.axes import Term
 from ...program.sizes import evaluate_size
+from ...schedule.separation.algebra import is_number
 from ...schedule.streams.masks import affine
+from ...schedule.streams.powers import BESIDE_ONE, LOG2E
 from ..context import default_name, name_of
 from ..emit import Emitter
 from ..mathematics import cast, register_dtype
 from ..names import LONGEST
-from ..statements import Expr, Scope, binary, literal
-from ..values import Values
+from ..statements import Expr, Scope, binary, call, literal
+from ..values import Values, digits_of
 from .shapes import Shapes
 
 ROWS = {"mul": "shift", "div": "inverse"}
@@ -58,6 +62,21 @@ class StreamValues(Values):
         if term.op == "cast" and term.dtype in FLOATS and (distance := self._distance(term.args[0], scope)) is not None:
             return cast(distance, "i32", register_dtype(term.dtype))
         return super().compute(term, scope)
+
+    def _elementwise(self, term: Term, args: list[Expr], scope: Scope) -> Expr:
+        """Powers that count for nothing where they are subnormal are one instruction of NVIDIA's processors."""
+        target = self.context.target
+        if term.param == BESIDE_ONE and target.kind == "cuda" and not target.fast:
+            exponent = args[0] if term.op == "exp2" else binary("*", args[0], literal(repr(LOG2E)))
+            return call("near_power", exponent, literal("True"))
+        return super()._elementwise(term, args, scope)
+
+    def rounded(self, term: Term, value: Expr) -> Expr:
+        """Tiles of bfloat16 two at once, but for what NVIDIA's processors compute in bfloat16."""
+        is_tile = term.dtype == "bf16" and self._is_tile(term)
+        if is_tile and self.context.target.kind == "cuda" and not _is_of_bfloat16(term):
+            return call("rounded_pairs", value)
+        return super().rounded(term, value)
 
     def _distance(self, term: Term, scope: Scope) -> Expr | None:
         """j - i + n, of a place along the stream and a row, both of which 32 bits count; None for other terms."""
@@ -112,6 +131,25 @@ class StreamValues(Values):
         """A tile as it is in memory."""
         with self.shapes.of(*self.shapes.dims(term)):
             return super().read_row(term, home)
+
+
+def _is_of_bfloat16(term: Term) -> bool:
+    """Whether the compiler sees one operation of bfloat16 in this one of float32, which is rounded then.
+
+    And where an integer is rounded: apart, both steps take more registers.
+    """
+    if term.op == "cast" and term.args[0].dtype not in FLOATS:
+        return True
+    term = term.args[0] if term.op == "cast" else term
+    if term.op == "div" and is_number(term.args[1]):
+        return _fits_bfloat16(np.float32(1) / np.float32(term.args[1].param))
+    return term.op in ("add", "sub", "mul") and all(
+        _fits_bfloat16(a.param) if is_number(a) else digits_of(a) == "bf16" for a in term.args
+    )
+
+
+def _fits_bfloat16(number: float | np.float32) -> bool:
+    return float(np.float32(number).view(np.uint32) & np.uint32(0xFFFF)) == 0
 
 
 def uses_of(roots: Sequence[Term], complete: Container[Term]) -> dict[Term, int]:

@@ -69,9 +69,9 @@ class Algebra:
         self.table, self.fixed = table, fixed
 
     # ------------------------------------------------------------------ making
-    def make(self, op: str, *args: Term) -> Term:
+    def make(self, op: str, *args: Term, param: str | None = None) -> Term:
         """An operation of floats, kept in float32 or wider."""
-        return self.table.make(op, *args, dtype="f64" if args[-1].dtype == "f64" else "f32")
+        return self.table.make(op, *args, dtype="f64" if args[-1].dtype == "f64" else "f32", param=param)
 
     def number(self, value: float, like: Term) -> Term:
         return self.table.const(value, "f64" if like.dtype == "f64" else "f32")

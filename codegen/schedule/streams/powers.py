@@ -2,6 +2,8 @@
 
 Only where operands are low floats: the row is rounded at its own size. And not where a finite number may be so large
 that a power of two of it is none, such as the least float that stands for -inf.
+
+Where r is the maximum of a, subnormal powers count for nothing beside the 1 that is among them (`BESIDE_ONE`).
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from dataclasses import replace
 
 from ....ir.types import FLOATS, LOW_FLOATS
 from ...program.axes import Term, terms_below
-from ..separation.algebra import Algebra, is_number
+from ..separation.algebra import Algebra, is_number, source_of
 from .accumulators import Accumulation, is_moderate
 from .roles import Roles
 
 LOG2E = math.log2(math.e)
+BESIDE_ONE = "beside one"
+"""The parameter of such powers."""
 
 
 def with_powers_of_two(algebra: Algebra, sums: Accumulation, roles: Roles) -> Accumulation:
@@ -39,12 +43,24 @@ def _power(algebra: Algebra, term: Term, args: tuple[Term, ...], roles: Roles) -
         return None
     tile, row = args[0].args
     both = {roles.row, roles.stream}
-    if not both <= tile.axes or both <= row.axes or not is_moderate(tile):
+    if not both <= tile.axes or both <= row.axes:
         return None
+    mark = BESIDE_ONE if _is_top(row, tile) else None
+    if not is_moderate(tile):
+        return algebra.make("exp", *args, param=mark) if mark else None
     scale, tile = _scaled(tile)
     power = algebra.number(scale * LOG2E, tile)
     moved = algebra.make("mul", row, algebra.number(-LOG2E, row))
-    return algebra.make("exp2", algebra.make("fma", tile, power, moved))
+    return algebra.make("exp2", algebra.make("fma", tile, power, moved), param=mark)
+
+
+def _is_top(row: Term, tile: Term) -> bool:
+    """Whether a row is the maximum of a tile that this kernel walks, or one in memory, which backward is handed."""
+    if row.op in ("cast", "spread", "where"):
+        return _is_top(row.args[-1], tile)
+    if row.op == "load" and row.node is not None:
+        return row.node.prim == "amax" or row.node.params.get("is_top", False)
+    return row.op == "amax" and source_of(row.args[0]) is source_of(tile)
 
 
 def _scaled(term: Term) -> tuple[float, Term]:

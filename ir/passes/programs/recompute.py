@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import networkx as nx
@@ -28,6 +28,7 @@ from ...text.source_names import variable_name
 from ...types import TensorType, contiguous_strides
 from ..cost import Hints, estimate
 from .exchange import Bracket, exchanged
+from .handed_rows import is_top, with_products
 
 Mask = tuple[bool, ...]
 NONE: frozenset[int] = frozenset()
@@ -53,12 +54,19 @@ class Choice:
     """Values of forward that backward has, and would compute again from what it is given."""
     exact: tuple[Value, ...] = ()
     """Those of low floats that are handed over as float32: kernels that round nothing in between lose nothing."""
+    inverted: tuple[Value, ...] = ()
+    """Those of which the reciprocal is handed over: backward divides by them (`inverses`)."""
 
     def type_of(self, value: Value) -> TensorType:
         """The type in which a value is handed over; a bracket that is a result has one more axis: another value."""
         aval = value.aval.with_dtype("f32") if value in self.exact else value.aval
         results = self.captured.forward.outputs[: self.captured.user_outputs]
         return aval.with_shape((1, *aval.shape)) if value in self.brackets and value in results else aval
+
+    def inputs_of(self, values: Iterable[Value]) -> list[int]:
+        """Of a backward that is given what is saved: the places of some of it, behind the user's own residuals."""
+        own = sum(p.kind != "hidden" and value_at(self.captured, p) is not None for p in present(self.captured))
+        return [own + self.saved.index(v) for v in values]
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ def with_choice(program: Program, choice: Choice) -> Program:
     saved = [Value(forward, v.id) for v in choice.saved]
     with building(forward):
         handed = [_as_type(v, choice.type_of(own)) for v, own in zip(saved, choice.saved, strict=True)]
+        pairs = zip(handed, choice.saved, strict=True)
+        handed = [emit("reciprocal", v) if own in choice.inverted else v for v, own in pairs]
     shown = with_hidden(replace(program, forward=forward), handed)
     new = Program(program.name, shown, _places(program, len(handed)), program.user_outputs)
     new.attributes = program.attributes | {CHOICE: choice}
@@ -253,7 +263,7 @@ def rebased(choice: Choice, backward: Graph) -> tuple[Graph, list[Value]]:
     returning_as(backward, out, env)
     made = {b: v for v in choice.brackets if (b := _bracket(out, v, at_hand)) is not None}
     better, used = exchanged(out, list(made)) if made and not out.mutations else (out, [])
-    return better, [made[b] for b in used]
+    return with_products(better, choice.inputs_of(choice.inverted)), [made[b] for b in used]
 
 
 def _bracket(out: Graph, value: Value, at_hand: Mapping[int, Value]) -> Bracket | None:
@@ -289,6 +299,7 @@ def _wishes(choice: Choice) -> dict[Value, str]:
     results = choice.captured.forward.outputs[: choice.captured.user_outputs]
     returned = {_below_reshapes(v) for v in results if v is not None}
     wishes = {v: "out" if _below_reshapes(v) in returned else variable_name(v) for v in choice.saved}
+    wishes |= {v: f"{name}_inverse" for v in choice.inverted if (name := wishes[v])}
     return {v: name for v, name in wishes.items() if name}
 
 
@@ -309,9 +320,10 @@ def _receive(
         if place.kind != "hidden" and value is not None:
             env[source.id] = out.input_like(source)
             at_hand |= {value.id: env[source.id]} if value.id in user_saved else {}
-    received = {v: out.input(choice.type_of(v), next(names)) for v in choice.saved}
+    received = {v: out.input(choice.type_of(v), next(names), is_top=is_top(v)) for v in choice.saved}
     with building(out):
-        at_hand |= {v.id: _as_type(r, v.aval) for v, r in received.items()}
+        inverted = {v: emit("reciprocal", received[v]) for v in choice.inverted}
+        at_hand |= {v.id: _as_type(r, v.aval) for v, r in (received | inverted).items()}
     for source in backward.inputs[len(places) :]:
         env[source.id] = out.input_like(source)
     return env, at_hand

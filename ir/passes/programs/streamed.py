@@ -10,7 +10,7 @@ products that stand for sums of its own (`exchange`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...graph import Value
 from ...program import Program
@@ -18,6 +18,7 @@ from ...switches import is_on
 from ...types import LOW_FLOATS
 from ..cost import Hints
 from ..virtual import large_values, sums_of, virtual_values
+from .handed_rows import only_divides
 from .recompute import Choice, cheapest, hidden_values, made_in_forward, rebased, saved_by_user, with_choice
 
 
@@ -49,7 +50,17 @@ class Streamed:
         handed = _with(saved, brackets, users)
         exact = _low_rows(program, handed, virtual)
         choice = Choice(program, tuple(handed), tuple(brackets), tuple(rows), tuple(exact))
+        choice = replace(choice, inverted=tuple(self._inverted(choice)))
         return with_choice(program, choice) if set(handed) != set(captured) or brackets or exact else program
+
+    def _inverted(self, choice: Choice) -> list[Value]:
+        """The rows that every backward only divides tiles by."""
+        rows = [v for v in choice.saved if v.dtype == "f32" and v.prim != "dot"]
+        for backward in choice.captured.backward.values():
+            graph, _ = rebased(choice, backward)
+            tiles = virtual_values(graph, self.hints, self.pairs)
+            rows = [v for v in rows if only_divides(graph.inputs[choice.inputs_of([v])[0]], tiles)]
+        return rows
 
 
 def _low_rows(program: Program, saved: Sequence[Value], virtual: frozenset[int]) -> list[Value]:

@@ -39,16 +39,17 @@ and `inductor` have the numerics of torch and of Inductor whatever is chosen.
 ## Where matmuls are never in memory
 
 In a kernel that makes a matmul's result tile by tile and sums it again (attention, contrastive losses), what does not
-depend on a running sum is rounded where your operations round: scores of bfloat16 are multiplied as bfloat16, summed
-in float32, and rounded, as the library's are, and so is each operation on them. What is relative to a maximum that
-may still move is float32 until it is multiplied: the exponentials of a softmax are rounded to bfloat16 as operands of
-the next matmul, before they are divided, where eager divides first and rounds then. The quotient by the row's sum is
-made at the end, of the row's result, in float32: a product with the sum's reciprocal, rounded with it. Backward has
-the complete maxima and sums, as float32, and rounds where eager does, with one exception: a sum that is taken off what
-it is a sum of (`p * (dp - (p * dp).sum(-1))`) stays float32, and so does what stands between it and the sum that `p`
-was divided by, since little may be left of such a difference. Exponentials of what was bfloat16 or float16
-are powers of two of `x * log2(e) - m * log2(e)`, those of float32 are of `x - m`. float32 is multiplied exactly
-unless torch's setting allows TF32; float64 stays with the library. A stream that is divided among programs is summed in
+depend on a running sum is rounded where your operations round: scores of bfloat16 are multiplied as bfloat16, summed in
+float32, and rounded, as the library's are, and so is each operation on them. What is relative to a maximum that may
+still move is float32 until it is multiplied: the exponentials of a softmax are rounded to bfloat16 as operands of the
+next matmul, before they are divided, where eager divides first and rounds then. The quotient by the row's sum is made
+at the end, of the row's result, in float32: a product with the sum's reciprocal, rounded with it. Backward has the
+complete maxima, and sums or their reciprocals, as float32, and rounds where eager does, with one exception: a sum that
+is taken off what it is a sum of (`p * (dp - (p * dp).sum(-1))`) stays float32, and so does what stands between it and
+the sum that `p` was divided by, since little may be left of such a difference. Exponentials of what was bfloat16 or
+float16 are powers of two of `x * log2(e) - m * log2(e)`, those of float32 are of `x - m`. Where `m` is a maximum,
+subnormal ones of 16-bit numbers are zero, beside the 1 that the maximum has. float32 is multiplied exactly unless
+torch's setting allows TF32; float64 stays with the library. A stream that is divided among programs is summed in
 float32 by each, then over them in order: the same bits each time, and others on a device of another size.
 
 Rows in which everything is masked are NaN, and rows with NaN or infinite scores are what they are in eager. One thing
