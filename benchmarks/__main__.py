@@ -31,6 +31,7 @@ from typing import Any
 from ..__main__ import Parser
 from . import cpu, goals, inductor, instructions, kernels, latency, limits, needs, overhead, picture, plans, report
 from . import stream_kernels as products
+from .flex_kernels import FLEXED, flex_kernels
 from .loop_functions import LOOPS
 from .loop_kernels import loops
 from .peer_instructions import peer_instructions
@@ -69,10 +70,13 @@ def _latencies(quick: bool) -> Rows:
 
 
 def _streams(options: argparse.Namespace) -> Rows:
-    """Ours, then those of the file that `--peer` names."""
+    """Ours, FlexAttention's, then those of the file that `--peer` names."""
     few = len(STREAMS) // len(WIDTHS) if options.quick else None
     names = _named(list(STREAMS)[:few], options)
+    flexed = [name for name in names if name in FLEXED]
     yield from each(products.streams, names, options.jobs, kernels.one_compiler)
+    yield from each(products.fast, flexed, options.jobs, kernels.one_compiler)
+    yield from each(flex_kernels, flexed, options.jobs, inductor.pretend_gpu)
     yield from products.peers(options.peer) if options.peer else ()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,10 +44,27 @@ def _block_mask(allowed: Any, queries: int, keys: int, device: str) -> Any:
     return create_block_mask(allowed, None, None, queries, keys, device=device)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, scale: float, score: Any = None, allowed: Any = None) -> Any:
-    mask = None if allowed is None else _block_mask(allowed, q.shape[-2], k.shape[-2], q.device.type)
+@dataclass(frozen=True)
+class Modified:
+    """A call of flex_attention. score: of (score, batch, head, row, column, *buffers); allowed: of the last four."""
+
+    q: Any
+    k: Any
+    v: Any
+    scale: float
+    score: Callable[..., Any] | None = None
+    allowed: Callable[..., Any] | None = None
+    buffers: tuple[Any, ...] = ()
+    is_learned: bool = False
+    """Whether the buffers have gradients."""
+
+
+def _flex(call: Modified) -> Any:
+    q, k, v = call.q, call.k, call.v
+    mask = None if call.allowed is None else _block_mask(call.allowed, q.shape[-2], k.shape[-2], q.device.type)
+    score = None if call.score is None else lambda *places: call.score(*places, *call.buffers)  # type: ignore[misc]
     grouped = q.shape[1] != k.shape[1]
-    return _compiled_flex()(q, k, v, score_mod=score, block_mask=mask, scale=scale, enable_gqa=grouped)
+    return _compiled_flex()(q, k, v, score_mod=score, block_mask=mask, scale=call.scale, enable_gqa=grouped)
 
 
 def _past(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -58,19 +76,28 @@ def _window(width: int) -> Any:
     return lambda b, h, i, j: (i >= j) & (i - j < width)
 
 
-def _alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float) -> Any:
+def _sloped(x: Any, b: Any, h: Any, i: Any, j: Any, slopes: Any) -> Any:
+    return x + slopes[h] * (j - i)
+
+
+def _biased(x: Any, b: Any, h: Any, i: Any, j: Any, bias: Any) -> Any:
+    return x + bias[h, i, j]
+
+
+def _alibi(q: Any, k: Any, v: Any, slopes: Any, scale: float) -> Modified:
     slopes = slopes.detach()  # whose gradient the class leaves out
-    return _flex(q, k, v, scale, lambda x, b, h, i, j: x + slopes[h] * (j - i), _past)
+    return Modified(q, k, v, scale, _sloped, _past, (slopes,))
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, scale: float, cap: float, width: int) -> Any:
-    return _flex(q, k, v, scale, lambda x, b, h, i, j: cap * torch.tanh(x / cap), _window(width))
+def _capped(q: Any, k: Any, v: Any, scale: float, cap: float, width: int) -> Modified:
+    return Modified(q, k, v, scale, lambda x, b, h, i, j: cap * torch.tanh(x / cap), _window(width))
 
 
-FLEX: dict[type, Apply] = {
-    s.Attention: lambda q, k, v, scale, causal: _flex(q, k, v, scale, allowed=_past if causal else None),
+MODIFIED: dict[type, Callable[..., Modified]] = {
+    s.Attention: lambda q, k, v, scale, causal: Modified(q, k, v, scale, allowed=_past if causal else None),
     s.ALiBi: _alibi,
     s.SoftcapWindow: _capped,
-    s.LearnedBias: lambda q, k, v, bias, scale: _flex(q, k, v, scale, lambda x, b, h, i, j: x + bias[h, i, j]),
+    s.LearnedBias: lambda q, k, v, bias, scale: Modified(q, k, v, scale, _biased, None, (bias,), True),
 }
+FLEX: dict[type, Apply] = {cls: lambda *args, of=of: _flex(of(*args)) for cls, of in MODIFIED.items()}
 ATTENTION: dict[str, dict[type, Apply]] = {"sdpa": SDPA, "flex": FLEX}

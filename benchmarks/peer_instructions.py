@@ -80,6 +80,12 @@ def _numbers(arguments: str) -> list[int | None]:
 
 def _least(name: str, source: str, numbers: Sequence[int | None]) -> float:
     """Of one launch, in the best of the kernel's configurations."""
+    kernel = compiled_by_inductor(name, source)
+    return min(_instructions(kernel, found, numbers) for found in kernel.compile_results)
+
+
+def compiled_by_inductor(name: str, source: str) -> Any:
+    """A kernel of Inductor's out of its text, with a result for each of its configurations."""
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
 
@@ -87,7 +93,7 @@ def _least(name: str, source: str, numbers: Sequence[int | None]) -> float:
     with mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu"), static:  # it would ask for libcuda
         kernel = getattr(PyCodeCache.load(source), name)
         kernel._precompile_worker()
-    return min(_instructions(kernel, found, numbers) for found in kernel.compile_results)
+    return kernel
 
 
 def _instructions(kernel: Any, found: Any, numbers: Sequence[int | None]) -> float:

@@ -13,19 +13,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fusegrad import compile as compiled
 from fusegrad import explain
 from fusegrad.codegen import Kernel
 from fusegrad.runtime.kernels.cross_compile.metrics import measure
 from fusegrad.runtime.kernels.cross_compile.pool import Binary
 from fusegrad.runtime.kernels.machine_code.counts import Launch, count, parameters, spread
+from fusegrad.runtime.kernels.machine_code.hot_loops import hot_loops
 from fusegrad.runtime.kernels.machine_code.model import launch_of
 from fusegrad.runtime.kernels.machine_code.sass import NoListingError
 from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.report.residuals import AGAIN, AS_WRITTEN
+from fusegrad.runtime.values.tensor_specs import parse_spec
 
 from .kernels import TARGETS
 from .plans import DIRECTIONS, TARGET
 from .stream_functions import STREAMS
+from .suite import Case
 
 _PRODUCT = re.compile(r"^\s*(?:@\S+\s+)?(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_s?mfma_)", re.M)
 """What the tensor cores are given, of each architecture: a line of PTX, or of AMD's assembly."""
@@ -40,7 +44,16 @@ def streams(name: str, targets: Sequence[str] = TARGETS) -> dict[str, Any]:
     words, case, scores = STREAMS[name]
     found = {target: explain(case.function, *case.args, target=target) for target in {TARGET, *targets}}
     needs = {target: needs_of(found[target], target, scores) for target in targets}
-    return {"case": name, "what": words, "scores": scores, **planned(found[TARGET]), "targets": needs}
+    about = {"case": name, "what": words, "scores": scores, "width": width_of(case)}
+    return {**about, **planned(found[TARGET]), "targets": needs}
+
+
+def fast(name: str) -> dict[str, Any]:
+    """The kernels of a case on sm_90 that round between no operations, as those of others do not."""
+    _, case, scores = STREAMS[name]
+    found = explain(compiled(case.function, numerics="fast"), *case.args, target=TARGET)
+    needs = {TARGET: needs_of(found, TARGET, scores)}
+    return {"case": f'{name}, numerics="fast"', "beside": name, "scores": scores, "targets": needs}
 
 
 def planned(found: Explanation) -> dict[str, Any]:
@@ -82,7 +95,8 @@ def _issued(found: Explanation, kernel: Kernel, binary: Binary, target: str, sco
     """{} off sm_90, and for machine code that is not read."""
     if target != TARGET or binary.error:
         return {}
-    return issued(binary.asm, launch_of(kernel, found.sizes, target), scores, kernel.name)
+    counted = issued(binary.asm, launch_of(kernel, found.sizes, target), scores, kernel.name)
+    return {**counted, "hot": hot(binary.asm["cubin"], kernel.name)}
 
 
 def issued(asm: Mapping[str, Any], launch: Launch, scores: int, name: str) -> dict[str, Any]:
@@ -97,6 +111,19 @@ def issued(asm: Mapping[str, Any], launch: Launch, scores: int, name: str) -> di
     if products(asm) and not counted.pipes.get("matrix"):
         return {}
     return {"per_32": round(32 * counted.instructions / scores, 2), "loops_once": bool(counted.data_dependent)}
+
+
+def width_of(case: Case) -> int:
+    """The length of the rows of its first argument, of which the products are that make up the scores."""
+    return parse_spec(case.args[0])[1][-1]
+
+
+def hot(cubin: bytes, name: str) -> list[list[float]]:
+    """Of each hot loop what a warp issues in a turn, and its multiply-adds; [] for machine code that is not read."""
+    try:
+        return [[loop.instructions, loop.multiplied] for loop in hot_loops(cubin, name)]
+    except NoListingError:
+        return []
 
 
 # ------------------------------------------------------------------ kernels from outside
@@ -115,6 +142,9 @@ class PeerKernel:
     scores: int
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The numbers among its arguments."""
+    beside: str = ""
+    """The case of ours that it stands beside in the table of others."""
+    direction: str = ""
 
 
 def peers(path: Path) -> Iterator[dict[str, Any]]:
@@ -131,7 +161,9 @@ def peer(kernel: PeerKernel) -> dict[str, Any]:
     found = measure(compiled.asm, TARGET, compiled.metadata.shared, tools)
     need = {"registers": found.registers, "spills": found.spills, "shared": found.shared, "error": None}
     need |= {"products": products(compiled.asm), **_issued_by(kernel, compiled)}
-    return {"case": kernel.name, "scores": kernel.scores, "targets": {TARGET: {kernel.function.__name__: need}}}
+    need |= {"hot": hot(compiled.asm["cubin"], compiled.metadata.name)}
+    row = {"case": kernel.name, "scores": kernel.scores, "targets": {TARGET: {kernel.function.__name__: need}}}
+    return {**row, "beside": kernel.beside} if kernel.beside else row
 
 
 def _compiled(kernel: PeerKernel) -> Any:

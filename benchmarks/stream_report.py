@@ -18,6 +18,8 @@ KERNELS = "Their kernels"
 KERNELS_HEAD = (
     "case", "kernel", "registers 80 90 100 942", "spills", "shared, kB", "for tensor cores", "instructions / 32 scores",
 )  # fmt: skip
+PEERS = "Attention beside FlexAttention and Triton's tutorial"
+PEERS_HEAD = ("case", "whose", "kernel", "registers", "spills", "shared, kB", "tensor cores", "hot loops")
 NOTES = {
     PLANS: "Nothing was run or timed: plans for an H100, in bfloat16 (`benchmarks/stream_functions.py`). Such a class "
     "multiplies matrices into one that is larger than either, the scores, and uses it up in the next product or sum; "
@@ -37,6 +39,17 @@ NOTES = {
     "waiting is not counted. Rows `by hand` are beside them: kernels from a file outside of this repository "
     "(`--peer FILE`), compiled in the same run for sm_90, at the tile (rows x columns of scores) and the warps in "
     "their names; a better one was not searched for.",
+    PEERS: "The same figures on sm_90, and the instructions of each hot loop: what a warp issues in one turn of an "
+    "innermost loop with products of the tensor cores, for 32 dot products as long as a head is wide. They are read "
+    "off the machine code, nothing is followed; where a mask is bounded, whole blocks and masked ones have a loop "
+    "each. Forward has two dot products for a score, dq three, dk and dv four. `fusegrad` rounds where eager does; "
+    "FlexAttention and the tutorial keep float32 between operations, as does `numerics=\"fast\"`. FlexAttention's "
+    "are Inductor's, at the tile that it takes without tuning; its backward is one kernel with a loop for dq and one "
+    "for dk and dv, and its row sums are a kernel of their own. The tutorial's (06, fused attention, in bfloat16, "
+    "from a file outside of this repository) are, forward, those of its configurations with the fewest instructions "
+    "of those that spill nothing and fit, backward the only one that it has; it has neither grouped heads nor masks "
+    "but the causal one, and needs lengths that its blocks divide. An instruction more is no time: what is issued "
+    "beside products costs as much as it is not hidden behind them.",
 }
 
 
@@ -65,7 +78,7 @@ def _over(moved: int | None, minimal: int) -> str:
 # ------------------------------------------------------------------ kernels
 def kernel_rows(results: Mapping[str, Any]) -> list[Row]:
     """One for each kernel; targets that have the same ones share their rows, those of sm_90 first."""
-    rows = results["streams"]["rows"]
+    rows = [row for row in results["streams"]["rows"] if "beside" not in row]
     return [line for row in rows for alike in _alike(row["targets"]) for line in _rows(row, alike)]
 
 
@@ -103,4 +116,36 @@ def _issued(need: Mapping[str, Any]) -> str:
     return "-" if found is None else f"{found:.1f}" + "+" * need["loops_once"]
 
 
-SECTIONS = ((PLANS, PLANS_HEAD, plan_rows, ("streams",)), (KERNELS, KERNELS_HEAD, kernel_rows, ("streams",)))
+# ------------------------------------------------------------------ beside others
+def peer_rows(results: Mapping[str, Any]) -> list[Row]:
+    """The kernels with hot loops of each case that others have kernels for: ours, then theirs."""
+    rows = results["streams"]["rows"]
+    cases = {row["case"]: row for row in rows if "beside" not in row}
+    beside = {name: [row for row in rows if row.get("beside") == name] for name in cases}
+    return [
+        [name, whose if number == 0 else "", *cells]
+        for name, others in beside.items() if others
+        for whose, row in [("fusegrad", cases[name]), *((_whose(other, name), other) for other in others)]
+        for number, cells in enumerate(_hot_kernels(row, cases[name]["width"]))
+    ]  # fmt: skip
+
+
+def _whose(row: Mapping[str, Any], case: str) -> str:
+    """The row's name without the case's: whose kernels, and how they are configured."""
+    return str(row["case"]).replace(case, "").strip(" :,")
+
+
+def _hot_kernels(row: Mapping[str, Any], width: int) -> Iterator[Row]:
+    if "error" in row:
+        yield ["-", "-", "-", "-", "-", row["error"]]
+    for name, need in row["targets"].get(TARGET, {}).items():
+        if loops := need.get("hot"):
+            figures = (str(need["registers"]), str(need["spills"]), _kilobytes(need["shared"]), str(need["products"]))
+            yield [name, *figures, " ".join(f"{32 * width * issued / done:.1f}" for issued, done in loops)]
+
+
+SECTIONS = (
+    (PLANS, PLANS_HEAD, plan_rows, ("streams",)),
+    (KERNELS, KERNELS_HEAD, kernel_rows, ("streams",)),
+    (PEERS, PEERS_HEAD, peer_rows, ("streams",)),
+)
