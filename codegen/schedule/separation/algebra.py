@@ -57,6 +57,13 @@ def source_of(term: Term) -> Term:
     return term.args[0] if widens else term
 
 
+def source_of_rounded(term: Term) -> Term:
+    """What is below casts between floats."""
+    while term.op == "cast" and term.args[0].dtype in FLOATS:
+        (term,) = term.args
+    return term
+
+
 def is_tile_product(term: Term) -> bool:
     """sum(x * y) of a matrix product."""
     return term.op == "sum" and term.node is not None and term.node.prim == "dot" and term.args[0].op == "mul"

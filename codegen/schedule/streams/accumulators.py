@@ -13,7 +13,7 @@ from ....ir.types import FLOATS
 from ...program.axes import REDUCTIONS, Axis, Index, Materialize, Sink, Term, terms_below
 from ...program.sizes import same
 from ...program.terms import TermTable
-from ..separation.algebra import Algebra, Factor, Shift, depends, is_number, is_tile_product
+from ..separation.algebra import Algebra, Factor, Shift, depends, is_number, is_tile_product, source_of_rounded
 from ..separation.exponents import Exponents
 from .roles import Roles, extreme_in_memory
 
@@ -97,7 +97,10 @@ class _Plain:
         tile = frozenset((self.roles.row, self.roles.stream))
         if not (tile & x.axes > tile & y.axes):
             return term
-        return self.algebra.make("mul", x, self.algebra.make("div", self.algebra.number(1.0, y), y))
+        return self.algebra.make("mul", x, _inverse_in_memory(y) or self._inverse(y))
+
+    def _inverse(self, row: Term) -> Term:
+        return self.algebra.make("div", self.algebra.number(1.0, row), row)
 
     def _in_order(self, term: Term) -> Term:
         """where(c, number, x)  ->  where(not c, x, number);  not (i > j)  ->  i <= j"""
@@ -114,6 +117,13 @@ class _Plain:
             parts = [self._in_order(table.make("not", a, dtype="b1")) for a in inner.args]
             return table.make("and", *parts, dtype="b1") if inner.op == "or" else inner.args[0]
         return term
+
+
+def _inverse_in_memory(row: Term) -> Term | None:
+    """What a row is the reciprocal of, where that is read as float32: forward hands over sums inverted."""
+    row = source_of_rounded(row)
+    is_one = row.op == "reciprocal" and row.args[0].op == "load" and row.args[0].dtype == "f32"
+    return row.args[0] if is_one else None
 
 
 def _compared(roots: Sequence[Term]) -> set[Term]:

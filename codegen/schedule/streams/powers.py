@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ....ir.types import FLOATS, LOW_FLOATS
 from ...program.axes import Term, terms_below
-from ..separation.algebra import Algebra, is_number, source_of
+from ..separation.algebra import Algebra, is_number, source_of, source_of_rounded
 from .accumulators import Accumulation, is_moderate
 from .roles import Roles
 
@@ -39,15 +39,18 @@ def with_powers_of_two(algebra: Algebra, sums: Accumulation, roles: Roles) -> Ac
 
 
 def _power(algebra: Algebra, term: Term, args: tuple[Term, ...], roles: Roles) -> Term | None:
-    if term.op != "exp" or term.dtype != "f32" or args[0].op != "sub":
+    if term.op != "exp" or term.dtype == "f64":
         return None
-    tile, row = args[0].args
+    difference = source_of_rounded(args[0])
+    if difference.op != "sub":
+        return None
+    tile, row = difference.args
     both = {roles.row, roles.stream}
     if not both <= tile.axes or both <= row.axes:
         return None
     mark = BESIDE_ONE if _is_top(row, tile) else None
-    if not is_moderate(tile):
-        return algebra.make("exp", *args, param=mark) if mark else None
+    if term.dtype != "f32" or difference is not args[0] or not is_moderate(tile):
+        return algebra.table.make("exp", *args, dtype=term.dtype, param=mark, node=term.node) if mark else None
     scale, tile = _scaled(tile)
     power = algebra.number(scale * LOG2E, tile)
     moved = algebra.make("mul", row, algebra.number(-LOG2E, row))

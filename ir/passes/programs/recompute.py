@@ -28,7 +28,7 @@ from ...text.source_names import variable_name
 from ...types import TensorType, contiguous_strides
 from ..cost import Hints, estimate
 from .exchange import Bracket, exchanged
-from .handed_rows import is_top, with_products
+from .handed_rows import is_top
 
 Mask = tuple[bool, ...]
 NONE: frozenset[int] = frozenset()
@@ -55,7 +55,7 @@ class Choice:
     exact: tuple[Value, ...] = ()
     """Those of low floats that are handed over as float32: kernels that round nothing in between lose nothing."""
     inverted: tuple[Value, ...] = ()
-    """Those of which the reciprocal is handed over: backward divides by them (`inverses`)."""
+    """Those of which the reciprocal is handed over: backward divides by them (`handed_rows`)."""
 
     def type_of(self, value: Value) -> TensorType:
         """The type in which a value is handed over; a bracket that is a result has one more axis: another value."""
@@ -263,7 +263,7 @@ def rebased(choice: Choice, backward: Graph) -> tuple[Graph, list[Value]]:
     returning_as(backward, out, env)
     made = {b: v for v in choice.brackets if (b := _bracket(out, v, at_hand)) is not None}
     better, used = exchanged(out, list(made)) if made and not out.mutations else (out, [])
-    return with_products(better, choice.inputs_of(choice.inverted)), [made[b] for b in used]
+    return better, [made[b] for b in used]
 
 
 def _bracket(out: Graph, value: Value, at_hand: Mapping[int, Value]) -> Bracket | None:

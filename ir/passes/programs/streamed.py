@@ -55,7 +55,7 @@ class Streamed:
 
     def _inverted(self, choice: Choice) -> list[Value]:
         """The rows that every backward only divides tiles by."""
-        rows = [v for v in choice.saved if v.dtype == "f32" and v.prim != "dot"]
+        rows = [v for v in choice.saved if choice.type_of(v).dtype == "f32" and v.prim != "dot"]
         for backward in choice.captured.backward.values():
             graph, _ = rebased(choice, backward)
             tiles = virtual_values(graph, self.hints, self.pairs)
