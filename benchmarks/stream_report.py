@@ -132,7 +132,8 @@ def peer_rows(results: Mapping[str, Any]) -> list[Row]:
 
 def _whose(row: Mapping[str, Any], case: str) -> str:
     """The row's name without the case's: whose kernels, and how they are configured."""
-    return str(row["case"]).replace(case, "").strip(" :,")
+    parts = (part.strip(" ,") for part in str(row["case"]).replace(case, "").split(":"))
+    return ", ".join(part for part in parts if part)
 
 
 def _hot_kernels(row: Mapping[str, Any], width: int) -> Iterator[Row]:

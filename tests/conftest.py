@@ -54,6 +54,7 @@ ONE_IN = {
     "benchmarks/test_correctness.py": 14,
     "benchmarks/test_needs.py": 104,
     "benchmarks/test_streams.py": 18,
+    "benchmarks/test_flex_kernels.py": 8,
     "compose/test_hessian.py": 27,
     "compose/test_grad_grad_grad.py": 27,
     "compose/test_jvp_grad.py": 22,

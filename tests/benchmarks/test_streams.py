@@ -11,6 +11,7 @@ import pytest
 from fusegrad import explain
 from fusegrad.benchmarks import __main__ as command
 from fusegrad.benchmarks import report, stream_kernels, stream_report
+from fusegrad.benchmarks.flex_kernels import FLEXED
 from fusegrad.benchmarks.kernels import TARGETS
 from fusegrad.benchmarks.plans import TARGET
 from fusegrad.benchmarks.stream_functions import STREAMS
@@ -32,6 +33,15 @@ def test_every_case_is_committed_for_every_target() -> None:
     found = {row["case"]: row["targets"] for row in rows if "launches" in row}
     assert set(found) == set(STREAMS) and all(set(targets) == set(TARGETS) for targets in found.values())
     assert not [n for targets in found.values() for needs in targets.values() for n in needs.values() if n["error"]]
+
+
+def test_attention_is_committed_beside_that_of_others() -> None:
+    rows = {row["case"]: row for row in command.read(command.OUT)["streams"]["rows"] if "beside" in row}
+    for name in FLEXED:
+        for whose in (f"FlexAttention: {name}", f'{name}, numerics="fast"'):
+            assert rows[whose]["targets"][TARGET] and "error" not in rows[whose]
+    whose = {row[1].partition("'s")[0] for row in stream_report.peer_rows(command.read(command.OUT))}
+    assert whose == {"", "fusegrad", 'numerics="fast"', "FlexAttention", "the tutorial"}
 
 
 # ------------------------------------------------------------------ counts
@@ -77,7 +87,7 @@ def test_kernels_of_a_file_from_outside_are_compiled_beside(tmp_path: Path) -> N
     (row,) = peers(file)
     need = row["targets"][TARGET]["square"]
     assert row["case"] == "a peer" and need["products"] > 0 and need["registers"] > 0 and need["spills"] == 0
-    assert need["per_32"] > 0 and not need["loops_once"]
+    assert need["per_32"] > 0 and not need["loops_once"] and "beside" not in row
 
 
 def test_a_program_that_comes_past_no_product_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +109,21 @@ def results() -> dict[str, Any]:
     moved = {"bytes": [100, 300], "minimal": [100, 200], "eager": [1000, None], "saved": 1_000_000, "asked": 9_000_000}
     plan = {"what": "words", "scores": 1_000_000, "launches": [1, 2], "library": [0, 1], **moved}
     by_hand = {"case": "by hand", "scores": 1, "targets": {TARGET: {"c": need(spills=8)}}}
-    return {"streams": {"date": "2026-01-01", "rows": [{"case": "A", **plan, "targets": targets}, by_hand]}}
+    ours = {"case": "A", "width": 64, **plan, "targets": targets}
+    return {"streams": {"date": "2026-01-01", "rows": [ours, by_hand]}}
+
+
+def beside() -> dict[str, Any]:
+    """The same with kernels of others, one of which is not there."""
+    found = results()
+    a, by_hand = found["streams"]["rows"]
+    counted = {"a": need(hot=[[100, 6400.0], [150, 6400.0]]), "b": need(hot=[])}
+    theirs = [
+        {"case": "theirs: A, 64x64", "beside": "A", "scores": 1, "targets": {TARGET: {"d": need(hot=[[50, 6400.0]])}}},
+        {"case": "others: A", "beside": "A", "scores": 1, "targets": {}, "error": "ValueError: no"},
+    ]
+    found["streams"]["rows"] = [{**a, "targets": {TARGET: counted}}, by_hand, *theirs]
+    return found
 
 
 def test_a_case_is_a_row_and_a_kernel_is_a_row() -> None:
@@ -112,6 +136,16 @@ def test_a_case_is_a_row_and_a_kernel_is_a_row() -> None:
         ["A", "a", "100 - - -", "0 - - -", "2 - - -", "0 - - -", "-"],
         ["by hand", "c", "- 100 - -", "- 8 - -", "- 2 - -", "- 8 - -", "-"],
     ]
+
+
+def test_kernels_of_others_stand_beside_ours() -> None:
+    assert stream_report.peer_rows(beside()) == [
+        ["A", "fusegrad", "a", "100", "0", "2", "8", "32.0 48.0"],
+        ["A", "theirs, 64x64", "d", "100", "0", "2", "8", "16.0"],
+        ["A", "others", "-", "-", "-", "-", "-", "ValueError: no"],
+    ]
+    assert [row[1] for row in stream_report.kernel_rows(beside())] == ["a", "b", "c"]
+    assert stream_report.peer_rows(results()) == []
 
 
 def test_the_document_says_that_nothing_was_timed() -> None:

@@ -17,8 +17,9 @@ from fusegrad.ir import Graph, TensorType, building, emit, provenance, verify
 from fusegrad.ir.errors import ParseError
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.prims import Arg
+from fusegrad.ir.rewrite import rebuild
 from fusegrad.ir.text.document import document, graph_from, size_from_document
-from fusegrad.ir.text.text import key, show, size_text
+from fusegrad.ir.text.text import key, parse, show, size_text
 
 s0 = sympy.Symbol("s0", integer=True, positive=True)
 s1 = sympy.Symbol("s1", integer=True)
@@ -52,6 +53,18 @@ def test_a_graph_comes_back_with_strides_mutations_results_and_origins() -> None
     back = verify(again(scale()))
     assert show(back, origins=True) == show(scale(), origins=True) and document(back) == document(scale())
     assert back.outputs[0] is not None and back.outputs[0].origin == Origin("y", "aten.mul", "scale.py:12", "y = x * 2")
+
+
+def test_what_is_known_of_an_input_comes_back() -> None:
+    """Both forms have it, graphs that differ in it are told apart, and rewriting keeps it."""
+    graphs = []
+    for is_top in (True, False):
+        graph = Graph("rows")
+        graphs.append(graph.returning([graph.input(TensorType((s0,), "f32"), "top", is_top=is_top)]))
+    top, other = graphs
+    for back in (again(top), parse(show(top)), rebuild(top, {})):
+        assert back.inputs[0].params["is_top"] and show(back) == show(top)
+    assert key(top) != key(other) and "is_top" not in show(other)
 
 
 @given(st.integers(0, 10**6))

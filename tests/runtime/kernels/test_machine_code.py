@@ -11,7 +11,7 @@ from fusegrad.benchmarks.functions import SquaredReLU
 from fusegrad.codegen.devices import DEVICES
 from fusegrad.codegen.kernel import Kernel, Pointer, Ref, Scalar
 from fusegrad.runtime.kernels.cross_compile.pool import compile_for
-from fusegrad.runtime.kernels.machine_code import counts, sass
+from fusegrad.runtime.kernels.machine_code import counts, hot_loops, sass
 from fusegrad.runtime.kernels.machine_code.flow import Flow
 from fusegrad.runtime.kernels.machine_code.lane import Lane, deciding
 from fusegrad.runtime.kernels.machine_code.model import copy_seconds, model_launch, model_of
@@ -70,6 +70,39 @@ def test_both_sides_of_a_branch_on_data_are_issued_and_no_slow_path() -> None:
     _, issued = followed(LOOP, 5)
     assert issued["MUFU.EX2"] == issued["MUFU.LG2"] == 5
     assert "MUFU.RCP" not in issued and "CALL.REL.NOINC" not in issued
+
+
+PRODUCTS = """
+.L_x_4:
+        /*0000*/                   MOV R0, RZ ;
+.L_x_0:
+        /*0010*/                   FADD R8, R4, R5 ;
+.L_x_1:
+        /*0020*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R6 ;
+        /*0030*/              @!P0 BRA `(.L_x_1) ;
+        /*0040*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT ;
+        /*0050*/                   NOP ;
+        /*0060*/               @P1 BRA `(.L_x_2) ;
+        /*0070*/                   MUFU.EX2 R8, R8 ;
+.L_x_2:
+        /*0080*/                   HGMMA.64x128x16.F32.BF16 R24, R4, gdesc[UR8], R24 ;
+        /*0090*/                   IADD3 R0, R0, 0x1, RZ ;
+        /*00a0*/              @!P2 BRA `(.L_x_0) ;
+.L_x_3:
+        /*00b0*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*00c0*/               @P3 BRA `(.L_x_3) ;
+        /*00d0*/               @P4 BRA `(.L_x_4) ;
+        /*00e0*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*00f0*/                   EXIT ;
+"""
+
+
+def test_hot_loops_are_the_innermost_ones_with_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of a loop has its branches, and the wait for a barrier once; a warp's share of a product of four."""
+    monkeypatch.setattr(counts, "disassemble", lambda cubin, kernel: sass.parse(PRODUCTS))
+    first, second = hot_loops.hot_loops(b"products", "a listing")
+    assert (first.at, first.instructions, first.multiplied) == (0x10, 9, (64 * 64 * 16 + 64 * 128 * 16) / 4)
+    assert (second.at, second.instructions, second.multiplied) == (0xB0, 2, 16 * 8 * 16)
 
 
 LEFT_OVER = """
