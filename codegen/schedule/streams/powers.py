@@ -62,7 +62,8 @@ def _is_top(row: Term, tile: Term) -> bool:
     if row.op in ("cast", "spread", "where"):
         return _is_top(row.args[-1], tile)
     if row.op == "load" and row.node is not None:
-        return row.node.prim == "amax" or row.node.params.get("is_top", False)
+        is_own = row.node.prim == "amax" and row.node.args[0] in (tile.node, source_of_rounded(tile).node)
+        return is_own or row.node.params.get("is_top", False)
     return row.op == "amax" and source_of(row.args[0]) is source_of(tile)
 
 

@@ -17,14 +17,25 @@ LAYOUTS = ("broadcast", "permute", "reshape")
 
 
 def is_top(value: Value) -> bool:
-    """Whether a row is the largest of what its exponents are made of: a maximum, or its sum with a logarithm."""
-    if value.prim in (*LAYOUTS, "cast"):
-        return is_top(value.args[0])
+    """Whether a row is the largest of what its exponents are made of: a maximum, or its sum with a sum's logarithm."""
+    value = _bare(value)
     if value.prim == "where":  # a number in place of an infinite one
         return value.args[1].prim in ("full", *LAYOUTS) and is_top(value.args[2])
     if value.prim == "add":
-        return any(is_top(a) and b.prim == "log" for a, b in (value.args, value.args[::-1]))
+        return any(is_top(a) and _is_log_of_sum(b) for a, b in (value.args, value.args[::-1]))
     return value.prim == "amax"
+
+
+def _is_log_of_sum(value: Value) -> bool:
+    value = _bare(value)
+    return value.prim == "log" and _bare(value.args[0]).prim == "sum"
+
+
+def _bare(value: Value) -> Value:
+    """What a value is in another layout or dtype."""
+    while value.prim in (*LAYOUTS, "cast"):
+        (value,) = value.args
+    return value
 
 
 def only_divides(known: Value, virtual: Collection[int]) -> bool:
