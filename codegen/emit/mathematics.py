@@ -15,6 +15,7 @@ import sympy
 
 from ...ir.errors import FusegradError
 from ...ir.types import FLOAT8, LOW_FLOATS, UNSIGNED
+from ..schedule.streams.powers import LOG2E
 from .statements import Expr, binary, call, literal, method, unary
 
 TL = {
@@ -278,6 +279,11 @@ ptx_rules: dict[str, Rule] = {
 """What NVIDIA's processors have in fewer instructions, with the accuracy of the device library's function."""
 
 
+def _flushed_exp(dtype: str, x: Expr) -> Expr:
+    """Triton's exponential keeps subnormal numbers whatever it is told, its power of two does not."""
+    return fast_rules["exp"](dtype, x) if dtype == "f64" else call("tl.exp2", binary("*", x, literal(repr(LOG2E))))
+
+
 def exp_below(kind: str, fast: bool, dtype: str, x: Expr) -> Expr:
     """exp of what is not positive, where subnormal results count for nothing: beside the 1 that its maximum has."""
     if kind == "cuda" and dtype == "f32" and not fast:
@@ -288,6 +294,7 @@ def exp_below(kind: str, fast: bool, dtype: str, x: Expr) -> Expr:
 def rules_for(kind: str, fast: bool, packed: bool) -> dict[str, Rule]:
     """The table of a target; `packed`: of kernels whose rows fill the registers."""
     table = fast_rules if fast else packed_rules if packed else rules
+    table = {**table, "exp": _flushed_exp} if fast and kind == "cuda" else table
     shorter = {name: rule for name, rule in ptx_rules.items() if kind == "cuda" and table[name] is rules[name]}
     return table | shorter
 

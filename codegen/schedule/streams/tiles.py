@@ -28,6 +28,8 @@ OLD, MASKED = 24, 32
 ROOMY = 100
 """The architecture from which on the compiler may not spill for the sake of a second program on a multiprocessor where
 loops with masks are beside those without: it is tempted by a few registers more than half of them (triton 3.7.1)."""
+TEMPTING = 160
+"""Nor where more hold sums and tiles, and some of these are read from memory: half of them are too few."""
 CROWDED = 96
 """Fewer on gfx942 from eight warps of 64 lanes on, beside masks: two warps share 512, and four have them alone."""
 SHARED = 0.75
@@ -98,7 +100,9 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
         raise Unfusible(sums.sinks[0].node, f"no tile of it fits into the registers, with rows of {deepest}")
     shape = _leaning(fitting, _chosen(fitting, roles, target, hints), target, fits)
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
-    roomy = int(masked and target.kind == "cuda" and int(target.arch) >= ROOMY)
+    read = _read(shape, roles, sums)
+    is_tempting = masked or (read and read + _registers(shape, roles, sums, depths) > TEMPTING)
+    roomy = int(is_tempting and target.kind == "cuda" and int(target.arch) >= ROOMY)
     return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target), roomy)
 
 
@@ -181,6 +185,13 @@ def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis
         columns = shape.stream * sum(a.kind == "sum" for a in sums.accumulators)
     tiles = 1 + len(tile_products(sums)) + PAIRS * len(pair_tiles(sums, roles))
     return shape.rows * (columns + tiles * shape.stream) // threads
+
+
+def _read(shape: Shape, roles: Roles, sums: Accumulation) -> int:
+    """Registers of a thread for tiles that are in memory: a bias for each row and column."""
+    both = {roles.row, roles.stream}
+    loads = {t for t in terms_below(t for s in sums.sinks for t in s.terms) if t.op == "load" and both <= t.axes}
+    return len(loads) * shape.rows * shape.stream // (32 * shape.warps)
 
 
 def _passing(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target) -> int:

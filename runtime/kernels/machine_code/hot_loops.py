@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import networkx as nx
 
@@ -34,23 +35,31 @@ class HotLoop:
 
 
 def hot_loops(cubin: bytes, kernel: str = "a kernel") -> tuple[HotLoop, ...]:
-    """By address. Blocks that a turn may pass over count, those that call a routine do not. Raises NoListingError."""
+    """By address. Blocks that a turn may pass over count, but for slow paths. Raises NoListingError."""
     flow, _ = _flow(cubin, kernel)
-    loops = [loop for loop in _loops(flow) if any(map(_multiplied, _issued(flow, loop)))]
-    innermost = [loop for loop in loops if not any(other < loop for other in loops)]
+    loops = [loop for loop in _loops(flow) if any(map(_multiplied, loop.issued(flow)))]
+    innermost = [loop for loop in loops if not any(other.blocks < loop.blocks for other in loops)]
     return tuple(sorted((_hot(flow, loop) for loop in innermost), key=lambda loop: loop.at))
 
 
-def _hot(flow: Flow, loop: frozenset[int]) -> HotLoop:
-    issued = list(_issued(flow, loop))
-    return HotLoop(min(loop), sum(i.base != "NOP" for i in issued), sum(map(_multiplied, issued)))
+def _hot(flow: Flow, loop: Loop) -> HotLoop:
+    issued = list(loop.issued(flow))
+    return HotLoop(min(loop.blocks), sum(i.base != "NOP" for i in issued), sum(map(_multiplied, issued)))
 
 
-def _issued(flow: Flow, loop: frozenset[int]) -> Iterator[Instruction]:
-    return (i for at in loop if not flow.blocks[at].is_out_of_line for i in flow.blocks[at].instructions)
+class Loop(NamedTuple):
+    """The blocks of a loop by their addresses, and those of them that each turn runs."""
+
+    blocks: frozenset[int]
+    always: frozenset[int]
+
+    def issued(self, flow: Flow) -> Iterator[Instruction]:
+        """What a turn issues, that goes nowhere out of line unless each turn does."""
+        ours = (flow.blocks[at] for at in sorted(self.blocks))
+        return (i for block in ours if block.at in self.always or not block.is_out_of_line for i in block.instructions)
 
 
-def _loops(flow: Flow) -> Iterator[frozenset[int]]:
+def _loops(flow: Flow) -> Iterator[Loop]:
     """Natural loops: the blocks on the ways to each branch back to a block that is on all ways to that branch."""
     edges = nx.DiGraph((b.at, to) for b in flow.blocks.values() for to in b.successors() if to != END)
     edges.add_node(flow.entry)
@@ -62,7 +71,9 @@ def _loops(flow: Flow) -> Iterator[frozenset[int]]:
     for head, ends in heads.items():
         within = edges.reverse(copy=False).subgraph(set(edges) - {head})
         before = (nx.descendants(within, end) | {end} for end in ends - {head})
-        yield frozenset({head}.union(*before) & set(above))
+        blocks = frozenset({head}.union(*before) & set(above))
+        always = frozenset.intersection(*(frozenset(_chain(above, end)) for end in ends))
+        yield Loop(blocks, blocks & always)
 
 
 def _chain(above: dict[int, int], at: int) -> Iterator[int]:
