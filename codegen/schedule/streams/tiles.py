@@ -100,9 +100,8 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
         raise Unfusible(sums.sinks[0].node, f"no tile of it fits into the registers, with rows of {deepest}")
     shape = _leaning(fitting, _chosen(fitting, roles, target, hints), target, fits)
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
-    read = _read(shape, roles, sums)
-    is_tempting = masked or (read and read + _registers(shape, roles, sums, depths) > TEMPTING)
-    roomy = int(is_tempting and target.kind == "cuda" and int(target.arch) >= ROOMY)
+    is_tempted = target.kind == "cuda" and int(target.arch) >= ROOMY
+    roomy = int(is_tempted and _is_tempting(shape, roles, sums, depths, masked))
     return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target), roomy)
 
 
@@ -185,6 +184,15 @@ def _registers(shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis
         columns = shape.stream * sum(a.kind == "sum" for a in sums.accumulators)
     tiles = 1 + len(tile_products(sums)) + PAIRS * len(pair_tiles(sums, roles))
     return shape.rows * (columns + tiles * shape.stream) // threads
+
+
+def _is_tempting(
+    shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], masked: bool
+) -> bool:  # fmt: skip
+    """Whether the compiler would spill for a second program; with all registers, exact float32 takes twice as many."""
+    read = _read(shape, roles, sums)
+    is_full = read > 0 and read + _registers(shape, roles, sums, depths) > TEMPTING
+    return (masked or is_full) and not _is_exact(sums)
 
 
 def _read(shape: Shape, roles: Roles, sums: Accumulation) -> int:
