@@ -33,7 +33,7 @@ from .reasons import NotRolled, OtherSteps
 from .rolling import roll, roll_fixed
 from .stacks import growing
 from .turns import completed
-from .turns.multiples import EACH, Multiples, multiples_of
+from .turns.multiples import EACH, Multiples, are_parts, multiples_of
 
 if TYPE_CHECKING:
     from ..reads.reads import Reads
@@ -118,6 +118,8 @@ class _Rolling:
         """The rolled trace of the loop over this size. Raises NotRolled."""
         self.turns = met.turns
         try:
+            if are_parts(met.expr, met.steps, met.turns):  # of whose short lengths no number is affine in the length
+                raise NotRolled(f"short traces of it, which has {met.turns} steps, would be longer than it is")
             return self.with_steps_for(EACH, met)
         except NotRolled as why:
             failure = why

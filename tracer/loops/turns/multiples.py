@@ -51,6 +51,14 @@ EACH = Multiples()
 
 def multiples_of(expr: sympy.Expr, size: int, may_be_in_turns: bool) -> Iterator[Multiples]:
     """Those that this size may be one of, where a number like this of it is that of a loop's steps."""
-    divisors = sorted({int(d.args[1]) for d in expr.atoms(FloorDiv) if d.args[1].is_Integer and d.args[1] > 1})
-    for of in divisors or (TURNS if may_be_in_turns else ()):
+    for of in _divisors(expr) or (TURNS if may_be_in_turns else ()):
         yield Multiples(of, size % of)
+
+
+def are_parts(expr: sympy.Expr, size: int, turns: int) -> bool:
+    """Whether a loop has a step for each part of the size, of several places, and perhaps one for the rest."""
+    return any(turns in (size // of, -(-size // of)) for of in _divisors(expr))
+
+
+def _divisors(expr: sympy.Expr) -> list[int]:
+    return sorted({int(d.args[1]) for d in expr.atoms(FloorDiv) if d.args[1].is_Integer and d.args[1] > 1})
