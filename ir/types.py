@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -81,9 +82,14 @@ class TensorType:
 
 def contiguous_strides(shape: Iterable[Size]) -> tuple[Size, ...]:
     """Row-major strides in elements, as torch gives them: a size-0 dimension counts as one."""
+    return _contiguous_strides(tuple(shape))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     strides: list[Size] = []
     step: Size = 1
-    for size in reversed(tuple(shape)):
+    for size in reversed(shape):
         strides.append(step)
         step = simplify_size(step * size) if size != 0 else step
     return tuple(reversed(strides))

@@ -9,6 +9,7 @@ sum(permute(x)), sum(reshape(x)), sum(sum(x)), flip(cumsum(flip(x)))            
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import sympy
@@ -39,6 +40,11 @@ def segments(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
 
     [B, S, 6] and [B*S, 2, 3]  ->  [([0, 1], [0]), ([2], [1, 2])]
     """
+    return [(list(own), list(others)) for own, others in _segments(tuple(source), tuple(target))]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _segments(source: tuple[Size, ...], target: tuple[Size, ...]) -> list[tuple[list[int], list[int]]]:
     runs: list[tuple[list[int], list[int]]] = []
     left, right = list(range(len(source))), list(range(len(target)))
     while left and right:
