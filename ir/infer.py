@@ -32,9 +32,10 @@ def infer(prim: str, operands: Sequence[tuple[TensorType, ...]], params: dict[st
     return result if isinstance(result, tuple) else (result,)
 
 
-def require(condition: bool, prim: str, detail: str) -> None:
+def require(condition: bool, prim: str, detail: str | Callable[[], str]) -> None:
+    """detail: where types are in it, as a function: they take longer to write than to check."""
     if not condition:
-        raise TypeRuleError(detail, prim=prim)
+        raise TypeRuleError(detail if isinstance(detail, str) else detail(), prim=prim)
 
 
 def sizes_equal(a: Size, b: Size) -> bool:
@@ -109,14 +110,16 @@ def _where(c: TensorType, x: TensorType, y: TensorType) -> TensorType:
 
 
 def _broadcast(x: TensorType, shape: tuple[Size, ...], axes: tuple[int, ...]) -> TensorType:
-    require(len(axes) == x.ndim and list(axes) == sorted(set(axes)), "broadcast", f"axes {axes} do not place {x}")
+    is_placed = len(axes) == x.ndim and list(axes) == sorted(set(axes))
+    require(is_placed, "broadcast", lambda: f"axes {axes} do not place {x}")
     fits = all(sizes_equal(d, shape[a]) or sizes_equal(d, 1) for d, a in zip(x.shape, axes, strict=True))
-    require(fits, "broadcast", f"{x} to {shape}")
+    require(fits, "broadcast", lambda: f"{x} to {shape}")
     return x.with_shape(shape)
 
 
 def _reshape(x: TensorType, shape: tuple[Size, ...]) -> TensorType:
-    require(sizes_equal(x.numel, product(shape)), "reshape", f"{x} has not as many elements as {shape}")
+    is_whole = sizes_equal(x.numel, product(shape))
+    require(is_whole, "reshape", lambda: f"{x} has not as many elements as {shape}")
     return x.with_shape(shape)
 
 
@@ -138,7 +141,7 @@ def _cat(*xs: TensorType, axis: int) -> TensorType:
 def _dot(
     x: TensorType, y: TensorType, x_axes: tuple[int, ...], y_axes: tuple[int, ...], out_axes: tuple[int, ...]
 ) -> TensorType:
-    require(x.dtype == y.dtype, "dot", f"{x} and {y} differ in dtype")
+    require(x.dtype == y.dtype, "dot", lambda: f"{x} and {y} differ in dtype")
     size = dict(zip(y_axes, y.shape, strict=True)) | dict(zip(x_axes, x.shape, strict=True))
     return x.with_shape(size[label] for label in out_axes)
 
@@ -156,7 +159,8 @@ def _scatter(base: TensorType, src: TensorType, *index: TensorType, axes: tuple[
 
 
 def _reduce(x: TensorType, axes: tuple[int, ...]) -> TensorType:
-    require(list(axes) == sorted(set(axes)) and all(0 <= a < x.ndim for a in axes), "reduce", f"axes {axes} of {x}")
+    are_axes = list(axes) == sorted(set(axes)) and all(0 <= a < x.ndim for a in axes)
+    require(are_axes, "reduce", lambda: f"axes {axes} of {x}")
     return x.with_shape(drop_axes(x.shape, axes))
 
 

@@ -6,6 +6,7 @@ one has nothing left to try. So the work is in the classes, not in the pairs of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -146,7 +147,12 @@ def _accessed(terms: Iterable[Term], sinks: Iterable[Sink]) -> list[Accessed]:
 
 
 def _by_stride(steps: Iterable[tuple[Axis, Size]]) -> tuple[tuple[Axis, Size], ...]:
-    return tuple(sorted(steps, key=lambda t: (str(t[1]), t[0].order)))
+    return tuple(sorted(steps, key=lambda t: (_written(t[1]), t[0].order)))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _written(stride: Size) -> str:
+    return str(stride)
 
 
 def _pairs(
