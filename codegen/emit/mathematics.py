@@ -15,7 +15,7 @@ import sympy
 
 from ...ir.errors import FusegradError
 from ...ir.types import FLOAT8, LOW_FLOATS, UNSIGNED
-from ..schedule.streams.powers import LOG2E
+from ..schedule.separation.algebra import LOG2E
 from .statements import Expr, binary, call, literal, method, unary
 
 TL = {

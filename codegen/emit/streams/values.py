@@ -11,9 +11,9 @@ from ....ir.text.source_names import assigned_name
 from ....ir.types import FLOATS, Size
 from ...program.axes import Term
 from ...program.sizes import evaluate_size
-from ...schedule.separation.algebra import is_number
+from ...schedule.separation.algebra import LOG2E, is_number
 from ...schedule.streams.masks import affine
-from ...schedule.streams.powers import BESIDE_ONE, LOG2E
+from ...schedule.streams.powers import BESIDE_ONE
 from ..context import default_name, name_of
 from ..emit import Emitter
 from ..mathematics import cast, register_dtype
@@ -149,7 +149,7 @@ def _is_of_bfloat16(term: Term) -> bool:
 
 
 def _fits_bfloat16(number: float | np.float32) -> bool:
-    return float(np.float32(number).view(np.uint32) & np.uint32(0xFFFF)) == 0
+    return int(np.float32(number).view(np.uint32)) & 0xFFFF == 0
 
 
 def uses_of(roots: Sequence[Term], complete: Container[Term]) -> dict[Term, int]:

@@ -20,6 +20,7 @@ from ...program.terms import TermTable
 
 Test: TypeAlias = Callable[[Term], bool]
 POWERS = ("exp", "exp2")
+LOG2E = math.log2(math.e)
 
 
 class Factor(NamedTuple):

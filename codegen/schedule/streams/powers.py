@@ -8,16 +8,14 @@ Where r is the maximum of a, subnormal powers count for nothing beside the 1 tha
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from ....ir.types import FLOATS, LOW_FLOATS
 from ...program.axes import Term, terms_below
-from ..separation.algebra import Algebra, is_number, source_of, source_of_rounded
+from ..separation.algebra import LOG2E, Algebra, is_number, source_of, source_of_rounded
 from .accumulators import Accumulation, is_moderate
 from .roles import Roles
 
-LOG2E = math.log2(math.e)
 BESIDE_ONE = "beside one"
 """The parameter of such powers."""
 

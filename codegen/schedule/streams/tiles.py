@@ -190,12 +190,12 @@ def _is_tempting(
     shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], masked: bool
 ) -> bool:  # fmt: skip
     """Whether the compiler would spill for a second program; with all registers, exact float32 takes twice as many."""
-    read = _read(shape, roles, sums)
+    read = _of_read_tiles(shape, roles, sums)
     is_full = read > 0 and read + _registers(shape, roles, sums, depths) > TEMPTING
     return (masked or is_full) and not _is_exact(sums)
 
 
-def _read(shape: Shape, roles: Roles, sums: Accumulation) -> int:
+def _of_read_tiles(shape: Shape, roles: Roles, sums: Accumulation) -> int:
     """Registers of a thread for tiles that are in memory: a bias for each row and column."""
     both = {roles.row, roles.stream}
     loads = {t for t in terms_below(t for s in sums.sinks for t in s.terms) if t.op == "load" and both <= t.axes}
