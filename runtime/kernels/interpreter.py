@@ -164,15 +164,11 @@ def _interpreting(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             yield
         finally:
             private.builder.memory = outer
-            _restore(undo)
-
-
-def _restore(undo: list[tuple[Any, str, Any]]) -> None:
-    for owner, name, original in reversed(undo):
-        if original is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+            for owner, name, original in reversed(undo):  # no call of ours, which might fail as well
+                if original is _MISSING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, original)
 
 
 # -- launching ---------------------------------------------------------------------------------------------------------
