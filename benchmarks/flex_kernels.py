@@ -7,8 +7,7 @@ process of its own: `inductor.pretend_gpu` puts a pretended GPU behind torch.cud
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,16 +15,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from fusegrad.runtime.kernels.cross_compile.metrics import measure
-from fusegrad.runtime.kernels.machine_code.sass import tools
 from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
 from . import inductor
 from .attention_peers import MODIFIED, Modified, _block_mask
-from .peer_instructions import CALL, SOURCE, compiled_by_inductor
+from .peer_instructions import compiled_by_inductor, launches_of
 from .plans import DIRECTIONS, TARGET
 from .stream_functions import STREAMS
-from .stream_kernels import hot, products
+from .stream_kernels import need_of
 
 FLEXED = [name for name, (_, case, _) in STREAMS.items() if case.function in MODIFIED]
 """The cases that it can express."""
@@ -43,23 +40,25 @@ def flex_kernels(name: str) -> dict[str, Any]:
     _, case, scores = STREAMS[name]
     row: dict[str, Any] = {"case": f"FlexAttention: {name}", "beside": name, "scores": scores, "targets": {}}
     try:
-        text = _text(case.function, case.args)
-        needs = dict(zip(DIRECTIONS, (_need(*kernel) for kernel in _templates(text)), strict=True))
+        launches = launches_of(_text(case.function, case.args))
+        needs = (_need(kernel, source) for kernel, source, _ in launches if TEMPLATE in kernel)
+        found = {f"flex_attention {d}": {"direction": d, **need} for d, need in zip(DIRECTIONS, needs, strict=True)}
     except Exception as error:  # whatever Inductor or the pretended GPU stumbles over is reported as that
         return {**row, "error": f"{type(error).__name__}: {error}"[:300]}
-    return {**row, "targets": {TARGET: {f"flex_attention {d}": {"direction": d, **n} for d, n in needs.items()}}}
+    return {**row, "targets": {TARGET: found}}
 
 
 # ------------------------------------------------------------------ lowering
 def _text(function: type, arguments: Sequence[Any]) -> str:
     """What Inductor makes of forward and backward."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, _apart_from_a_device():
-        call = MODIFIED[function](*map(_on_gpu, arguments))
+    mode, module = FakeTensorMode(allow_non_fake_inputs=True), sys.modules["torch._higher_order_ops.flex_attention"]
+    with mode, mock.patch.object(module, "_permute_strides", _permuted):
+        args = [inductor._on_gpu(*parse_spec(a)) if is_spec(a) else a for a in arguments]
+        call = MODIFIED[function](*args)
         mask, q = _mask_of(call), call.q
         tensors = [t for t in mask if isinstance(t, Tensor)]
         grad = torch.empty(*q.shape[:-1], call.v.shape[-1], dtype=q.dtype, device="cuda")
-        joint = _joint(call, mode)
+        joint = _joint(call)
 
         def both(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, *rest: Tensor) -> list[Tensor]:
             from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
@@ -79,13 +78,6 @@ def _as_it_is(score: Any, *places: Any) -> Any:
     return score
 
 
-def _on_gpu(value: Any) -> Any:
-    if not is_spec(value):
-        return value
-    dtype, shape = parse_spec(value)
-    return torch.empty(shape, dtype=dtype, device="cuda")
-
-
 def _mask_of(call: Modified) -> tuple[Any, ...]:
     """The blocks, found on the CPU; their tensors without data on the GPU."""
     from torch.nn.attention.flex_attention import _create_empty_block_mask
@@ -101,7 +93,7 @@ def _mask_of(call: Modified) -> tuple[Any, ...]:
     return tuple(torch.empty_like(p, device="cuda") if isinstance(p, Tensor) else p for p in parts)
 
 
-def _joint(call: Modified, mode: FakeTensorMode) -> Any:
+def _joint(call: Modified) -> Any:
     """The gradient of a score, traced on the CPU: autograd asks for a device."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch._higher_order_ops.flex_attention import create_fw_bw_graph
@@ -114,16 +106,8 @@ def _joint(call: Modified, mode: FakeTensorMode) -> Any:
     return joint
 
 
-@contextmanager
-def _apart_from_a_device() -> Iterator[None]:
-    """Within: the type of a result is found without a copy, and nothing indexes a tensor of the device."""
-    module = sys.modules["torch._higher_order_ops.flex_attention"]
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(module, "_permute_strides", _permuted))
-        yield
-
-
 def _permuted(out: Tensor, strides: Sequence[int]) -> Tensor:
+    """The type of a result, without a copy on the device."""
     order = sorted(range(out.ndim), key=lambda axis: strides[axis], reverse=True)
     shape = [out.shape[a] for a in order]
     back = sorted(range(out.ndim), key=order.__getitem__)
@@ -132,16 +116,6 @@ def _permuted(out: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 # ------------------------------------------------------------------ kernels
-def _templates(text: str) -> Iterator[tuple[str, str]]:
-    """Names and sources of the kernels that are made of templates, in the order of their launches."""
-    sources = dict(SOURCE.findall(text))
-    calls = CALL.findall(text[text.index("def call(") :].partition("\nrunner")[0])
-    return ((name, sources[name]) for name, _ in calls if TEMPLATE in name)
-
-
 def _need(name: str, source: str) -> dict[str, Any]:
     (found,) = compiled_by_inductor(name, source).compile_results
-    kernel = found.kernel
-    figures = measure(kernel.asm, TARGET, kernel.metadata.shared, tools())
-    need = {"registers": figures.registers, "spills": figures.spills, "shared": figures.shared, "error": None}
-    return {**need, "products": products(kernel.asm), "hot": hot(kernel.asm["cubin"], name)}
+    return need_of(found.kernel.asm, found.kernel.metadata)

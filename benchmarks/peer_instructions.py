@@ -66,9 +66,14 @@ def _inductor(case: Case) -> dict[str, Any]:
 
 
 def _instructions_of_text(text: str) -> float:
+    return sum(_least(name, source, _numbers(arguments)) for name, source, arguments in launches_of(text))
+
+
+def launches_of(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, source and arguments of each launch in Inductor's text, in order."""
     sources = dict(SOURCE.findall(text))
     calls = CALL.findall(text[text.index("def call(") :].partition("\nrunner")[0])
-    return sum(_least(name, sources[name], _numbers(arguments)) for name, arguments in calls)
+    return ((name, sources[name], arguments) for name, arguments in calls)
 
 
 def _numbers(arguments: str) -> list[int | None]:

@@ -21,7 +21,7 @@ from fusegrad.runtime.kernels.cross_compile.pool import Binary
 from fusegrad.runtime.kernels.machine_code.counts import Launch, count, parameters, spread
 from fusegrad.runtime.kernels.machine_code.hot_loops import hot_loops
 from fusegrad.runtime.kernels.machine_code.model import launch_of
-from fusegrad.runtime.kernels.machine_code.sass import NoListingError
+from fusegrad.runtime.kernels.machine_code.sass import NoListingError, tools
 from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.report.residuals import AGAIN, AS_WRITTEN
 from fusegrad.runtime.values.tensor_specs import parse_spec
@@ -144,7 +144,6 @@ class PeerKernel:
     """The numbers among its arguments."""
     beside: str = ""
     """The case of ours that it stands beside in the table of others."""
-    direction: str = ""
 
 
 def peers(path: Path) -> Iterator[dict[str, Any]]:
@@ -154,16 +153,17 @@ def peers(path: Path) -> Iterator[dict[str, Any]]:
 
 def peer(kernel: PeerKernel) -> dict[str, Any]:
     """A row like those of `streams`, for sm_90 alone."""
-    import triton
-
     compiled = _compiled(kernel)
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    found = measure(compiled.asm, TARGET, compiled.metadata.shared, tools)
-    need = {"registers": found.registers, "spills": found.spills, "shared": found.shared, "error": None}
-    need |= {"products": products(compiled.asm), **_issued_by(kernel, compiled)}
-    need |= {"hot": hot(compiled.asm["cubin"], compiled.metadata.name)}
+    need = {**need_of(compiled.asm, compiled.metadata), **_issued_by(kernel, compiled)}
     row = {"case": kernel.name, "scores": kernel.scores, "targets": {TARGET: {kernel.function.__name__: need}}}
     return {**row, "beside": kernel.beside} if kernel.beside else row
+
+
+def need_of(asm: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
+    """What a kernel needs that Triton has compiled for sm_90 outside of our own processes; its hot loops."""
+    found = measure(asm, TARGET, metadata.shared, tools())
+    need = {"registers": found.registers, "spills": found.spills, "shared": found.shared, "error": None}
+    return {**need, "products": products(asm), "hot": hot(asm["cubin"], metadata.name)}
 
 
 def _compiled(kernel: PeerKernel) -> Any:

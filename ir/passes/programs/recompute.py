@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import networkx as nx
@@ -63,10 +63,10 @@ class Choice:
         results = self.captured.forward.outputs[: self.captured.user_outputs]
         return aval.with_shape((1, *aval.shape)) if value in self.brackets and value in results else aval
 
-    def inputs_of(self, values: Iterable[Value]) -> list[int]:
-        """Of a backward that is given what is saved: the places of some of it, behind the user's own residuals."""
+    def place_of(self, value: Value) -> int:
+        """The place of what is saved among the inputs of a backward: behind the user's own residuals."""
         own = sum(p.kind != "hidden" and value_at(self.captured, p) is not None for p in present(self.captured))
-        return [own + self.saved.index(v) for v in values]
+        return own + self.saved.index(value)
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ def with_choice(program: Program, choice: Choice) -> Program:
     forward = program.forward.copy()
     saved = [Value(forward, v.id) for v in choice.saved]
     with building(forward):
-        handed = [_as_type(v, choice.type_of(own)) for v, own in zip(saved, choice.saved, strict=True)]
-        pairs = zip(handed, choice.saved, strict=True)
-        handed = [emit("reciprocal", v) if own in choice.inverted else v for v, own in pairs]
+        typed = {own: _as_type(v, choice.type_of(own)) for v, own in zip(saved, choice.saved, strict=True)}
+        handed = [emit("reciprocal", v) if own in choice.inverted else v for own, v in typed.items()]
     shown = with_hidden(replace(program, forward=forward), handed)
     new = Program(program.name, shown, _places(program, len(handed)), program.user_outputs)
     new.attributes = program.attributes | {CHOICE: choice}

@@ -59,7 +59,7 @@ class Streamed:
         for backward in choice.captured.backward.values():
             graph, _ = rebased(choice, backward)
             tiles = virtual_values(graph, self.hints, self.pairs)
-            rows = [v for v in rows if only_divides(graph.inputs[choice.inputs_of([v])[0]], tiles)]
+            rows = [v for v in rows if only_divides(graph.inputs[choice.place_of(v)], tiles)]
         return rows
 
 
