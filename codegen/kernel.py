@@ -184,6 +184,11 @@ class Kernel:
         return {**plain, **fused, **flushes, **held, **self.assertions}
 
     @property
+    def has_descriptors(self) -> bool:
+        """Whether each of its programs keeps descriptors in memory, which whoever launches it has to give Triton."""
+        return "tl.make_tensor_descriptor(" in self.source
+
+    @property
     def assertions(self) -> dict[str, bool]:
         """The options without which Triton leaves assertions out: it must not add any of its own, of overflow."""
         return {"debug": True, "sanitize_overflow": False} if "tl.device_assert(" in self.source else {}
@@ -207,7 +212,8 @@ class Kernels:
 class Leaning:
     """Departure of a schedule from its own choice: lanes, warps, elements held in powers of two, stages in ones.
 
-    Of a tile that walks a stream, its rows and the columns of a turn in powers of two.
+    Of a tile that walks a stream, its rows and the columns of a turn in powers of two; `accelerated`: 1 reads tiles by
+    descriptors of the tensor memory accelerator, -1 through pointers.
     """
 
     lanes: int = 0
@@ -216,6 +222,7 @@ class Leaning:
     held: int = 0
     rows: int = 0
     walk: int = 0
+    accelerated: int = 0
 
 
 @dataclass(frozen=True)

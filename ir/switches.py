@@ -67,6 +67,7 @@ KERNELS: dict[str, str] = {
     "side_by_side": "loops that read the same go through time together",
     "round_trips": "a loop and one that goes back over the same lanes share a kernel",
     "blocks_of_steps": "what such a loop hands to the other is made again in blocks of steps",
+    "descriptors": "tiles are copied by the tensor memory accelerator, where threads would copy much; off: by threads",
     "stages": "several loads of a loop are in flight",
 }
 """Decisions in the kernels of a group (codegen)."""

@@ -18,6 +18,7 @@ from ...ir.types import ITEMSIZE, LOW_FLOATS
 from ..kernel import Target
 from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term, terms_below
 from ..program.sizes import Hints, evaluate_size, power_of_two
+from ..schedule.accelerator import has_descriptors
 from ..schedule.schedule import Schedule
 from ..schedule.separation.algebra import source_of
 from .values import count_uses
@@ -223,7 +224,7 @@ def schedule_of(roles: Roles, tile: Tile, depths: Mapping[Axis, int], target: Ta
         phase={}, items=None, programs=None, warps=max(min(tile.warps, 4), tile.warps * 32 // target.warp),
         stages=_stages(roles, tile, depths, target, hints),
         order=(*roles.batch, roles.row, *roles.groups, *roles.depths, roles.col),
-        hoisted=True, online={}, direct={},
+        hoisted=True, online={}, direct={}, accelerated=_is_accelerated(roles, tile, depths, target),
     )  # fmt: skip
 
 
@@ -337,6 +338,16 @@ def _turns(product: Product, depths: Mapping[Axis, int], hints: Hints) -> int:
 
 
 def _stages_of(loop: Sequence[Product], tile: Tile, depth: int, most: int, target: Target) -> int:
-    sides = [(len({p.left for p in loop}), tile.rows), (len({p.right for p in loop}), tile.cols)]
-    turn = sum(count * side for count, side in sides) * depth * max(ITEMSIZE[p.dtype] for p in loop)
+    turn = _moved(loop, tile, depth)
     return next((n for n in range(most, 1, -1) if n * turn <= target.shared * 3 // 4), 1)
+
+
+def _moved(loop: Sequence[Product], tile: Tile, depth: int) -> int:
+    """Bytes of the operands of a turn."""
+    sides = [(len({p.left for p in loop}), tile.rows), (len({p.right for p in loop}), tile.cols)]
+    return sum(count * side for count, side in sides) * depth * max(ITEMSIZE[p.dtype] for p in loop)
+
+
+def _is_accelerated(roles: Roles, tile: Tile, depths: Mapping[Axis, int], target: Target) -> bool:
+    """Whether operands that are in memory as they are multiplied are read by descriptors."""
+    return any(has_descriptors(_moved(x, tile, depths[x[0].k]), tile.warps, target) for x in loops_of(roles))

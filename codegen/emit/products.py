@@ -29,6 +29,7 @@ from ..program.unify import unify
 from ..schedule.schedule import Schedule
 from ..schedule.separation.algebra import source_of
 from .access.coordinates import Coord
+from .access.descriptors import Descriptors
 from .access.traffic import Traffic, add_bytes
 from .context import name_of
 from .emit import Emitter, assemble, has_all_registers, with_enough_registers
@@ -143,6 +144,8 @@ class ProductLoop:
         self.depth = self.tile.block_sizes[self.k]
         self.is_one_turn = not self.groups and isinstance(self.k.size, int) and self.k.size <= self.depth
         self.level = 0 if self.is_one_turn else 1
+        described = self.context.plan.accelerated and not self.is_one_turn and not self.groups
+        self.descriptors = Descriptors(emitter.addresses, self.k, self._first_in_32_bits) if described else None
 
     def emit(self) -> None:
         """Operands, then products; in a loop unless one turn is all."""
@@ -209,8 +212,25 @@ class ProductLoop:
         """The tile of an operand in the dtype that is multiplied, zero beyond the end of the sum."""
         term = source_of(term) if dtype in LOW_FLOATS else term
         is_load = term.op == "load"
-        value = self.emitter.values.read(term, scope) if is_load else self._prologue(term, dtype, scope)
+        value = self._tile(term, scope) if is_load else self._prologue(term, dtype, scope)
         return self.context.let(scope, name_of(term) or ("x" if is_load else "operand"), value)
+
+    def _tile(self, term: Term, scope: Scope) -> Expr:
+        """The tile of an operand that is in memory as it is multiplied."""
+        tile = None if self.descriptors is None else self.descriptors.read(term)
+        return self.emitter.values.read(term, scope) if tile is None else tile
+
+    def _first_in_32_bits(self, axis: Axis) -> Expr:
+        """The first element of the block at hand."""
+        if axis is self.k:
+            return name("k_at")
+        base, top = self.emitter.coords[axis].base, self.context.top
+        if base is None:
+            return literal(0)
+        if ("short", axis) not in top.memo:
+            label = self.context.names.fresh(f"{axis.name}_at")
+            top.memo["short", axis] = top.define(label, call("tl.cast", base, literal("tl.int32")))
+        return top.memo["short", axis]
 
     def _inside_k(self, lane: Expr, first: Expr | None, scope: Scope) -> Expr | None:
         """The mask along the sum; none where whole turns cover it, or where guards see to that."""

@@ -61,6 +61,7 @@ class Schedule:
     ahead: bool = False  # strips read their rows before they wait for what is reduced along them
     pieces: int = 1  # of a row, whose programs walk the same items
     begins_wide: bool = False  # rows, all of them, at multiples of the widest access
+    accelerated: bool = False  # tiles of its loop are copied by the tensor memory accelerator
     step: int = 1  # items between those of one program: rows that begin alike, so that its lanes stay columns
 
     @property

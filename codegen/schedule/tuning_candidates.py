@@ -15,6 +15,8 @@ from ..kernel import Kernel, Kernels, Leaning, Target
 OWN = "as scheduled"
 LEANINGS = {
     "more loads in flight": Leaning(stages=1),
+    "tiles by descriptors": Leaning(accelerated=1),
+    "tiles through pointers": Leaning(accelerated=-1),
     "wider blocks": Leaning(lanes=1),
     "narrower blocks": Leaning(lanes=-1),
     "more warps": Leaning(warps=1),
@@ -24,6 +26,8 @@ LEANINGS = {
 
 OF_STREAMS = {
     "more loads in flight": Leaning(stages=1),
+    "tiles by descriptors": Leaning(accelerated=1),
+    "tiles through pointers": Leaning(accelerated=-1),
     "longer blocks of the stream": Leaning(walk=1),
     "shorter blocks of the stream": Leaning(walk=-1),
     "fewer rows and warps": Leaning(rows=-1, warps=-1),

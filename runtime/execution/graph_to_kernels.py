@@ -13,7 +13,7 @@ import torch
 
 from ... import codegen
 from ...codegen import Kernels, Target
-from ...codegen.schedule.rooflines import machine_of
+from ...codegen.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
 from ...ir.loops.around.beside import SummedBeside

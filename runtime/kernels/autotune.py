@@ -1,7 +1,7 @@
 """The choice among some versions of a group's kernels: timed once per bucket of sizes, stored.
 
 Off unless asked for (`config.patch(tune=True)`, FUSEGRAD_TUNE=1, `tune_function`): a timing costs two more compilations
-per kernel, five where a stream is walked. The candidates are the schedule's own choice and its nearest neighbours in
+per kernel, six where a stream is walked. The candidates are the schedule's own choice and its nearest neighbours in
 loads in flight, block width, rows per program and warps (`codegen.schedule.tuning_candidates`). A stored answer that
 names none of them is ignored.
 """
@@ -27,7 +27,7 @@ Clock = Callable[[Sequence[Launch]], list[float]]
 """Milliseconds of each; all are correct, so that it does not matter how often each runs, or which runs last."""
 
 ROUNDS = 12
-MOST, MOST_OF_STREAMS = 3, 6
+MOST, MOST_OF_STREAMS = 3, 7
 """Candidates, the scheduled one included; of kernels that walk a stream, whose rows, blocks, warps and loads differ."""
 
 

@@ -30,7 +30,8 @@ def _on_device(kernel: Kernel, module_text: str, device: torch.device) -> Launch
     scalars = tuple(argument.name for argument in kernel.arguments if isinstance(argument, Scalar))
     function = jit_function(module_text, kernel.name, scalars)
     function.launch_metadata = metadata_of(kernel)  # of the same text any kernel's is the same
-    return _OnDevice(kernel, function, device)
+    launch = _OnDevice(kernel, function, device)
+    return _private().with_workspace(launch) if kernel.has_descriptors else launch
 
 
 class _OnDevice:

@@ -6,6 +6,7 @@ semantic of its own: Triton's are never changed. Seen with Triton 3.6.0 and 3.7.
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import re
 import sys
@@ -50,6 +51,22 @@ def launch_of(function: Any, compiled: Any, constants: Mapping[str, Any]) -> Cal
         run(grid, 1, 1, stream, handle, metadata, None, None, None, *arguments, *last)
 
     return launch
+
+
+def with_workspace(launch: Callable[..., None]) -> Callable[..., None]:
+    """The same launch, in which Triton finds memory for what it keeps there itself; the caller's allocator stays."""
+
+    def launch_with_workspace(*arguments: Any) -> None:
+        context = contextvars.copy_context()
+        context.run(triton.set_allocator, _workspace)
+        context.run(launch, *arguments)
+
+    return launch_with_workspace
+
+
+def _workspace(size: int, _alignment: int, _stream: int | None) -> torch.Tensor:
+    """On the current device and stream, where torch's blocks begin at multiples of more than Triton asks for."""
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 _loaded: dict[int, Any] = {}
@@ -179,6 +196,8 @@ INLINE_ASM: dict[str, Callable[[Array], Array]] = {
 ASM_OF_HELPERS: dict[str, Callable[..., Any]] = {
     "mul.wide.u32 $0, $1, $2;": lambda x, y: TensorHandle(x.data.astype(np.uint64) * y.data, tl.uint64),
     "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;": lambda x: TensorHandle(widen(x), tl.float32),
+    "cvt.rn.bf16x2.f32 $0, $2, $1;": lambda x: narrow(x.data, tl.bfloat16),
+    "{ .reg .b32 zero; mov.u32 zero, %ctaid.z; add.u32 $0, $1, zero; }": lambda x: x,
 }
 """What the helpers of emitted text ask of NVIDIA's assembler."""
 _ASM = re.compile(r"(?P<name>v_mov|mov|\w+\.approx)[\w.]* \$0, ?\$1;?")
@@ -301,9 +320,11 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     def create_erf(self, arg: Any) -> Any:
         return self.unary_op(arg, lambda x: by_torch(torch.erf, x))
 
-    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, cache: Any, eviction: Any, volatile: Any) -> Any:
+    def create_masked_load(
+        self, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: Any
+    ) -> Any:
         self.memory.check(ptrs, mask, writes=False)
-        return super().create_masked_load(ptrs, mask, other, cache, eviction, volatile)
+        return super().create_masked_load(ptrs, mask, other, cache_modifier, eviction_policy, is_volatile)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, cache: Any, eviction: Any) -> Any:
         self.memory.check(ptrs, mask, writes=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import sympy
 
 from ...codegen import Target
-from ...codegen.schedule.rooflines import machine_of
+from ...codegen.rooflines import machine_of
 from ...ir import Graph, Value
 from ...ir.errors import LoweringError
 from ...ir.passes.cost import estimate

@@ -63,7 +63,7 @@ def test_candidates_of_a_stream_are_tiles_that_fit() -> None:
     assert found == {
         OWN: (128, 64, 8, 2), "more loads in flight": (128, 64, 8, 3), "shorter blocks of the stream": (128, 32, 8, 2),
         "fewer rows and warps": (64, 64, 4, 2), "more warps": (128, 64, 16, 2), "fewer rows": (64, 64, 8, 2),
-        "fewer loads in flight": (128, 64, 8, 1),
+        "fewer loads in flight": (128, 64, 8, 1), "tiles through pointers": (128, 64, 8, 2),
     }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_few_rows_have_other_columns_of_a_turn() -> None:
     assert found == {
         OWN: (16, 64, 4, 2), "more loads in flight": (16, 64, 4, 3), "longer blocks of the stream": (16, 128, 4, 2),
         "shorter blocks of the stream": (16, 32, 4, 2), "more warps": (16, 64, 8, 2), "fewer warps": (16, 64, 2, 2),
-        "fewer loads in flight": (16, 64, 4, 1),
+        "fewer loads in flight": (16, 64, 4, 1), "tiles through pointers": (16, 64, 4, 2),
     }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 // A CUDA driver that only takes notes: a line per launch with its grid, block, shared bytes and arguments.
-// The environment says where to ($NOTES) and what a kernel's arguments are ($<kernel>: p for a pointer, n for an int).
+// The environment says where to ($NOTES) and what a kernel's arguments are ($<kernel>: p for a pointer, n for an int, w at the
+// end where Triton has to be given memory of its own).
 
 #include <stdint.h>
 #include <stdio.h>
@@ -45,11 +46,11 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
   const char *kinds = getenv(function);
   fprintf(notes, "%s %u,%u,%u %u,%u,%u %u", (char *)function, gx, gy, gz, bx, by, bz, shared);
   int i = 0;
-  for (; kinds[i]; i++) {
+  for (; kinds[i] && kinds[i] != 'w'; i++) {
     if (kinds[i] == 'p') fprintf(notes, " %llu", (unsigned long long)(uintptr_t)*(void **)arguments[i]);
     else fprintf(notes, " %d", *(int32_t *)arguments[i]);
   }
   fprintf(notes, "\n");
-  int scratch = *(void **)arguments[i] == NULL && *(void **)arguments[i + 1] == NULL;  /* Triton's own two */
+  int scratch = !*(void **)arguments[i] == !kinds[i] && !*(void **)arguments[i + 1];  /* Triton's own two */
   return fclose(notes) || stream || extra || !scratch;
 }

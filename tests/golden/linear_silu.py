@@ -51,22 +51,19 @@ def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOC
     col = tl.arange(0, BLOCK_N)[None, :]
     first_col = tl.cast(place // height, tl.int64) * BLOCK_N
     inside_col = col < N - first_col
-    k = tl.arange(0, BLOCK_K)[None, :]
-    lanes = row * K + k
-    k_down = tl.arange(0, BLOCK_K)[:, None]
-    lanes_2 = k_down * N + col
+    x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
+    row_at = tl.cast(first_row, tl.int32)
+    w_tiles = tl.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, BLOCK_N])
+    col_at = tl.cast(first_col, tl.int32)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k_at in tl.range(0, K, BLOCK_K, num_stages=2):
-        first_k = tl.cast(k_at, tl.int64)
-        at = first_row * K + first_k
-        x = tl.load(x_ptr + at + lanes, mask=inside_row, other=0.0)
-        at_2 = first_k * N + first_col
-        w = tl.load(w_ptr + at_2 + lanes_2, mask=inside_col, other=0.0)
+        x = x_tiles.load([row_at, k_at])
+        w = w_tiles.load([k_at, col_at])
         acc = tl.dot(x, w, acc)  # body.py:1  h = x @ w + b
     h = rounded(acc, tl.bfloat16)
     b = from_bf16(tl.load(b_ptr + first_col + col, mask=inside_col, other=0.0))
     h_2 = h + b
     y = newton_sigmoid(h_2, True)  # body.py:2  return h * torch.sigmoid(h)
-    at_3 = first_row * N + first_col
-    lanes_3 = row * N + col
-    tl.store(y_ptr + at_3 + lanes_3, (h_2 * y).to(tl.bfloat16), mask=inside_row & inside_col)
+    at = first_row * N + first_col
+    lanes = row * N + col
+    tl.store(y_ptr + at + lanes, (h_2 * y).to(tl.bfloat16), mask=inside_row & inside_col)

@@ -156,7 +156,10 @@ def _wrong(
     if len(sizes) != len(arguments) + OWN_PARAMETERS:
         yield f"{len(sizes)} parameters in the binary, {len(arguments)} arguments"
         return
-    for at, (size, word, given) in enumerate(zip(sizes, words, [*arguments, 0, 0], strict=True)):
+    *words, workspace, profile = words
+    if profile or bool(workspace) != kernel.has_descriptors or (workspace and not pretending.tensors.pretended_is_allocated(workspace)):
+        yield f"Triton's own parameters are {workspace:#x}, {profile:#x}, descriptors: {kernel.has_descriptors}"
+    for at, (size, word, given) in enumerate(zip(sizes, words, arguments, strict=False)):
         bits = 8 * size
         expected = given.data_ptr() if isinstance(given, torch.Tensor) else given % (1 << bits)
         if word != expected or (isinstance(given, int) and not -(1 << bits - 1) <= given < 1 << bits - 1):

@@ -9,7 +9,7 @@ import pytest
 
 ONCE = (
     "saved_on_cpu", "autocast", "twice_and_thrice", "transformed", "asking_data", "inside_torch_compile", "streams",
-    "captured_launches", "captured_on_the_other_device", "two_devices", "profiled",
+    "captured_launches", "described", "captured_on_the_other_device", "two_devices", "profiled",
 )  # fmt: skip
 
 

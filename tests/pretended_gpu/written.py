@@ -53,6 +53,21 @@ def norm_by_hand(x: Tensor, w: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w
 
 
+class BiasResidual(Function):
+    """A product of which both operands are in memory, and what is made of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w, b)
+        return torch.relu(x @ w.mT + b) + r
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w, b = ctx.saved_tensors
+        kept = torch.where(x @ w.mT + b > 0, g, 0.0)
+        return kept @ w, kept.mT @ x, kept.sum(0), g
+
+
 class LargestFirst(Function):
     """Asks what is in a tensor."""
 

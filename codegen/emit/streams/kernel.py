@@ -25,6 +25,7 @@ from ...schedule.streams.powers import with_powers_of_two
 from ...schedule.streams.roles import Roles
 from ...schedule.streams.skipped import span_of
 from ...schedule.streams.tiles import StreamTile, schedule_of, tile_of
+from ..access.descriptors import Descriptors
 from ..access.traffic import Traffic, add_bytes
 from ..emit import Emitter, assemble
 from ..mathematics import fast_rules, rules_for
@@ -96,6 +97,8 @@ def kernel_of_stream(
     is_low = any(t.op == "load" and t.dtype in LOW_FLOATS for t in program.terms)
     rules = rules_for(target.kind, target.fast, is_low)
     stream = Stream(emitter, table, roles, sums)
+    if emitter.context.plan.accelerated:
+        stream.values.descriptors = Descriptors(emitter.addresses, roles.stream, stream.shapes.first_in_32_bits)
     stream.values.rules = {**rules, "exp2": fast_rules["exp2"]} if is_low else rules
     _emit(stream, plan.spans)
     kernel, walk = assemble(emitter, traffic_of_stream(emitter, roles, tile)), walk_of(stream, plan.spans, tile)

@@ -14,6 +14,7 @@ from ...program.sizes import evaluate_size
 from ...schedule.separation.algebra import LOG2E, is_number
 from ...schedule.streams.masks import affine
 from ...schedule.streams.powers import BESIDE_ONE
+from ..access.descriptors import Descriptors
 from ..context import default_name, name_of
 from ..emit import Emitter
 from ..mathematics import cast, register_dtype
@@ -47,6 +48,7 @@ class StreamValues(Values):
             emitter.checks, emitter.pairs, emitter.folding,
         )  # fmt: skip
         self.shapes = shapes
+        self.descriptors: Descriptors | None = None
 
     def value(self, term: Term, scope: Scope) -> Expr:
         """The term, spread to the dimensions at hand."""
@@ -56,6 +58,16 @@ class StreamValues(Values):
         with self.shapes.of(*dims):
             found = super().value(term, scope)
         return self.shapes.spread(found, dims)
+
+    def read(self, term: Term, scope: Scope) -> Expr:
+        """Tiles of the stream by the tensor memory accelerator, where it takes them."""
+        tile = self.descriptors.read(term) if self.descriptors is not None and self._is_described(term) else None
+        return super().read(term, scope) if tile is None else tile
+
+    def _is_described(self, term: Term) -> bool:
+        """Operands of products go to shared memory anyway; of other tiles, those that lie across."""
+        roles = self.shapes.roles
+        return not {roles.row, roles.stream} <= term.axes or dict(term.param.place.terms).get(self.tile.dims[-1]) != 1
 
     def compute(self, term: Term, scope: Scope) -> Expr:
         """Distances of places are of 32 bits, where a float is made of them."""

@@ -12,9 +12,9 @@ from ..arithmetic import extremum_cases
 from ..atoms import Case
 from ..bounds import draw_up_to
 from ..polynomials import ONE, ZERO, Poly, value_at
-from .memory import MEMORY
+from .memory import MEMORY, load_tile
 from .reader import Reader, parse_function
-from .values import Hint, Int, Opaque, Truth, Value, integer_result, union_of_needs
+from .values import Hint, Int, Opaque, Tiles, Truth, Value, integer_result, union_of_needs
 
 WIDTHS = {"int1": 1, "int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16, "uint32": 32}
 
@@ -31,6 +31,8 @@ def call(reader: Reader, node: ast.Call) -> Value:
 
 def method(reader: Reader, node: ast.Call, function: ast.Attribute) -> Value:
     x = reader.value(function.value)
+    if isinstance(x, Tiles):
+        return load_tile(reader, x, node)
     return convert(reader, x, node.args[0], node) if function.attr == "to" and not node.keywords else Opaque()
 
 

@@ -5,9 +5,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from ..polynomials import Poly
+from ..polynomials import ZERO, Poly
 from .reader import Reader
-from .values import Access, Assertion, Int, Kind, Opaque, Pointer, Ticket, Truth, UnreadableText, Value, names_in
+from .values import (
+    Access,
+    Assertion,
+    Int,
+    Kind,
+    Opaque,
+    Pointer,
+    Ticket,
+    Tiles,
+    Truth,
+    UnreadableText,
+    Value,
+    names_in,
+)
 
 WIDTHS = {"b1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64}
 
@@ -31,6 +44,39 @@ def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
     by_assertion = any(reader.is_data(Poly.atom(a)) for a in atoms)
     reader.read.accesses.append(Access(kind, *place, facts, reader.tickets, node.lineno, text, stored, by_assertion))
     return pointer
+
+
+def descriptor(reader: Reader, node: ast.Call) -> Value:
+    """Lengths and strides are as wide as the accelerator takes them."""
+    pointer, rest = reader.value(node.args[0]), [_listed(reader, a) for a in node.args[1:]]
+    if not isinstance(pointer, Pointer) or len(rest) != 3:
+        raise UnreadableText(f"{ast.unparse(node)} is no descriptor", node.lineno)
+    reader.require(pointer.needs)
+    return Tiles(pointer, *(tuple(i.poly for i in numbers) for numbers in rest))
+
+
+def _listed(reader: Reader, node: ast.expr) -> list[Int]:
+    if not isinstance(node, ast.List):
+        raise UnreadableText(f"{ast.unparse(node)} is no list", node.lineno)
+    numbers = [reader.integer(e) for e in node.elts]
+    reader.require(need for n in numbers for need in n.needs)
+    return numbers
+
+
+def load_tile(reader: Reader, tiles: Tiles, node: ast.Call) -> Value:
+    """Lanes outside of the matrix touch no memory: each index is within its length, or the place is not read."""
+    offset, facts = tiles.matrix.offset, reader.facts
+    for dim, (first, block) in enumerate(zip(_listed(reader, node.args[0]), tiles.blocks, strict=True)):
+        lane = reader.along(f"tile {dim}", reader.lanes(ZERO, block))
+        assert lane is not None
+        at = first.poly + lane
+        facts += (at, tiles.lengths[dim] - 1 - at)
+        offset = offset + at * tiles.strides[dim]
+    pointer = Pointer(tiles.matrix.name, offset)
+    reader.read.accesses.append(
+        Access("load", pointer.name, offset, facts, reader.tickets, node.lineno, ast.unparse(node))
+    )
+    return content(reader, pointer)
 
 
 def mask_of(node: ast.Call) -> ast.expr | None:
@@ -89,6 +135,7 @@ def last_to_arrive(reader: Reader, node: ast.Call) -> Value:
 
 MEMORY: dict[str, Callable[[Reader, ast.Call], Value]] = {
     "tl.device_assert": device_assert,
+    "tl.make_tensor_descriptor": descriptor,
     "tl.load": lambda reader, node: content(reader, access(reader, "load", node)),
     "tl.store": store,
     "tl.atomic_add": atomic_add,

@@ -64,7 +64,17 @@ class Opaque:
     value: Any = None
 
 
-Value: TypeAlias = "Int | Truth | Pointer | Opaque"
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A descriptor: tiles of `blocks` elements of a matrix; its lengths, and the elements from place to place."""
+
+    matrix: Pointer
+    lengths: tuple[Poly, ...]
+    strides: tuple[Poly, ...]
+    blocks: tuple[Poly, ...]
+
+
+Value: TypeAlias = "Int | Truth | Pointer | Tiles | Opaque"
 Kind = Literal["load", "store", "atomic"]
 
 

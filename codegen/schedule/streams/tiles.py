@@ -13,6 +13,7 @@ from ....ir.types import ITEMSIZE, Size, product
 from ...kernel import Target
 from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
+from ..accelerator import has_descriptors, leans_to_descriptors
 from ..schedule import Schedule
 from ..separation.algebra import is_tile_product, source_of
 from .accumulators import Accumulation, operands_of
@@ -32,6 +33,9 @@ TEMPTING = 160
 """Nor where more hold sums and tiles, and some of these are read from memory: half of them are too few."""
 CROWDED = 96
 """Fewer on gfx942 from eight warps of 64 lanes on, beside masks: two warps share 512, and four have them alone."""
+BESIDE_DESCRIPTORS = 144
+"""Registers for sums and tiles beside which the compiler has not spilled for the sake of descriptors: of 160 it has,
+though mostly it takes fewer registers with them (triton 3.7.1)."""
 SHARED = 0.75
 """Of the shared memory of a multiprocessor, for the tiles of one program."""
 SIDE, EXACT_WARPS, EXACT_DEPTH = 8, 4, 64
@@ -69,12 +73,14 @@ class StreamTile(NamedTuple):
     """The blocks of every axis with lanes, the warps, and the turns whose loads are in flight.
 
     roomy: so many programs of a multiprocessor have all its registers; 0: as the compiler decides.
+    accelerated: tiles of the stream are read by descriptors of the tensor memory accelerator, where it takes them.
     """
 
     blocks: dict[Axis, int]
     warps: int
     stages: int
     roomy: int = 0
+    accelerated: bool = False
 
 
 def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, masked: bool) -> StreamTile:
@@ -85,7 +91,8 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
     depths = {a: max(LEAST, power_of_two(evaluate_size(a.size, hints))) for a in roles.depth}
     if target.kind == "interpret":
         rows, stream = (_for_interpreter(evaluate_size(a.size, hints)) for a in (roles.row, roles.stream))
-        return StreamTile({roles.row: rows, roles.stream: stream, **depths}, 4, 1)
+        blocks = {roles.row: rows, roles.stream: stream, **depths}
+        return StreamTile(blocks, 4, 1, accelerated=leans_to_descriptors(target))
     taken, pairs = _taken(target, masked or bool(roles.outer)), pair_tiles(sums, roles)
     shapes = FEW if isinstance(roles.row.size, int) and roles.row.size <= LEAST else SHAPES
 
@@ -102,7 +109,8 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
     blocks = {roles.row: shape.rows, roles.stream: shape.stream, **depths}
     is_tempted = target.kind == "cuda" and int(target.arch) >= ROOMY
     roomy = int(is_tempted and _is_tempting(shape, roles, sums, depths, masked))
-    return StreamTile(blocks, shape.warps, _stages(shape, roles, sums, depths, target), roomy)
+    stages = _stages(shape, roles, sums, depths, target)
+    return StreamTile(blocks, shape.warps, stages, roomy, _is_accelerated(shape, roles, sums, depths, target))
 
 
 def _chosen(fitting: Sequence[Shape], roles: Roles, target: Target, hints: Hints) -> Shape:
@@ -111,6 +119,15 @@ def _chosen(fitting: Sequence[Shape], roles: Roles, target: Target, hints: Hints
     fitting = [s for s in fitting if isinstance(roles.row.size, int) or s.rows >= OPEN] or fitting
     busy = [s for s in fitting if _programs(s, roles, hints) >= target.units]
     return (busy or (fitting[:1] if fitting[0] in FEW else fitting[-1:]))[0]
+
+
+def _is_accelerated(
+    shape: Shape, roles: Roles, sums: Accumulation, depths: dict[Axis, int], target: Target
+) -> bool:  # fmt: skip
+    """Whether a turn's tiles are copied by descriptors; by itself never beside tiles that fill the registers."""
+    is_full = _registers(shape, roles, sums, depths) > BESIDE_DESCRIPTORS
+    moved = 0 if is_full else _bytes(shape._replace(rows=0), sums, roles, depths)
+    return has_descriptors(moved, shape.warps, target)
 
 
 def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
@@ -124,7 +141,7 @@ def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
         row=(), chunked=False, walk=(), grid=grid, tile={a: tile.blocks[a] for a in (roles.row, roles.stream)},
         inner=frozenset(), final=(), after_final=frozenset(), phase={}, items=None, programs=None, warps=tile.warps,
         stages=tile.stages, order=order, hoisted=True, online={},
-        direct={},
+        direct={}, accelerated=tile.accelerated,
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from ..gather.gathered import Gathered, Part, export_error, gather_function
 from .archive import BINARIES, canonical
 
 NOTE = (
-    "arguments are passed in this order, then one null pointer for each hidden parameter; sizes are 32-bit integers; "
+    "arguments are passed in this order, then one null pointer for each hidden parameter, but for the first where "
+    "workspace_bytes, of each program, is not 0: memory of so many bytes times the grid; sizes are 32-bit integers; "
     "scratch that is zeroed is left at zero; of steps with one number the first whose conditions hold is meant; "
     "a kernel is in the files of its symbol; backward reads what residuals names, then the gradients"
 )
@@ -117,6 +118,7 @@ def _kernel(exported: Gathered, kernel: Kernel, binary: Binary) -> dict[str, Any
         "warps": kernel.num_warps,
         "stages": kernel.num_stages,
         "shared_bytes": binary.shared,
+        "workspace_bytes": binary.workspace,
         "registers": binary.registers,
         "spilled_bytes": binary.spills,
         "arguments": [_argument(a) for a in kernel.arguments],

@@ -112,7 +112,7 @@ struct Driver {
 struct Kernel {
   const char* name;
   const unsigned char* image;
-  unsigned threads, shared;
+  unsigned threads, shared, workspace;  // bytes of each program
   std::map<int, void*> loaded = {};  // by device
   std::mutex lock = {};
 
@@ -161,10 +161,12 @@ void launch(Kernel& kernel, int64_t grid, at::Device device, std::vector<Argumen
   const Driver& driver = Driver::get();
   int index = 0;
   driver.check(driver.current(&index), "asking for the current device");
-  void* scratch = nullptr;  // Triton's own two arguments: these kernels need neither
+  // Triton's own two arguments: memory in which programs describe the matrices that they read, and one without use
+  at::Tensor workspace = at::empty({grid * int64_t(kernel.workspace)}, at::dtype(at::kByte).device(device));
+  void *described = workspace.data_ptr(), *unused = nullptr;
   std::vector<void*> addresses;
   for (Argument& argument : arguments) addresses.push_back(&argument.address);
-  addresses.insert(addresses.end(), {&scratch, &scratch});
+  addresses.insert(addresses.end(), {&described, &unused});
   driver.check(driver.launch(kernel.on(index), grid, 1, 1, kernel.threads, 1, 1, kernel.shared, current_stream(device),
                              addresses.data(), nullptr),
                kernel.name);

@@ -136,7 +136,7 @@ def _kernels(signature: Signature) -> list[tuple[Kernel, Binary]]:
 
 def _kernel(kernel: Kernel, binary: Binary) -> str:
     threads = 32 * kernel.num_warps
-    facts = f'{{"{kernel.name}", {kernel.name}_image, {threads}, {binary.shared}}}'
+    facts = f'{{"{kernel.name}", {kernel.name}_image, {threads}, {binary.shared}, {binary.workspace}}}'
     return f"extern const unsigned char {kernel.name}_image[];\nKernel {kernel.name}{facts};"
 
 

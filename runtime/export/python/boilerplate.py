@@ -68,6 +68,9 @@ STAND_INS = {
     "near_reciprocal": "near_reciprocal = lambda x, ptx: 1.0 / x",
     "wide_product": "wide_product = lambda x, factor, ptx: x.to(tl.uint64) * factor",
     "pairs_from_bf16": "pairs_from_bf16 = lambda x: x.to(tl.float32)",
+    "rounded_pairs": "rounded_pairs = lambda v: v.to(tl.bfloat16).to(tl.float32)",
+    "packed": "packed = lambda v: v",
+    "packed_vector": "packed_vector = lambda v: v",
 }
 """For helpers that are written in assembly: Triton's interpreter has none."""
 
@@ -170,6 +173,14 @@ def lanes_of_lanes(call):
         return tuple(r.unflatten(0, both) if torch.is_tensor(r) else r for r in results)
 
     return folded
+''',
+    ),
+    (
+        "workspace",
+        '''
+def workspace(size, alignment, stream):
+    """Memory for Triton, in which programs describe the matrices that they read."""
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
 ''',
     ),
     (

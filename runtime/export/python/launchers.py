@@ -20,7 +20,10 @@ from ..text.steps import Memory, Syntax, argument_text, group_of, has_its_stride
 from .calls import call_text
 from .line_folding import tidy
 
-RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside", "ROUNDING", "CHECKED", "ROOMY")
+RESERVED = (
+    "torch", "laid_out", "expect", "aligned", "counters", "present", "inside", "workspace", "ROUNDING", "CHECKED",
+    "ROOMY",
+)  # fmt: skip
 """Names that the file has already."""
 
 
@@ -65,7 +68,9 @@ def _body(scope: Scope) -> Iterator[str]:
     copies = [f"{scope.inputs[i]}.copy_({scope.name_of(v)})" for i, v in scope.part.graph.mutations.items()]
     results = [line for o in scope.outputs for line in _result(scope, o)]
     returned = ", ".join(map(scope.name_of, scope.outputs))
-    lines = [*steps, *results, *copies, f"return {returned}"]
+    described = any(k.has_descriptors for vs in scope.part.kernels.values() for v in vs for k in v.kernels.kernels)
+    allocator = ["triton.set_allocator(workspace)"] if described else []
+    lines = [*allocator, *steps, *results, *copies, f"return {returned}"]
     yield from scope.size_lines([*checks, *lines])
     yield from checks
     yield from lines

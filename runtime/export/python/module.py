@@ -150,7 +150,7 @@ def _listed(words: list[str]) -> str:
 
 def _helpers(module: Module, body: str) -> list[str]:
     """The small functions that the file calls."""
-    called = [h for h in HELPERS if re.search(rf"\b{h[0]}\(", body)]
+    called = [h for h in HELPERS if re.search(rf"\b{h[0]}[()]", body)]
     if any(name == "expect" for name, _ in called):
         called = [h for h in HELPERS if h in called or h[0] == "laid_out"]
     texts = [text.strip("\n") for _, text in called]

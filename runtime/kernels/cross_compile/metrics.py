@@ -17,20 +17,24 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Metrics:
-    """Registers and spilled bytes per thread (-1: unknown), shared bytes per program, global accesses by bytes each."""
+    """Registers and spilled bytes per thread (-1: unknown), shared bytes per program, global accesses by bytes each;
+    bytes of device memory that each program keeps descriptors in."""
 
     registers: int = -1
     spills: int = -1
     shared: int = 0
     accesses: dict[int, int] = field(default_factory=dict)
+    workspace: int = 0
 
 
-def measure(asm: Mapping[str, str | bytes], target: str, shared: int = 0, tools: Path | None = None) -> Metrics:
-    """Metrics of a binary for "cuda:90", "hip:gfx942"...; `shared` is the dynamic part, which only Triton knows."""
+def measure(
+    asm: Mapping[str, str | bytes], target: str, shared: int = 0, workspace: int = 0, tools: Path | None = None
+) -> Metrics:
+    """Metrics of a binary for "cuda:90", "hip:gfx942"...; `shared`, the dynamic part, and `workspace` Triton knows."""
     if target.startswith("hip"):
         return _of_amdgcn(str(asm["amdgcn"]), shared)
     (registers, stack), ptx = _of_cubin(asm["cubin"], tools), str(asm["ptx"])
-    return Metrics(registers, _spilled(stack, ptx), shared, _by_width(_ptx_widths(ptx)))
+    return Metrics(registers, _spilled(stack, ptx), shared, _by_width(_ptx_widths(ptx)), workspace)
 
 
 def _by_width(widths: Iterator[int]) -> dict[int, int]:

@@ -58,6 +58,8 @@ class Binary:
     """Bytes of shared memory per program."""
     accesses: dict[int, int] = field(default_factory=dict)
     """Loads and stores of device memory, by their width in bytes."""
+    workspace: int = 0
+    """Bytes of device memory that each program keeps descriptors in: whoever launches it gives it to the kernel."""
     error: str | None = None
     """Why there is no binary; None where there is one."""
 
@@ -399,5 +401,6 @@ def _read(files: Mapping[str, bytes], target: str) -> Binary:
         spills=metrics["spills"],
         shared=shared,
         accesses={int(width): count for width, count in metrics["accesses"].items()},
+        workspace=metrics["workspace"],
         error=f"needs {shared} bytes of shared memory, {target} has {limit}" if shared > limit else None,
     )

@@ -73,7 +73,8 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     for kind, content in asm.items():
         Path(job["out"], kind).write_bytes(content if isinstance(content, bytes) else content.encode())
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    metrics = _neighbour("metrics").measure(asm, job["target"], compiled.metadata.shared, tools)
+    shared, workspace = compiled.metadata.shared, getattr(compiled.metadata, "global_scratch_size", 0)
+    metrics = _neighbour("metrics").measure(asm, job["target"], shared, workspace, tools)
     return {"files": sorted(asm), "metrics": dataclasses.asdict(metrics)}
 
 

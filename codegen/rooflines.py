@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...ir.passes.products import Machine
-from ..devices import DEVICES, Device, device_of
-from ..kernel import Target
+from ..ir.passes.products import Machine
+from .devices import DEVICES, Device, device_of
+from .kernel import Target
 
 
 def _machine(device: Device) -> Machine:
