@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import sympy
@@ -111,9 +112,11 @@ def _texts(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def _target(node: Node) -> str:
-    """What a node calls; a loop by its body."""
-    loop = loop_of(node.target)
-    return str(node.target) if loop is None else f"loop {loop.carries} {_texts(loop.body.graph)}"
+    """What a node calls; a loop by its body, a function of Python by its name: as text it would say where it lies."""
+    target, loop = node.target, loop_of(node.target)
+    if loop is not None:
+        return f"loop {loop.carries} {_texts(loop.body.graph)}"
+    return f"{target.__module__}.{target.__qualname__}" if isinstance(target, FunctionType) else str(target)
 
 
 def first_sizes(captured: CapturedFunction) -> dict[sympy.Symbol, int]:

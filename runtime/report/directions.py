@@ -244,7 +244,8 @@ def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport
 def _walk(kernel: Kernel, sizes: Sizes) -> str:
     if kernel.course is not None:
         return course_text(kernel.course, sizes)
-    return "" if kernel.walk is None else walk_text(kernel.walk, sizes)
+    parts = [] if kernel.walk is None else [walk_text(kernel.walk, sizes)]
+    return "; ".join([*parts, "tiles by descriptors"] if kernel.has_descriptors else parts)
 
 
 def _node_report(value: Value, direction: str, sizes: Sizes, kind: str = "library") -> KernelReport:

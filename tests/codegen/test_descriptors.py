@@ -135,3 +135,4 @@ def test_a_stream_has_them_where_a_turn_copies_much(d: int, target: str, expecte
     found = fusegrad.explain(Attention, *heads(d), bias, target=target)
     (forward,) = (k for k in found.kernel_records if k.name.endswith("_forward"))
     assert forward.source.count("make_tensor_descriptor") == expected
+    assert ("; tiles by descriptors\n" in str(found)) == (expected > 0)

@@ -157,7 +157,8 @@ def _wrong(
         yield f"{len(sizes)} parameters in the binary, {len(arguments)} arguments"
         return
     *words, workspace, profile = words
-    if profile or bool(workspace) != kernel.has_descriptors or (workspace and not pretending.tensors.pretended_is_allocated(workspace)):
+    is_allocated = bool(workspace) and pretending.tensors.pretended_is_allocated(workspace)
+    if profile or is_allocated != kernel.has_descriptors or bool(workspace) != is_allocated:
         yield f"Triton's own parameters are {workspace:#x}, {profile:#x}, descriptors: {kernel.has_descriptors}"
     for at, (size, word, given) in enumerate(zip(sizes, words, arguments, strict=False)):
         bits = 8 * size

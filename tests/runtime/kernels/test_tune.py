@@ -122,7 +122,8 @@ def test_a_stream_has_other_rows_blocks_warps_and_loads(launched: list[int], mon
         for _ in range(2):
             fast.apply(*(torch.zeros(256, 512, 64, dtype=torch.bfloat16) for _ in range(3)))
     inner, trial = trials  # what is between the library's calls is tuned by itself
-    tiles = ["more loads in flight", "tiles by descriptors", *(f"{n}er blocks of the stream" for n in ("long", "short"))]
+    blocks = ("longer blocks of the stream", "shorter blocks of the stream")
+    tiles = ("more loads in flight", "tiles by descriptors", *blocks)
     assert trial.candidates == (OWN, *tiles, "fewer rows and warps", LIBRARY) and clock.asked == 2
     assert trial.chosen == "fewer rows and warps" and OWN in inner.candidates
     assert launched[-2:] == [4, 4] and 8 in launched, "half of the warps that are scheduled"

@@ -536,27 +536,32 @@ def test_an_entry_of_another_key_is_not_taken(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ another process
 SCRIPT = """
-import json, torch, fusegrad, kept_class
+import json, sys, torch, fusegrad, kept_class
 args = [torch.linspace(-1, 1, 40).reshape(5, 8).requires_grad_() for _ in range(2)]
-out = fusegrad.compile(kept_class.Gate, backend="interpret").apply(*args)
-grads = torch.autograd.grad(out.square().sum(), args)
+out = fusegrad.compile(kept_class.Gate, backend="interpret", fullgraph=True).apply(*args)
+grads = torch.autograd.grad(out.sum() if "expanded" in sys.argv else out.square().sum(), args)
 print(json.dumps([fusegrad.stats(), [t.tolist() for t in (out, *grads)]]))
 """
 
 
+def process(tmp_path: Path, seed: str, *words: str) -> Any:
+    """Statistics and results of a process of its own."""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "FUSEGRAD_STORE": "1", "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+    command = [sys.executable, "-c", SCRIPT, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout.strip().rpartition("\n")[2])
+
+
 def test_another_process_finds_it(tmp_path: Path) -> None:
-    written(tmp_path)
-    found = []
-    for seed in ("1", "2"):
-        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "FUSEGRAD_STORE": "1", "PYTHONHASHSEED": seed, "PYTHONPATH": path}
-        command = [sys.executable, "-c", SCRIPT]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert not done.returncode, done.stderr
-        found.append(json.loads(done.stdout.strip().rpartition("\n")[2]))
-    (first, expected), (second, again) = found
+    """A root of a size is a function of Python to torch, which lies elsewhere in each process."""
+    written(tmp_path, CLASS.replace("normed * FACTOR", "normed * FACTOR * x.shape[0] ** -0.5"))
+    (first, expected), (second, again) = process(tmp_path, "1"), process(tmp_path, "2")
     assert (first["from_disk"], second["from_disk"], second["captures"]) == (0, 1, 0)
     assert expected == again
+    third, (out, *_) = process(tmp_path, "3", "expanded")  # traced again, for a gradient of another layout
+    assert third["from_disk"] == 1 and out == expected[0]
 
 
 KEEPING = '''
