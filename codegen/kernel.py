@@ -136,7 +136,8 @@ class Kernel:
     whose values were compiled in, `guards` conditions over the others under which the text is right (checked per call).
     `reads` and `writes` are bytes moved to and from device memory per buffer, as expressions; `cached` are bytes that
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
-    read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes. `fast`:
+    read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes;
+    `multiplied`: those of them that tensor cores do. `fast`:
     whether the compiler may contract products with sums and take subnormal numbers for zeros. `for_multiples`: its
     accesses are wide, by guards that hold for sizes which are multiples of a block. `splits`: parts of a loop, one for
     each program, whose sums the next kernel merges; sizes may have a use for more or fewer: `wanted`. `walk`: where it
@@ -170,6 +171,7 @@ class Kernel:
     course: Course | None = field(default=None, compare=False)
     roomy: int = 0
     sharing: Size = 1
+    multiplied: Size = 0
 
     def suits(self, wanted: int) -> bool:
         """Its parts are not so far from what some sizes want that another kernel would be worth it."""

@@ -19,7 +19,7 @@ from ...ir.switches import is_on
 from ...ir.types import Size, product
 from ..kernel import ALL_REGISTERS, MOST_REGISTERS, Kernel, Scalar, Target
 from ..program.axes import Axis, Program
-from ..program.op_counts import operations_of
+from ..program.op_counts import multiplied_in, operations_of
 from ..program.sizes import Hints, evaluate_size, tidy
 from ..schedule.schedule import Schedule
 from .access.addresses import Addresses
@@ -222,6 +222,7 @@ def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
         tuple(emitter.buffers.scratch), {}, guards, traffic.reads, traffic.writes, traffic.cached,
         tuple(p.name for p in pointers if p.name in emitter.buffers.aligned), operations_of(context.program),
         context.target.fast, any(g.has(sympy.Mod) for g in sizes.guards),
+        multiplied=multiplied_in(context.program) if "tl.dot(" in source else 0,
         sharing=plan.strips if emitter.finals.words.pointers else 1, roomy=_programs_of_a_unit(context, grid),
     )  # fmt: skip
 

@@ -351,7 +351,8 @@ def kernel_of_products(program: Program, node: Value, target: Target, hints: Hin
     # Else the compiler may spill, so that more programs fit on a multiprocessor than there are
     is_tempted = has_all_registers(kernel, emitter.context) and held_by_sums(roles, tile) <= TEMPTED
     kernel = with_enough_registers(kernel) if is_tempted else kernel
-    return replace(kernel, operations=tidy(kernel.operations - _never_computed(roles)))
+    never, low = _never_computed(roles), kernel.multiplied != 0
+    return replace(kernel, operations=tidy(kernel.operations - never), multiplied=tidy(kernel.multiplied - never * low))
 
 
 def _never_computed(roles: Roles) -> Size:

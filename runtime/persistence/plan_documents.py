@@ -109,7 +109,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] =
         ("name", "source", "constants", "num_warps", "num_stages", "fast", "for_multiples", "splits", "roomy"),
         (lambda v: v, lambda d, s: d),
     ),
-    **dict.fromkeys(("grid", "operations", "wanted", "sharing"), (size_document, size_of)),
+    **dict.fromkeys(("grid", "operations", "multiplied", "wanted", "sharing"), (size_document, size_of)),
     "arguments": (lambda v: list(map(_argument, v)), lambda d, s: tuple(_argument_of(a, s) for a in d)),
     "scratch": (lambda v: list(map(_buffer, v)), lambda d, s: tuple(_buffer_of(b, s) for b in d)),
     "pinned": (lambda v: {k.name: n for k, n in v.items()}, lambda d, s: {s[k]: n for k, n in d.items()}),

@@ -147,7 +147,7 @@ def _of_kernel(kernel: Kernel, sizes: Sizes) -> _Work:
     """Where a matrix is never in memory, the blocks that are not skipped."""
     operations, walk = number(kernel.operations, sizes), kernel.walk
     if walk is None:
-        return _Work(operations)
+        return _Work(operations, number(kernel.multiplied, sizes))
     products, powers = (round(walk.alive * number(n, sizes)) for n in (walk.multiplied, walk.exponentials))
     return _Work(round(walk.alive * operations), products if walk.dtype in LOW_FLOATS else 0, powers)
 

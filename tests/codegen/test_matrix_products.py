@@ -93,6 +93,8 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Input]]] = {
                                                   "y": matrix("f16", M, B), "v": matrix("f16", B, N)}),
     "padded rows": (linear, {"x": matrix("f32", M, K, strides=(K + 24, 1)), "b": matrix("f32", N, strides=(2,)),
                              "w": matrix("f32", K, N, strides=(1, K + 8))}),
+    "padded rows bf16": (linear, {"x": matrix("bf16", M, K, strides=(K + 24, 1)), "b": matrix("bf16", N, strides=(2,)),
+                                  "w": matrix("bf16", K, N, strides=(1, K + 8))}),
     "one turn": (linear, {"x": matrix("f32", M, 32), "b": matrix("f32", 17), "w": matrix("f32", 32, 17)}),
     "less than a tile": (linear, {"x": matrix("f32", 5, 3), "b": matrix("f32", 7), "w": matrix("f32", 3, 7)}),
 }  # fmt: skip

@@ -5,7 +5,8 @@ for col_at in ..:
     k = k_tiles.load([col_at, 0])      zeros outside of the matrix: no mask
 
 The accelerator takes matrices that begin at multiples of 16 bytes, whose rows do, too, and have no steps between
-elements; everything else is read through pointers. On devices without it, Triton makes pointers of descriptors.
+elements; everything else is read through pointers. So is float32: exact products read operands into registers from end
+to end, and spill what descriptors take (triton 3.7.1). On devices without it, Triton makes pointers of descriptors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import sympy
 
-from ....ir.types import ITEMSIZE, Size
+from ....ir.types import ITEMSIZE, LOW_FLOATS, Size
 from ...kernel import Ref
 from ...program.axes import Axis, Index, Term
 from ...program.sizes import evaluate_size
@@ -24,9 +25,6 @@ from ...schedule.alignment import GROUP
 from ..names import LONGEST, WIDTH
 from ..statements import Expr, binary, call, literal, name
 from .addresses import Addresses
-
-READ = ("f16", "bf16", "f32")
-"""Dtypes whose tiles are read so: what products multiply."""
 
 
 class Matrix(NamedTuple):
@@ -65,7 +63,7 @@ class Descriptors:
         """
         place, dims = term.param.place, self.addresses.tile.dims
         steps, stored = dict(place.terms), {s.ref for s in self.addresses.context.program.sinks}
-        if term.args or place.values or term.dtype not in READ or term.param.ref in stored:
+        if term.args or place.values or term.dtype not in LOW_FLOATS or term.param.ref in stored:
             return None
         if len(dims) != 2 or self.walked not in dims or not set(dims) <= steps.keys():
             return None

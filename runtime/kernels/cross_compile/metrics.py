@@ -28,7 +28,7 @@ class Metrics:
 
 
 def measure(
-    asm: Mapping[str, str | bytes], target: str, shared: int = 0, workspace: int = 0, tools: Path | None = None
+    asm: Mapping[str, str | bytes], target: str, shared: int = 0, tools: Path | None = None, workspace: int = 0
 ) -> Metrics:
     """Metrics of a binary for "cuda:90", "hip:gfx942"...; `shared`, the dynamic part, and `workspace` Triton knows."""
     if target.startswith("hip"):

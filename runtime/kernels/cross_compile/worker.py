@@ -74,7 +74,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         Path(job["out"], kind).write_bytes(content if isinstance(content, bytes) else content.encode())
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     shared, workspace = compiled.metadata.shared, getattr(compiled.metadata, "global_scratch_size", 0)
-    metrics = _neighbour("metrics").measure(asm, job["target"], shared, workspace, tools)
+    metrics = _neighbour("metrics").measure(asm, job["target"], shared, tools, workspace)
     return {"files": sorted(asm), "metrics": dataclasses.asdict(metrics)}
 
 

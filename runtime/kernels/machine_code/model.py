@@ -84,7 +84,9 @@ def model_of(kernel: Kernel, binary: Binary, sizes: Sizes, device: Device) -> La
     assert isinstance(cubin, bytes)
     counts = count(cubin, launch, kernel.name)
     moved = sum(number(size, sizes) for size in (*kernel.reads.values(), *kernel.writes.values()))
-    return model_launch(counts, launch, moved, elements_of(kernel, sizes), (binary.registers, binary.shared), device)
+    needs, turns = (binary.registers, binary.shared), kernel.num_stages
+    copied = binary.shared * (turns - 1) // turns if kernel.has_descriptors else 0
+    return model_launch(counts, launch, moved, elements_of(kernel, sizes), needs, device, copied)
 
 
 def launch_of(kernel: Kernel, sizes: Sizes, target: str) -> Launch:
@@ -111,13 +113,14 @@ def _bytes(dtype: str) -> int:
 
 
 def model_launch(
-    counts: Counts, launch: Launch, moved: int, elements: int, needs: tuple[int, int], device: Device
+    counts: Counts, launch: Launch, moved: int, elements: int, needs: tuple[int, int], device: Device, copied: int = 0
 ) -> LaunchModel:
-    """needs: registers per lane and shared bytes per program."""
+    """needs: registers per lane and shared bytes per program. copied: bytes of a program that the tensor memory
+    accelerator has on their way, for no lane: all of its tiles but those of the turn at hand."""
     processor, units = MULTIPROCESSORS[device.target], device.multiprocessors
     resident = max(1, processor.resident(*needs, launch.warps) or 1)
     occupancy = resident * launch.warps / (4 * processor.warps)
-    flight = counts.flight * 32 * launch.warps
+    flight = counts.flight * 32 * launch.warps + copied
     parts = {"bytes": moved / device.bandwidth, **_issue(counts.pipes, device)}
     at_once = max(1, min(resident, math.ceil(launch.programs / units)))
     time, bound = _waves(parts, launch.programs, resident, flight, device)

@@ -46,6 +46,8 @@ def operands_of(instruction: Instruction) -> Operands:
     given, at = instruction.operands, 0
     if instruction.base in ("STL", "LDL") and any(map(SPILLED.fullmatch, given)):
         return Operands((), *_spilled(instruction))
+    if instruction.base == "SYNCS" and instruction.is_a("PHASECHK"):
+        return Operands(given[:1], (), given[1:])
     if instruction.base.startswith(NO_RESULT):
         return Operands((), (), given)
     if instruction.base == "R2P":

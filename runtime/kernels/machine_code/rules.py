@@ -206,11 +206,12 @@ RULES: dict[str, Callable[[Sources], Results]] = {
     "PRMT": lambda s: (a.permuted(s.word(0), s.word(1), s.word(2)),),
     "SHFL": lambda s: (1, s.word(0)), "VOTE": lambda s: (1,), "POPC": lambda s: (s.word(0).bit_count(),),
     "FLO": lambda s: (s.word(0).bit_length() - 1 & MASK,), "ATOMG": lambda s: (1, 0), "ATOM": lambda s: (1, 0),
-    "LDG": _look, "STL": _each, "LDL": _each,
+    "SYNCS": lambda s: (1,), "ELECT": lambda s: (1, 0), "LDG": _look, "STL": _each, "LDL": _each,
 }  # fmt: skip
 """An atomic operation finds zero: the program is the first to arrive, and leaves the finish to the last one. One that
 adds nothing is a load that sees what others store: it finds what `Values` are told. A vote is that of one lane; a
-shuffle gives the lane's own word, which is right where all lanes hold the same."""
+shuffle gives the lane's own word, which is right where all lanes hold the same. A tile that is waited for is there, and
+the lane is the one of its warp that asks for the next."""
 ALIASES = {"USEL": "SEL", "UMOV": "MOV", "ULDC": "LDC", "S2UR": "S2R", "VOTEU": "VOTE"}
 
 
