@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,9 +17,10 @@ pytest.importorskip("triton")
 
 import triton_samples as k
 
-from fusegrad.codegen.emit.prelude import helpers_in
+from fusegrad.codegen.emit.prelude import HELPERS, helpers_in
 from fusegrad.ir.errors import KernelFaultError, UnsupportedBackendError
 from fusegrad.runtime.execution.aten import philox
+from fusegrad.runtime.export.python.boilerplate import STAND_INS
 from fusegrad.runtime.kernels import interpreter as interpret
 from fusegrad.runtime.kernels import launch, triton_module
 from fusegrad.runtime.kernels import triton_private as private
@@ -425,3 +427,15 @@ def test_tensors_elsewhere_are_refused() -> None:
     text, record = copy_kernel()
     with pytest.raises(UnsupportedBackendError, match="meta"):
         launch.launcher(record, text, "interpret")([torch.empty(4, 8, device="meta")] * 2 + [8, 1, 8, 1], 1)  # type: ignore[arg-type]
+
+
+ASSEMBLY = {name: text for name, text in HELPERS.items() if "inline_asm_elementwise(" in text}
+
+
+@pytest.mark.parametrize("name", ASSEMBLY)
+def test_helpers_in_assembly_are_interpreted_here_and_in_exported_files(name: str) -> None:
+    instructions = re.findall(r'"([^"]*\$0[^"]*)"', ASSEMBLY[name])
+    assert instructions and name in STAND_INS
+    for text in instructions:
+        known = private.ASM_OF_HELPERS.get(text) or private._ASM.fullmatch(" ".join(text.split()))
+        assert known, text
