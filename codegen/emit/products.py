@@ -351,8 +351,9 @@ def kernel_of_products(program: Program, node: Value, target: Target, hints: Hin
     # Else the compiler may spill, so that more programs fit on a multiprocessor than there are
     is_tempted = has_all_registers(kernel, emitter.context) and held_by_sums(roles, tile) <= TEMPTED
     kernel = with_enough_registers(kernel) if is_tempted else kernel
-    never, low = _never_computed(roles), kernel.multiplied != 0
-    return replace(kernel, operations=tidy(kernel.operations - never), multiplied=tidy(kernel.multiplied - never * low))
+    never = _never_computed(roles)
+    multiplied = tidy(kernel.multiplied - never) if kernel.multiplied != 0 else 0
+    return replace(kernel, operations=tidy(kernel.operations - never), multiplied=multiplied)
 
 
 def _never_computed(roles: Roles) -> Size:

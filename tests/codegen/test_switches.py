@@ -13,6 +13,7 @@ from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
 from loop_bodies import TIME, B, D, loops, on_rows
 
 from fusegrad.codegen import TARGETS, Target
+from fusegrad.codegen.kernel import Leaning
 from fusegrad.ir import emit
 from fusegrad.ir.switches import KERNELS, switched_off
 
@@ -76,6 +77,10 @@ def beside_row_sums(q: T, k: T, g: T) -> tuple[T, T]:
     return along, T(emit("dot", d.v, q.v, x_axes=(1, 0), y_axes=(1, 2), out_axes=(0, 2)))
 
 
+def gate(x: T, w: T) -> T:
+    return T(emit("dot", x.v, w.v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))).sigmoid()
+
+
 def shares_of_both(x: T) -> T:
     """Of columns, then of rows: what one sums along, the other keeps."""
     e = x.exp()
@@ -123,7 +128,11 @@ WITNESSES: dict[str, Witness] = {
     "round_trips": Witness(there_and_back, BENT.inputs(), INTERPRET, {TIME: 40, B: 2, D: 3}),
     "blocks_of_steps": Witness(there_and_back, BENT.inputs(), INTERPRET, {TIME: 40, B: 2, D: 3}),
     "stages": _of("rms_backward", INTERPRET, EVEN),
-}
+    "descriptors": Witness(
+        gate, {"x": Input("bf16", (M, K)), "w": Input("bf16", (K, N))},
+        replace(INTERPRET, leaning=Leaning(accelerated=1)), {M: 20, N: 24, K: 72},
+    ),
+}  # fmt: skip
 
 
 def test_every_switch_has_a_witness() -> None:
