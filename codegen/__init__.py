@@ -3,6 +3,7 @@
 from ..ir.errors import Unfusible
 from .kernel import TARGETS, Buffer, Course, Kernel, Kernels, Pointer, Ref, Scalar, Target, Walk
 from .kernel_partition import generate, module
+from .scattered_steps import summed_by_steps
 from .whole import is_lighter, is_little
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "is_lighter",
     "is_little",
     "module",
+    "summed_by_steps",
 ]

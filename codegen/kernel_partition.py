@@ -56,6 +56,7 @@ from .schedule.loops.together import time_of_registers, times_of_states, togethe
 from .schedule.loops.whole import whole_schedule_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
+from .schedule.rooflines import machine_of
 from .schedule.schedule import schedule_of
 from .schedule.streams.accumulators import accumulation_of
 from .schedule.streams.bins import Binned, with_found, with_tiles
@@ -66,6 +67,7 @@ from .schedule.streams.prologues import Walked, with_prologues
 from .schedule.streams.roles import Roles, joined_roles, require_own_extremes, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
+from .scattered_steps import with_sums_of_steps
 from .selected_sums import with_selected_sums
 from .short_integers import in_short_integers
 from .walks import Walks
@@ -95,6 +97,7 @@ def generate(
     made tile by tile, as matmuls are that are never in memory. Raises Unfusible.
     """
     # argmax as simpler primitives: what may be fused is asked of those
+    graph = with_sums_of_steps(graph, machine_of(target), hints)
     plain = given_by_steps(_expanded(graph, virtual_values(graph, hints, pairs)))
     for value in plain.order():
         _check_fusible(value)

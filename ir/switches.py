@@ -65,6 +65,7 @@ KERNELS: dict[str, str] = {
     "at_once": "many steps of a linear recurrence are one scan; off: step by step",
     "chunks_of_time": "few long recurrences in chunks of time, whose programs look back; off: as one chunk",
     "side_by_side": "loops that read the same go through time together",
+    "scattered_steps": "steps of a loop that an index adds up are summed by place in its kernel; off: by the library",
     "round_trips": "a loop and one that goes back over the same lanes share a kernel",
     "blocks_of_steps": "what such a loop hands to the other is made again in blocks of steps",
     "descriptors": "tiles are copied by the tensor memory accelerator, where threads would copy much; off: by threads",

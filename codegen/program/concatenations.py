@@ -71,13 +71,13 @@ def moved_dims(value: Value) -> list[int] | None:
 
 
 def loop_behind(value: Value) -> Value | None:
-    """The loop that gives this, which is moved about, or what this is made of element by element."""
+    """The loop that gives this, which is moved about, or what this is made of element by element, and summed."""
     seen, todo = set[int](), [value]
     while todo and len(seen) < MOST_MADE:
         found = todo.pop()
         if found.prim in ("scan", "pick"):
             return found if found.prim == "scan" else found.args[0]
-        is_made = PRIMS[found.prim].family == "elementwise" or _is_layout(found)
+        is_made = found.prim == "sum" or PRIMS[found.prim].family == "elementwise" or _is_layout(found)
         if found.id not in seen and is_made:
             todo += found.args
         seen.add(found.id)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import sympy
 
 from ..graph import Value
+from ..infer import sizes_equal
 from ..rewrite import Rules, make
 from ..switches import is_on
 from ..types import INTEGERS, UNSIGNED, Size, simplify_size
@@ -35,6 +36,24 @@ def is_within(index: Value, size: Size) -> bool:
 def is_never_negative(index: Value) -> bool:
     """True if no element provably is below zero."""
     return _is_nonnegative(index, DEPTH)
+
+
+def walks(index: Value, axis: int) -> bool:
+    """True if every element of an index is its own position along `axis`."""
+    if index.prim == "iota":
+        return axis == 0
+    if index.prim == "check_index":  # of positions that may be as many as the axis is long
+        return walks(index.args[0], axis)
+    if index.prim not in ("broadcast", "reshape"):
+        return False
+    (inner,) = index.args
+    if index.prim == "reshape":
+        return inner.prim == "iota" and sizes_equal(index.shape[axis], inner.shape[0])
+    axes = index.params["axes"]
+    if axis not in axes:
+        return False
+    inside = axes.index(axis)
+    return sizes_equal(inner.shape[inside], index.shape[axis]) and walks(inner, inside)
 
 
 # ------------------------------------------------------------------ never negative

@@ -100,11 +100,13 @@ class _Divided:
         return make("cat", *sums, axis=steps.axis - sum(a < steps.axis for a in axes))
 
     def _steps(self, value: Value) -> _Steps | None:
+        if value.prim == "broadcast":
+            return self._repeated(value)
         source, perm = (value.args[0], value.params["perm"]) if value.prim == "permute" else (value, None)
         if source.prim != "cat" or len(source.args) > MOST:
             return None
         axis = source.params["axis"]
-        scans = {s for p in source.args if (s := _scan_along(p, axis)) is not None}
+        scans = {s for p in source.args if (s := scan_along(p, axis)) is not None}
         if len(scans) != 1:
             return None
         scan = scans.pop()
@@ -112,8 +114,19 @@ class _Divided:
             return _Steps(scan, axis, source.args)
         return _Steps(scan, perm.index(axis), tuple(make("permute", p, perm=perm) for p in source.args))
 
+    def _repeated(self, value: Value) -> _Steps | None:
+        """The same along more axes."""
+        (x,), axes = value.args, value.params["axes"]
+        steps = self._steps(x)
+        if steps is None or not sizes_equal(value.shape[axes[steps.axis]], x.shape[steps.axis]):
+            return None
+        axis = axes[steps.axis]
+        sizes = ((*value.shape[:axis], n, *value.shape[axis + 1 :]) for n in steps.sizes)
+        pieces = (make("broadcast", p, shape=s, axes=axes) for p, s in zip(steps.pieces, sizes, strict=True))
+        return _Steps(steps.scan, axis, tuple(pieces))
 
-def _scan_along(value: Value, axis: int) -> int | None:
+
+def scan_along(value: Value, axis: int) -> int | None:
     """The loop whose steps a value has along an axis, or is made of element by element, or by sums in each step."""
     seen, todo = set[int](), [(value, axis)]
     while todo and len(seen) <= MOST_BESIDE:
@@ -121,19 +134,25 @@ def _scan_along(value: Value, axis: int) -> int | None:
         scan = value.args[0] if value.prim == "pick" else value
         if value is not scan and scan.prim == "scan" and axis == 0 and value.params["index"] >= scan.params["carries"]:
             return scan.id
-        is_along = value.prim in ("permute", "slice", "sum") or PRIMS[value.prim].family == "elementwise"
-        if is_along and value.id not in seen:
-            axis = _axis_before(value, axis)
-            todo += [(a, axis) for a in value.args]
+        is_along = value.prim in ALONG or PRIMS[value.prim].family == "elementwise"
+        if is_along and value.id not in seen and (before := _axis_before(value, axis)) is not None:
+            todo += [(a, before) for a in value.args]
         seen.add(value.id)
     return None
 
 
-def _axis_before(value: Value, axis: int) -> int:
-    """What an axis was before it was moved, or others summed."""
+ALONG = ("permute", "broadcast", "slice", "sum")
+"""Where an axis is what it was before, under another number."""
+
+
+def _axis_before(value: Value, axis: int) -> int | None:
+    """What an axis was before it was moved, or others summed; None where it is new."""
+    if value.prim == "broadcast":
+        axes: tuple[int, ...] = value.params["axes"]
+        return axes.index(axis) if axis in axes else None
     if value.prim == "sum":
         return [a for a in range(value.args[0].ndim) if a not in value.params["axes"]][axis]
-    return value.params["perm"][axis] if value.prim == "permute" else axis
+    return int(value.params["perm"][axis]) if value.prim == "permute" else axis
 
 
 def _is_beside(value: Value, families: Collection[str] = BESIDE) -> bool:

@@ -133,7 +133,8 @@ def generate(
     a clock to compare with the call; by the "library"; or all by "torch". slabs: whether regions may be walked in them.
     small: whether what is little may have kernels that hold no more.
     """
-    refused = unordered_scatters(graph)
+    by_steps = {v.id for v in codegen.summed_by_steps(graph, machine_of(target), hints)} if products != "torch" else ()
+    refused = {i: why for i, why in unordered_scatters(graph).items() if i not in by_steps}
     called: dict[int, Decision] = {}
     unstreamed: dict[int, str] = {}
     reasons: list[str] = []

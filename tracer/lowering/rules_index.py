@@ -9,7 +9,7 @@ import torch
 
 from ...ir import Size, TensorType, Value, emit
 from ...ir.infer import drop_axes, sizes_equal
-from ...ir.passes.index_checks import is_never_negative, is_within
+from ...ir.passes.index_checks import is_never_negative, is_within, walks
 from ...ir.switches import is_on
 from .rules import (
     Call,
@@ -72,7 +72,17 @@ def _scatter(call: Call, x: Value, dim: int, index: Value, source: Any) -> Resul
     if index.shape[axis] == 1 and _one_per_line(call, axis):
         line = drop_axes(index.shape, (axis,))
         return put_at_one_index(x, reshape(index, line), reshape(source, line), axis, mode)
+    if mode == "add":
+        _agree_on_axes(call, axis)
     return emit("scatter", x, source, *grid(index, axis), axes=tuple(range(x.ndim)), mode=mode)
+
+
+def _agree_on_axes(call: Call, axis: int) -> None:
+    """Guards, where sizes are equal: then an axis of what is added is one of the index, and of what it is added to."""
+    x, _, index, source = call.args[:4]
+    for a, size in enumerate(index.shape):
+        call.agree(size, source.shape[a])
+        call.agree(size, x.shape[a] if a != axis else size)
 
 
 def put_at_one_index(x: Value, index: Value, source: Value, axis: int, mode: str) -> Value:
@@ -202,27 +212,9 @@ def _line_axis(call: Call, axes: Sequence[int], indices: Sequence[Value]) -> int
     shape = _common_shape_of_call(call)
     for axis in reversed(axes):
         other_axes = [a for a in axes if a != axis]
-        if all(_walks(indices[a], d) and call.agree(call.args[0].shape[a], shape[d]) for d, a in enumerate(other_axes)):
+        if all(walks(indices[a], d) and call.agree(call.args[0].shape[a], shape[d]) for d, a in enumerate(other_axes)):
             return axis
     return None
-
-
-def _walks(index: Value, axis: int) -> bool:
-    """True if every element of an index is its own position along `axis`."""
-    if index.prim == "iota":
-        return axis == 0
-    if index.prim == "check_index":  # of positions that may be as many as the axis is long
-        return _walks(index.args[0], axis)
-    if index.prim not in ("broadcast", "reshape"):
-        return False
-    (inner,) = index.args
-    if index.prim == "reshape":
-        return inner.prim == "iota" and sizes_equal(index.shape[axis], inner.shape[0])
-    axes = index.params["axes"]
-    if axis not in axes:
-        return False
-    inside = axes.index(axis)
-    return sizes_equal(inner.shape[inside], index.shape[axis]) and _walks(inner, inside)
 
 
 def _source_fits(call: Call, axes: Sequence[int], at: int) -> None:

@@ -1,0 +1,135 @@
+"""Steps of a loop that an index adds up, as a sum for each place: of what the index sends there.
+
+    out[t, b, c] += h[t, b, s] where c = index[b, s]
+        ->  out[t, b, c] += sum over s of where(index[b, s] == c, h[t, b, s], 0)
+
+The loop's own kernel takes it in each step, in a fixed order; what is added is in no memory. First and last steps that
+stand beside the loop are summed by themselves. A step that adds so within the loop is the same to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ..ir import Graph, Value
+from ..ir.graph import emit
+from ..ir.infer import sizes_equal
+from ..ir.loops.tidy import in_bodies
+from ..ir.passes.cost import estimate
+from ..ir.passes.index_checks import walks
+from ..ir.passes.pieces import Pieces, scan_along
+from ..ir.passes.products import Machine
+from ..ir.rewrite import number_of, rebuild
+from ..ir.switches import is_on
+from ..ir.types import ITEMSIZE
+from .program.sizes import Hints
+
+SHARE = 0.5
+"""Of the device's peak for float32, in comparisons and sums."""
+OPERATIONS = 3
+"""For each pair of an element and a place: a comparison, a choice, a sum."""
+LAUNCH = 2e-6
+"""Seconds that a launch takes which the loop's kernel does without; there are two, for zeros and for the addition."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """An addition at places. index: where to, along an `axis` of the base; own: for each other axis that is indexed,
+    the dim of the index whose place it is."""
+
+    node: Value
+    index: Value
+    axis: int
+    own: Mapping[int, int]
+
+    @property
+    def base(self) -> Value:
+        return self.node.args[0]
+
+    @property
+    def source(self) -> Value:
+        return self.node.args[1]
+
+    @staticmethod
+    def of(node: Value) -> Places | None:
+        """None where it is no addition, or where places along several axes are data."""
+        if node.prim != "scatter" or node.params["mode"] != "add" or not node.aval.is_float:
+            return None
+        base, _, *indices = node.args
+        pairs = list(zip(node.params["axes"], indices, strict=True))
+        own = {axis: dim for axis, index in pairs if (dim := _walked(index, base.shape[axis])) is not None}
+        data = [(axis, index) for axis, index in pairs if axis not in own]
+        if len(data) != 1 or len(set(own.values())) != len(own):
+            return None
+        ((axis, index),) = data
+        return Places(node, index, axis, own)
+
+    @property
+    def is_of_steps(self) -> bool:
+        """What is added are steps of a loop, each to places of its own."""
+        pieces = self.source.args if self.source.prim == "cat" else (self.source,)
+        return any(scan_along(p, dim) is not None for p in pieces for dim in self.own.values())
+
+    def pays(self, machine: Machine, hints: Hints) -> bool:
+        """To compare each element with each place takes no longer than the memory and the launches it does without."""
+        source, base = self.source.aval, self.base.aval
+        pairs = estimate(source.numel, hints) * estimate(base.shape[self.axis], hints)
+        moved = 2 * source.numel * ITEMSIZE[source.dtype] + 2 * base.numel * ITEMSIZE[base.dtype]
+        moved += self.index.aval.numel * ITEMSIZE[self.index.dtype] * len(self.node.params["axes"])
+        saved = estimate(moved, hints) / machine.bandwidth + 2 * LAUNCH
+        return OPERATIONS * pairs / (SHARE * machine.flops["f32"]) <= saved
+
+    def sums(self, env: Mapping[int, Value]) -> Value:
+        """The base and, for each place, the sum of what is sent there."""
+        source, index, base = env[self.source.id], env[self.index.id], env[self.base.id]
+        last = source.ndim
+        shape = (*source.shape, base.shape[self.axis])
+        place = emit("iota", size=shape[-1], dtype=index.dtype)
+        sides = ((index, tuple(range(index.ndim))), (place, (last,)), (source, tuple(range(last))))
+        at, place, wide = (emit("broadcast", v, shape=shape, axes=axes) for v, axes in sides)
+        nothing = emit("full", value=0.0, shape=shape, dtype=source.dtype)
+        chosen = emit("where", emit("eq", at, place), wide, nothing)
+        summed = tuple(d for d in range(index.ndim) if d not in self.own.values())
+        total = emit("sum", chosen, axes=summed) if summed else chosen
+        total = emit("permute", total, perm=tuple(self._order(index.ndim, last)))
+        return total if number_of(self.base) == 0 else emit("add", base, total)
+
+    def _order(self, ndim: int, last: int) -> list[int]:
+        """For each axis of the base, the axis of the sum that it is."""
+        kept = [d for d in range(last + 1) if d >= ndim or d in self.own.values()]
+        rest = iter(range(ndim, last))
+        dims = [self.own.get(a, last if a == self.axis else None) for a in range(self.base.ndim)]
+        return [kept.index(next(rest) if d is None else d) for d in dims]
+
+
+def _walked(index: Value, size: object) -> int | None:
+    """The dim along which an index is its own place, all of an axis so long."""
+    return next((d for d, n in enumerate(index.shape) if walks(index, d) and sizes_equal(n, size)), None)
+
+
+def summed_by_steps(graph: Graph, machine: Machine, hints: Hints) -> list[Value]:
+    """The additions of a graph that its loops may take in their kernels."""
+    if not is_on("scattered_steps"):
+        return []
+    found = (p for v in graph.order() if (p := Places.of(v)) is not None)
+    return [p.node for p in found if p.is_of_steps and p.pays(machine, hints)]
+
+
+def with_sums_of_steps(graph: Graph, machine: Machine, hints: Hints) -> Graph:
+    """The graph with such sums in the place of additions of floats, and of those in a step of a loop that pay."""
+    if not is_on("scattered_steps"):
+        return graph
+    found = [p for v in graph.order() if (p := Places.of(v)) is not None and p.is_of_steps]
+    graph = Pieces()(_with_sums(graph, found)) if found else graph
+    return in_bodies(graph, partial(_in_body, machine=machine, hints=hints))
+
+
+def _in_body(body: Graph, machine: Machine, hints: Hints) -> Graph:
+    found = [p for v in body.order() if (p := Places.of(v)) is not None and p.pays(machine, hints)]
+    return _with_sums(body, found) if found else body
+
+
+def _with_sums(graph: Graph, found: list[Places]) -> Graph:
+    return rebuild(graph, {}, {p.node.id: p.sums for p in found})
