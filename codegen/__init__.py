@@ -3,11 +3,12 @@
 from ..ir.errors import Unfusible
 from .kernel import TARGETS, Buffer, Course, Kernel, Kernels, Pointer, Ref, Scalar, Target, Walk
 from .kernel_partition import generate, module
-from .scattered_steps import summed_by_steps
+from .scattered_steps import Addition, additions_of_steps
 from .whole import is_lighter, is_little
 
 __all__ = [
     "TARGETS",
+    "Addition",
     "Buffer",
     "Course",
     "Kernel",
@@ -18,9 +19,9 @@ __all__ = [
     "Target",
     "Unfusible",
     "Walk",
+    "additions_of_steps",
     "generate",
     "is_lighter",
     "is_little",
     "module",
-    "summed_by_steps",
 ]

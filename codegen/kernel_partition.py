@@ -48,6 +48,7 @@ from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
+from .scattered_steps import with_sums_of_steps
 from .schedule.loops.division import divided_sums, sums_beside, too_many_late
 from .schedule.loops.look_back import ends_of, late_stores
 from .schedule.loops.roles import LoopProgram, by_loop, program_of, times_of
@@ -67,7 +68,6 @@ from .schedule.streams.prologues import Walked, with_prologues
 from .schedule.streams.roles import Roles, joined_roles, require_own_extremes, roles_of, virtual_products
 from .schedule.streams.splits import Split, parts_at, split_of, wanted_parts
 from .schedule.workload import Separate, Workload
-from .scattered_steps import with_sums_of_steps
 from .selected_sums import with_selected_sums
 from .short_integers import in_short_integers
 from .walks import Walks

@@ -23,15 +23,16 @@ from ..ir.passes.pieces import Pieces, scan_along
 from ..ir.passes.products import Machine
 from ..ir.rewrite import number_of, rebuild
 from ..ir.switches import is_on
+from ..ir.text.source_names import source_name
 from ..ir.types import ITEMSIZE
 from .program.sizes import Hints
 
 SHARE = 0.5
-"""Of the device's peak for float32, in comparisons and sums."""
+"""Of the device's peak for float32."""
 OPERATIONS = 3
 """For each pair of an element and a place: a comparison, a choice, a sum."""
-LAUNCH = 2e-6
-"""Seconds that a launch takes which the loop's kernel does without; there are two, for zeros and for the addition."""
+LAUNCH, LAUNCHES = 2e-6, 2
+"""Seconds of a launch, and those that the loop's kernel does without: one for zeros, one that adds."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,17 @@ class Places:
     @property
     def is_of_steps(self) -> bool:
         """What is added are steps of a loop, each to places of its own."""
-        pieces = self.source.args if self.source.prim == "cat" else (self.source,)
-        return any(scan_along(p, dim) is not None for p in pieces for dim in self.own.values())
+        dims = (*self.own.values(), *range(self.index.ndim, self.source.ndim))
+        return any(_is_along(self.source, dim) for dim in dims)
 
-    def pays(self, machine: Machine, hints: Hints) -> bool:
-        """To compare each element with each place takes no longer than the memory and the launches it does without."""
+    def seconds(self, machine: Machine, hints: Hints) -> tuple[float, float]:
+        """To compare each element with each place; and of the memory and the launches that the loop does without."""
         source, base = self.source.aval, self.base.aval
         pairs = estimate(source.numel, hints) * estimate(base.shape[self.axis], hints)
         moved = 2 * source.numel * ITEMSIZE[source.dtype] + 2 * base.numel * ITEMSIZE[base.dtype]
         moved += self.index.aval.numel * ITEMSIZE[self.index.dtype] * len(self.node.params["axes"])
-        saved = estimate(moved, hints) / machine.bandwidth + 2 * LAUNCH
-        return OPERATIONS * pairs / (SHARE * machine.flops["f32"]) <= saved
+        saved = estimate(moved, hints) / machine.bandwidth + LAUNCHES * LAUNCH
+        return OPERATIONS * pairs / (SHARE * machine.flops["f32"]), saved
 
     def sums(self, env: Mapping[int, Value]) -> Value:
         """The base and, for each place, the sum of what is sent there."""
@@ -104,31 +105,65 @@ class Places:
         return [kept.index(next(rest) if d is None else d) for d in dims]
 
 
+def _is_along(value: Value, dim: int) -> bool:
+    """Along a dim are steps of a loop, or first and last ones beside them."""
+    while value.prim == "permute":
+        value, dim = value.args[0], value.params["perm"][dim]
+    pieces = value.args if value.prim == "cat" else (value,)
+    return any(scan_along(p, dim) is not None for p in pieces)
+
+
 def _walked(index: Value, size: object) -> int | None:
     """The dim along which an index is its own place, all of an axis so long."""
     return next((d for d, n in enumerate(index.shape) if walks(index, d) and sizes_equal(n, size)), None)
 
 
-def summed_by_steps(graph: Graph, machine: Machine, hints: Hints) -> list[Value]:
-    """The additions of a graph that its loops may take in their kernels."""
-    if not is_on("scattered_steps"):
-        return []
-    found = (p for v in graph.order() if (p := Places.of(v)) is not None)
-    return [p.node for p in found if p.is_of_steps and p.pays(machine, hints)]
+@dataclass(frozen=True)
+class Addition:
+    """What becomes of an addition of a loop's steps, and the reason. summed: by place, in the loop's kernel."""
+
+    value: Value
+    summed: bool
+    reason: str
+
+    @staticmethod
+    def of(places: Places, machine: Machine, hints: Hints) -> Addition:
+        """By the seconds of both ways."""
+        own, saved = places.seconds(machine, hints)
+        reason = f"{own * 1e6:.1f} us of comparisons instead of {saved * 1e6:.1f} us of memory and launches"
+        return Addition(places.node, own <= saved, reason)
+
+    def refused(self, why: str) -> Addition:
+        """The same where no kernel can be generated."""
+        return Addition(self.value, False, why)
+
+    def __str__(self) -> str:
+        way = "by place in the loop's kernel" if self.summed else "by the library"
+        return f"addition {source_name(self.value)}: {way}, {self.reason}"
+
+
+def additions_of_steps(graph: Graph, machine: Machine, hints: Hints) -> list[Addition]:
+    """The additions of steps of loops by an index; none where they are switched off."""
+    return [Addition.of(p, machine, hints) for p in _of_steps(graph)] if is_on("scattered_steps") else []
+
+
+def _of_steps(graph: Graph) -> list[Places]:
+    return [p for v in graph.order() if (p := Places.of(v)) is not None and p.is_of_steps]
 
 
 def with_sums_of_steps(graph: Graph, machine: Machine, hints: Hints) -> Graph:
     """The graph with such sums in the place of additions of floats, and of those in a step of a loop that pay."""
     if not is_on("scattered_steps"):
         return graph
-    found = [p for v in graph.order() if (p := Places.of(v)) is not None and p.is_of_steps]
+    found = _of_steps(graph)
     graph = Pieces()(_with_sums(graph, found)) if found else graph
     return in_bodies(graph, partial(_in_body, machine=machine, hints=hints))
 
 
 def _in_body(body: Graph, machine: Machine, hints: Hints) -> Graph:
-    found = [p for v in body.order() if (p := Places.of(v)) is not None and p.pays(machine, hints)]
-    return _with_sums(body, found) if found else body
+    found = [p for v in body.order() if (p := Places.of(v)) is not None]
+    summed = [p for p in found if Addition.of(p, machine, hints).summed]
+    return _with_sums(body, summed) if summed else body
 
 
 def _with_sums(graph: Graph, found: list[Places]) -> Graph:

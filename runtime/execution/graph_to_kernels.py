@@ -133,8 +133,8 @@ def generate(
     a clock to compare with the call; by the "library"; or all by "torch". slabs: whether regions may be walked in them.
     small: whether what is little may have kernels that hold no more.
     """
-    by_steps = {v.id for v in codegen.summed_by_steps(graph, machine_of(target), hints)} if products != "torch" else ()
-    refused = {i: why for i, why in unordered_scatters(graph).items() if i not in by_steps}
+    added = {} if products == "torch" else _additions(graph, target, hints)
+    refused = {i: why for i, why in unordered_scatters(graph).items() if i not in added or not added[i].summed}
     called: dict[int, Decision] = {}
     unstreamed: dict[int, str] = {}
     reasons: list[str] = []
@@ -158,6 +158,9 @@ def generate(
             if (stream := stream_of.get(id(first.group))) is not None:
                 # without what it adds into tables, first
                 unstreamed |= dict.fromkeys(stream.added or stream.pairs or stream.products, first.error.reason)
+            elif not left_out and _adds_floats(first.group) and (own := [a for a in added.values() if a.summed]):
+                added |= {a.value.id: a.refused(first.error.reason) for a in own}
+                refused |= {a.value.id: ADDED for a in own}
             elif not left_out:
                 alike = sorted(_refused_alike(graph, first.error.value, frozenset(refused)))
                 refused |= dict.fromkeys(alike, str(first.error))
@@ -168,11 +171,12 @@ def generate(
             steps, names, kernels = joined
         told = [d for d in streamed if divides.streams or d.slabs is not None or d.unwalked]
         told = _with_splits(told, steps, kernels)
-        decided: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
+        products_told: tuple[Decision | StreamDecision, ...] = (*told, *decisions, *called.values())
         held = held_in_one_piece(graph, streamed, hints, divides.limit)
         over = over or taking_memory(graph, steps, kernels, places, divides.bound)
         generated = Generated(
-            steps, names, kernels, reasons, refused, decided, places, walked, over, held, divides.bound
+            steps, names, kernels, reasons, refused, (*products_told, *added.values()), places, walked, over, held,
+            divides.bound,
         )
         log_division(graph, generated)
         return generated
@@ -313,6 +317,15 @@ def unordered_scatters(graph: Graph) -> dict[int, str]:
         puts = {}
     added = [v for v in scatters if v.params["mode"] == "add" and (v.aval.is_float or v.dtype in COMPLEX)]
     return puts | {v.id: ADDED for v in added}
+
+
+def _additions(graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int]) -> dict[int, codegen.Addition]:
+    """By node, what becomes of additions of the steps of loops."""
+    return {a.value.id: a for a in codegen.additions_of_steps(graph, machine_of(target), hints)}
+
+
+def _adds_floats(group: Group) -> bool:
+    return any(why == ADDED for why in unordered_scatters(group.graph).values())
 
 
 class _Refusal(Exception):
