@@ -16,6 +16,7 @@ from functools import partial
 from ..ir import Graph, Value
 from ..ir.graph import emit
 from ..ir.infer import sizes_equal
+from ..ir.loops.loop import scans_of
 from ..ir.loops.tidy import in_bodies
 from ..ir.passes.cost import estimate
 from ..ir.passes.index_checks import walks
@@ -157,6 +158,8 @@ def with_sums_of_steps(graph: Graph, machine: Machine, hints: Hints) -> Graph:
         return graph
     found = _of_steps(graph)
     graph = Pieces()(_with_sums(graph, found)) if found else graph
+    if not any(v.prim == "scatter" for scan in scans_of(graph) for v in scan.params["body"].graph.order()):
+        return graph
     return in_bodies(graph, partial(_in_body, machine=machine, hints=hints))
 
 
