@@ -48,6 +48,7 @@ from .program.sinks import build_sinks
 from .program.sizes import Hints, evaluate_size, symbols
 from .program.terms import TermTable
 from .program.unify import unify, with_nested_sums
+from .rooflines import machine_of
 from .scattered_steps import with_sums_of_steps
 from .schedule.loops.division import divided_sums, sums_beside, too_many_late
 from .schedule.loops.look_back import ends_of, late_stores
@@ -57,7 +58,6 @@ from .schedule.loops.together import time_of_registers, times_of_states, togethe
 from .schedule.loops.whole import whole_schedule_of
 from .schedule.quotients import Quotients
 from .schedule.roles import nested_sums
-from .schedule.rooflines import machine_of
 from .schedule.schedule import schedule_of
 from .schedule.streams.accumulators import accumulation_of
 from .schedule.streams.bins import Binned, with_found, with_tiles
