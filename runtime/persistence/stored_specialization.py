@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
@@ -17,6 +18,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from ...ir.errors import ParseError
 from ...ir.prims import PRIMS
@@ -108,12 +110,28 @@ def operations(trace: Trace) -> str:
 
 
 def _texts(graph: Graph) -> list[tuple[str, ...]]:
-    return [(n.op, n.name, _target(n), str(n.args), str(n.kwargs)) for n in graph.nodes]
+    """The operations in their order, sizes as the numbers of the first call: of equal ones a trace names another one
+    where it was not known by then that they are equal.
+    """
+    numbers = {n: number for n in graph.nodes if (number := _number(n)) is not None}
+    others = [n for n in graph.nodes if n not in numbers]
+    words = {**numbers, **{n: f"%{i}" for i, n in enumerate(others)}}
+    return [(n.op, _target(n), *(str(map_arg(a, words.__getitem__)) for a in (n.args, n.kwargs))) for n in others]
+
+
+def _number(node: Node) -> int | float | bool | None:
+    """What a size, or what is made of sizes, was at the first call; None of other nodes."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint  # type: ignore[no-any-return]
+    return value if isinstance(value, int | float) else None
 
 
 def _target(node: Node) -> str:
     """What a node calls; a loop by its body, a function of Python by its name: as text it would say where it lies."""
     target, loop = node.target, loop_of(node.target)
+    if node.op == "placeholder":
+        return ""
     if loop is not None:
         return f"loop {loop.carries} {_texts(loop.body.graph)}"
     return f"{target.__module__}.{target.__qualname__}" if isinstance(target, FunctionType) else str(target)
@@ -249,9 +267,15 @@ class Stored:
         sizes, target = BoundSizes(first_sizes(self.captured)), partial(target_of, self.spec, self.backend)
         stored, again = self.spec.residual_plan, choose_residuals(self.spec, sizes, target)
         same = type(again) is ResidualPlan and stored is not None and again.places == stored.places
-        if again is None or stored is None or not same or show(again.rebuilding()) != show(stored.rebuilding()):
+        if again is None or stored is None or not same or self._rebuilt(again) != self._rebuilt(stored):
             raise self._differs("a second trace saves something else than the first")
         return again.programs
+
+    def _rebuilt(self, plan: ResidualPlan) -> str:
+        """What backward is made of what a plan saves, with the sizes of the first call."""
+        numbers = {s.name: str(n) for s, n in first_sizes(self.captured).items()}
+        _, *lines = (line for line in show(plan.rebuilding()).splitlines() if not line.startswith("symbols "))
+        return re.sub(r"\b[A-Za-z]\w*", lambda found: numbers.get(found[0], found[0]), "\n".join(lines))
 
     def _present(self) -> Any:
         """The present values of what a capture depends on."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import sympy
 from bodies import BODIES
-from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
+from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat, scatter
 from loop_bodies import TIME, B, D, loops, on_rows
 
 from fusegrad.codegen import TARGETS, Target
@@ -57,6 +57,16 @@ def there_and_back(h: T, a: T, x: T) -> list[T]:
     """A loop over all steps, and one against time that reads what each of them gave."""
     _, given = BENT.results({"h": h, "a": a, "x": x})
     return replace(BENT, reverse=True).results({"h": h, "a": a, "x": given})[1:]
+
+
+def added_at_a_place(h: T, a: T, x: T) -> T:
+    """All that a step gives, at the second of four places."""
+    _, given = BENT.results({"h": h, "a": a, "x": x})
+    own = (emit("broadcast", emit("iota", size=n, dtype="i64"), shape=given.v.shape, axes=(i,))
+           for i, n in enumerate(given.v.shape[:2]))  # fmt: skip
+    place = emit("full", value=1, shape=given.v.shape, dtype="i64")
+    places = emit("full", value=0.0, shape=(*given.v.shape[:2], 4), dtype="f32")
+    return scatter(T(places), given, *map(T, own), T(place), axes=(0, 1, 2))
 
 
 IDLE = replace(INTERPRET, units=1 << 20)
@@ -125,6 +135,9 @@ WITNESSES: dict[str, Witness] = {
     "at_once": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 40, B: 2, D: 3}),
     "chunks_of_time": Witness(recurrence, RECURRENCE.inputs(), IDLE, {TIME: 1030, B: 1, D: 2}),
     "side_by_side": Witness(two_recurrences, RECURRENCE.inputs(), IDLE, {TIME: 12, B: 2, D: 3}),
+    "scattered_steps": Witness(
+        added_at_a_place, BENT.inputs(), INTERPRET, {TIME: 9, B: 2, D: 3}
+    ),
     "round_trips": Witness(there_and_back, BENT.inputs(), INTERPRET, {TIME: 40, B: 2, D: 3}),
     "blocks_of_steps": Witness(there_and_back, BENT.inputs(), INTERPRET, {TIME: 40, B: 2, D: 3}),
     "stages": _of("rms_backward", INTERPRET, EVEN),

@@ -564,6 +564,38 @@ def test_another_process_finds_it(tmp_path: Path) -> None:
     assert third["from_disk"] == 1 and out == expected[0]
 
 
+EQUAL = '''
+import torch
+from torch.autograd import Function
+
+class Attention(Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        p = torch.softmax(q @ k.mT, -1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, p = ctx.saved_tensors
+        dp = g @ v.mT
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+        return ds @ k, ds.mT @ q, p.mT @ g
+'''
+
+
+def test_sizes_that_are_found_to_be_equal_may_be_named_otherwise_the_second_time(tmp_path: Path) -> None:
+    """That scores have as many columns as there are values is known once forward is lowered, which is not done again."""
+    random = torch.Generator().manual_seed(0)
+    args = [torch.randn(2, 3, 45, 16, generator=random, requires_grad=True) for _ in range(3)]
+    for gradient in (torch.randn(2, 3, 45, 16, generator=random), torch.ones(()).expand(2, 3, 45, 16)):
+        cls = written(tmp_path, EQUAL).Attention
+        fast = fusegrad.compile(cls, backend="interpret", fullgraph=True)
+        for mine, users in zip(*(torch.autograd.grad(c.apply(*args), args, gradient) for c in (fast, cls)), strict=True):
+            torch.testing.assert_close(mine, users, rtol=1e-4, atol=1e-5)
+    assert disk(fast) == "from disk"
+
+
 KEEPING = '''
 import torch
 from torch.autograd import Function
