@@ -585,14 +585,15 @@ class Attention(Function):
 
 
 def test_sizes_that_are_found_to_be_equal_may_be_named_otherwise_the_second_time(tmp_path: Path) -> None:
-    """That scores have as many columns as there are values is known once forward is lowered, which is not done again."""
+    """That scores have as many columns as there are values is known once forward is lowered, which is not done twice."""
     random = torch.Generator().manual_seed(0)
     args = [torch.randn(2, 3, 45, 16, generator=random, requires_grad=True) for _ in range(3)]
     for gradient in (torch.randn(2, 3, 45, 16, generator=random), torch.ones(()).expand(2, 3, 45, 16)):
         cls = written(tmp_path, EQUAL).Attention
         fast = fusegrad.compile(cls, backend="interpret", fullgraph=True)
-        for mine, users in zip(*(torch.autograd.grad(c.apply(*args), args, gradient) for c in (fast, cls)), strict=True):
-            torch.testing.assert_close(mine, users, rtol=1e-4, atol=1e-5)
+        ours, users = (torch.autograd.grad(c.apply(*args), args, gradient) for c in (fast, cls))
+        for mine, theirs in zip(ours, users, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     assert disk(fast) == "from disk"
 
 
