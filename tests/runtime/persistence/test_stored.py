@@ -585,7 +585,7 @@ class Attention(Function):
 
 
 def test_sizes_that_are_found_to_be_equal_may_be_named_otherwise_the_second_time(tmp_path: Path) -> None:
-    """That scores have as many columns as there are values is known once forward is lowered, which is not done twice."""
+    """That scores have as many columns as there are values is known once forward is lowered, which is done once."""
     random = torch.Generator().manual_seed(0)
     args = [torch.randn(2, 3, 45, 16, generator=random, requires_grad=True) for _ in range(3)]
     for gradient in (torch.randn(2, 3, 45, 16, generator=random), torch.ones(()).expand(2, 3, 45, 16)):
