@@ -9,7 +9,7 @@ stand beside the loop are summed by themselves. A step that adds so within the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ from ..ir.passes.products import Machine
 from ..ir.rewrite import number_of, rebuild
 from ..ir.switches import is_on
 from ..ir.text.source_names import source_name
-from ..ir.types import ITEMSIZE
+from ..ir.types import ITEMSIZE, Size
 from .program.sizes import Hints
 
 SHARE = 0.5
@@ -61,9 +61,12 @@ class Places:
             return None
         base, _, *indices = node.args
         pairs = list(zip(node.params["axes"], indices, strict=True))
-        own = {axis: dim for axis, index in pairs if (dim := _walked(index, base.shape[axis])) is not None}
+        own: dict[int, int] = {}
+        for axis, index in pairs:
+            if (dim := _walked(index, base.shape[axis], own.values())) is not None:
+                own[axis] = dim
         data = [(axis, index) for axis, index in pairs if axis not in own]
-        if len(data) != 1 or len(set(own.values())) != len(own):
+        if len(data) != 1:
             return None
         ((axis, index),) = data
         return Places(node, index, axis, own)
@@ -114,9 +117,11 @@ def _is_along(value: Value, dim: int) -> bool:
     return any(scan_along(p, dim) is not None for p in pieces)
 
 
-def _walked(index: Value, size: object) -> int | None:
-    """The dim along which an index is its own place, all of an axis so long."""
-    return next((d for d, n in enumerate(index.shape) if walks(index, d) and sizes_equal(n, size)), None)
+def _walked(index: Value, size: Size, taken: Collection[int]) -> int | None:
+    """The dim along which an index is its own place, all of an axis so long; zero is that of an axis of one."""
+    is_zero = size == 1 and number_of(index) == 0
+    dims = (d for d, n in enumerate(index.shape) if d not in taken and sizes_equal(n, size))
+    return next((d for d in dims if is_zero or walks(index, d)), None)
 
 
 @dataclass(frozen=True)
