@@ -162,8 +162,9 @@ void launch(Kernel& kernel, int64_t grid, at::Device device, std::vector<Argumen
   int index = 0;
   driver.check(driver.current(&index), "asking for the current device");
   // Triton's own two arguments: memory in which programs describe the matrices that they read, and one without use
-  at::Tensor workspace = at::empty({grid * int64_t(kernel.workspace)}, at::dtype(at::kByte).device(device));
-  void *described = workspace.data_ptr(), *unused = nullptr;
+  at::Tensor workspace;
+  if (kernel.workspace) workspace = at::empty({grid * int64_t(kernel.workspace)}, at::dtype(at::kByte).device(device));
+  void *described = kernel.workspace ? workspace.data_ptr() : nullptr, *unused = nullptr;
   std::vector<void*> addresses;
   for (Argument& argument : arguments) addresses.push_back(&argument.address);
   addresses.insert(addresses.end(), {&described, &unused});
