@@ -145,3 +145,41 @@ def test_they_are_left_out_without_streams() -> None:
     args = arguments([(37, 3), (53, 3)])
     with fusegrad.config.patch(disable="streams"):
         assert not streamed(fusegrad.compile(Density, backend="interpret"), args)
+
+
+class NormalisedDecay(torch.autograd.Function):
+    """Weights by distance, divided by a root of their sum: what places alone are summed to."""
+
+    @staticmethod
+    def weights(q, gamma):
+        i = torch.arange(q.shape[-2], device=q.device)
+        d = i[:, None] - i
+        w = torch.where(d >= 0, gamma[:, None, None] ** d.clamp(min=0), 0.0)
+        return w / w.sum(-1, keepdim=True).sqrt()
+
+    @staticmethod
+    def forward(ctx, q, k, v, gamma):
+        w = NormalisedDecay.weights(q, gamma)
+        ctx.save_for_backward(q, k, v, gamma)
+        return (q @ k.mT * w) @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, gamma = ctx.saved_tensors
+        w = NormalisedDecay.weights(q, gamma)
+        a, da = q @ k.mT * w, g @ v.mT * w
+        return da @ k, da.mT @ q, a.mT @ g, None
+
+
+def test_a_sum_of_places_alone_is_a_row_s() -> None:
+    q, k, v = arguments([(2, 3, 41, 16)] * 3)
+    gamma = torch.tensor([0.5, 0.9, 0.97])
+    fast = fusegrad.compile(NormalisedDecay, backend="interpret", fullgraph=True)
+    ours, eager = (torch.autograd.grad(c.apply(q, k, v, gamma).sin().sum(), (q, k, v)) for c in (fast, NormalisedDecay))
+    for mine, theirs in zip(ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    heads = torch.empty(2, 16, 2048, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    decays = torch.empty(16, dtype=torch.bfloat16, device="meta")
+    found = fusegrad.explain(NormalisedDecay, heads, heads, heads, decays, target="cuda:90")
+    lines = [line for d in found.directions.values() for line in d.products]
+    assert lines and all("never in memory" in line for line in lines)

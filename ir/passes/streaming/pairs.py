@@ -51,8 +51,8 @@ def sides_of_pairs(value: Value) -> Sides | None:
         return None
     (x,) = value.args
     leaves = _leaves(x)
-    if leaves is None:
-        return None
+    if leaves is None or not any(set(value.params["axes"]) & set(at) for leaf, at in leaves if leaf.prim != "iota"):
+        return None  # what numbers of places alone are summed to is a row's, whatever else it is made of
     kept = {a for a in range(x.ndim) if a not in value.params["axes"] and x.shape[a] != 1}
     found = {frozenset(a for a in places if a in kept) for _, places in leaves} - {frozenset()}
     widest = sorted((s for s in found if not any(s < other for other in found)), key=sorted)
