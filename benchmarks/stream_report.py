@@ -34,8 +34,9 @@ NOTES = {
     "many of another architecture. A target where the library does some products, as the model has it, "
     "has other kernels and rows of its own. Instructions: those that warps issue on sm_90 for 32 scores, masked ones "
     "included, by the model of an H100 described below, of 16 programs that stand for all; `+` where the end of a loop "
-    "hangs on data and it counts once, `-` where the machine code cannot be followed: with descriptors (TMA), or where "
-    "a lane seems to enter none of its loops. No such number is a time: products that are issued together overlap, and "
+    "hangs on data and it counts once, `-` where the machine code cannot be followed: where a lane seems to enter none "
+    "of its loops, and, in rows `by hand`, with descriptors (TMA), as it was when they were counted. No such number is "
+    "a time: products that are issued together overlap, and "
     "waiting is not counted. Rows `by hand` are beside them: kernels from a file outside of this repository "
     "(`--peer FILE`), compiled in the same run for sm_90, at the tile (rows x columns of scores) and the warps in "
     "their names; a better one was not searched for.",
