@@ -22,6 +22,7 @@ from ..ir.passes.cost import estimate
 from ..ir.passes.index_checks import walks
 from ..ir.passes.pieces import Pieces, scan_along
 from ..ir.passes.products import Machine
+from ..ir.passes.streaming.streams import LAUNCH
 from ..ir.rewrite import number_of, rebuild
 from ..ir.switches import is_on
 from ..ir.text.source_names import source_name
@@ -32,8 +33,8 @@ SHARE = 0.5
 """Of the device's peak for float32."""
 OPERATIONS = 3
 """For each pair of an element and a place: a comparison, a choice, a sum."""
-LAUNCH, LAUNCHES = 2e-6, 2
-"""Seconds of a launch, and those that the loop's kernel does without: one for zeros, one that adds."""
+LAUNCHES = 2
+"""Those that the loop's kernel does without: one for zeros, one that adds."""
 
 
 @dataclass(frozen=True)

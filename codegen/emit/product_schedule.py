@@ -18,7 +18,7 @@ from ...ir.types import ITEMSIZE, LOW_FLOATS
 from ..kernel import Target
 from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term, terms_below
 from ..program.sizes import Hints, evaluate_size, power_of_two
-from ..schedule.accelerator import has_descriptors
+from ..schedule.accelerator import descriptors_pay
 from ..schedule.schedule import Schedule
 from ..schedule.separation.algebra import source_of
 from .values import count_uses
@@ -350,4 +350,4 @@ def _moved(loop: Sequence[Product], tile: Tile, depth: int) -> int:
 
 def _is_accelerated(roles: Roles, tile: Tile, depths: Mapping[Axis, int], target: Target) -> bool:
     """Whether operands that are in memory as they are multiplied are read by descriptors."""
-    return any(has_descriptors(_moved(x, tile, depths[x[0].k]), tile.warps, target) for x in loops_of(roles))
+    return any(descriptors_pay(_moved(x, tile, depths[x[0].k]), tile.warps, target) for x in loops_of(roles))

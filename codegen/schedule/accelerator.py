@@ -17,18 +17,13 @@ pointers: plain products a fifth, attention's forward 2 % on average. Of half as
 (triton 3.7.1 for sm_90)."""
 
 
-def has_accelerator(target: Target) -> bool:
-    """True of a device that has one; Triton's interpreter reads descriptors as well."""
-    return target.kind == "interpret" or (target.kind == "cuda" and int(target.arch) >= HOPPER)
-
-
-def leans_to_descriptors(target: Target) -> bool:
-    """True where they are asked for, by `tune` or a test."""
-    return is_on("descriptors") and has_accelerator(target) and target.leaning.accelerated > 0
-
-
-def has_descriptors(moved: int, warps: int, target: Target) -> bool:
-    """Whether tiles of so many bytes in a turn are read by descriptors, by so many warps."""
-    if not is_on("descriptors") or not has_accelerator(target) or target.leaning.accelerated < 0:
+def descriptors_pay(moved: int, warps: int, target: Target) -> bool:
+    """Whether tiles of so many bytes in a turn are read by descriptors, by so many warps; `tune` leans to it, or from
+    it. Triton's interpreter reads them as well, where they are asked for.
+    """
+    is_hopper = target.kind == "cuda" and int(target.arch) >= HOPPER
+    if not is_on("descriptors") or not (is_hopper or target.kind == "interpret"):
         return False
-    return leans_to_descriptors(target) or (target.kind == "cuda" and moved >= WORTH * warps * target.warp)
+    if target.leaning.accelerated:
+        return target.leaning.accelerated > 0
+    return is_hopper and moved >= WORTH * warps * target.warp

@@ -22,6 +22,14 @@ def step(h: Tensor, x: Tensor) -> Tensor:
     return torch.tanh(h + F.pad(h, (1, 0))[:, :-1] + x)
 
 
+def every_step(x: Tensor) -> Tensor:
+    h, hs = torch.zeros_like(x[0]), []
+    for t in range(x.shape[0]):
+        h = step(h, x[t])
+        hs.append(h)
+    return torch.stack(hs)
+
+
 class NoBackward(Function):
     """What is asked of forward alone."""
 
@@ -60,11 +68,7 @@ class OneForAll(NoBackward):
 
     @staticmethod
     def forward(ctx: ANY, x: Tensor, places: Tensor, base: Tensor) -> Tensor:
-        h, hs = torch.zeros_like(x[0]), []
-        for t in range(x.shape[0]):
-            h = step(h, x[t])
-            hs.append(h)
-        return base.index_add(2, places[0], torch.stack(hs))
+        return base.index_add(2, places[0], every_step(x))
 
 
 class Put(NoBackward):
@@ -72,13 +76,9 @@ class Put(NoBackward):
 
     @staticmethod
     def forward(ctx: ANY, x: Tensor, places: Tensor, base: Tensor) -> Tensor:
-        h, hs = torch.zeros_like(x[0]), []
-        for t in range(x.shape[0]):
-            h = step(h, x[t])
-            hs.append(h)
         steps, rows = (torch.arange(n, device=x.device) for n in x.shape[:2])
         index = steps[:, None, None], rows[:, None], places
-        return base.new_zeros(*x.shape[:2], base.shape[2]).index_put(index, torch.stack(hs), accumulate=True)
+        return base.new_zeros(*x.shape[:2], base.shape[2]).index_put(index, every_step(x), accumulate=True)
 
 
 class OfEachStep(NoBackward):
@@ -86,12 +86,8 @@ class OfEachStep(NoBackward):
 
     @staticmethod
     def forward(ctx: ANY, x: Tensor, places: Tensor, base: Tensor) -> Tensor:
-        h, hs = torch.zeros_like(x[0]), []
-        for t in range(x.shape[0]):
-            h = step(h, x[t])
-            hs.append(h)
         at = (places + torch.arange(x.shape[0], device=x.device)[:, None, None]) % base.shape[2]
-        return torch.zeros_like(base).scatter_add(2, at, torch.stack(hs))
+        return torch.zeros_like(base).scatter_add(2, at, every_step(x))
 
 
 ALL: Sequence[type[Function]] = (Beside, Within, OneForAll, Put, OfEachStep)

@@ -13,7 +13,7 @@ from ....ir.types import ITEMSIZE, Size, product
 from ...kernel import Target
 from ...program.axes import Axis, Term, terms_below
 from ...program.sizes import Hints, cdiv, evaluate_size, power_of_two, tidy
-from ..accelerator import has_descriptors, leans_to_descriptors
+from ..accelerator import descriptors_pay
 from ..schedule import Schedule
 from ..separation.algebra import is_tile_product, source_of
 from .accumulators import Accumulation, operands_of
@@ -92,7 +92,7 @@ def tile_of(roles: Roles, sums: Accumulation, target: Target, hints: Hints, mask
     if target.kind == "interpret":
         rows, stream = (_for_interpreter(evaluate_size(a.size, hints)) for a in (roles.row, roles.stream))
         blocks = {roles.row: rows, roles.stream: stream, **depths}
-        return StreamTile(blocks, 4, 1, accelerated=leans_to_descriptors(target))
+        return StreamTile(blocks, 4, 1, accelerated=descriptors_pay(0, 4, target))
     taken, pairs = _taken(target, masked or bool(roles.outer)), pair_tiles(sums, roles)
     shapes = FEW if isinstance(roles.row.size, int) and roles.row.size <= LEAST else SHAPES
 
@@ -127,7 +127,7 @@ def _is_accelerated(
     """Whether a turn's tiles are copied by descriptors; by itself never beside tiles that fill the registers."""
     is_full = _registers(shape, roles, sums, depths) > BESIDE_DESCRIPTORS
     moved = 0 if is_full else _bytes(shape._replace(rows=0), sums, roles, depths)
-    return has_descriptors(moved, shape.warps, target)
+    return descriptors_pay(moved, shape.warps, target)
 
 
 def schedule_of(roles: Roles, tile: StreamTile) -> Schedule:
